@@ -62,8 +62,10 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	if err := store.CheckName("lease of the consumer", leaseOf+name); err != nil || name == "" {
 		return nil, fmt.Errorf("consumer: name %q: 1 to 246 bytes of UTF-8 without NUL", name)
 	}
-	if size := int(pool.Config().MaxConns); o.workers >= size {
-		return nil, fmt.Errorf("consumer: %d workers need a pool of more than %d connections, not %d: see WithWorkers", o.workers, o.workers, size)
+	size := int(pool.Config().MaxConns)
+	if o.limited && o.maxRunning >= size {
+		return nil, fmt.Errorf("consumer: %d batches at once need a pool of more than %d connections, not %d: see WithMaxRunning",
+			o.maxRunning, o.maxRunning, size)
 	}
 	if err := store.OpenError(ctx, "consumer", "new consumer", o.schema, pgleases.ErrSchema, bridge.Engine(client).Reaches(ctx, pool, o.schema)); err != nil {
 		return nil, err
@@ -186,7 +188,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 		return failed(errors.New("another Consumer of this client runs it"))
 	}
 	defer running.Delete(mine)
-	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.queue.Partitions, append([]pgleases.LeaseOption{pgleases.WithDrainTimeout(c.options.timeout + drainMargin)}, c.options.lease...)...)
+	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.queue.Partitions, append([]pgleases.LeaseOption{pgleases.WithDrainTimeout(c.options.drain)}, c.options.lease...)...)
 	if err != nil {
 		return failed(err)
 	}
@@ -222,8 +224,8 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 
 // share counts a Run on the pool.
 func (c *Consumer) share() *worker.Share {
-	if c.options.workers > 0 {
-		return worker.JoinWith(c.pool, c.options.workers)
+	if c.options.limited {
+		return worker.JoinWith(c.pool, c.options.maxRunning)
 	}
 	return worker.Join(c.pool)
 }

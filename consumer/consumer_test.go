@@ -111,7 +111,7 @@ func TestFailingRowBlocksItsKeyOnly(t *testing.T) {
 					return batch(rows, func(rows []consumer.Row[Order]) error { return db.published(ctx, rows) })
 				}),
 			}[kind]
-			w := newWorker(db, h, consumer.WithBackoff(1e6, 1e7)).run()
+			w := newWorker(db, h, backoff(1e6, 1e7)).run()
 			db.empty("all is handled")
 			testkit.OK(t, w.end())
 			db.exact(400)

@@ -46,7 +46,7 @@ func victim(url string) error {
 		return err
 	}
 	opts := []consumer.Option{consumer.WithoutMigration(), consumer.WithLogger(slog.New(slog.DiscardHandler)), consumer.WithPoll(20 * time.Millisecond),
-		consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithBatch(20, 1<<20)}
+		backoff(time.Millisecond, time.Millisecond), consumer.WithBatch(20, 1<<20)}
 	var c *consumer.Consumer
 	if name, value, _ := strings.Cut(victimDecodes, "="); os.Getenv(name) == value {
 		c, err = consumer.New(ctx, client, pool, "orders", outbox, consumer.Each(handleTouchy), opts...)
@@ -239,7 +239,7 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 		close(in)
 		<-out
 		return nil
-	}), consumer.WithBackoff(time.Hour, time.Hour)) // so the row is due only when the crash is taken back
+	}), backoff(time.Hour, time.Hour)) // so the row is due only when the crash is taken back
 	let := closer(t, out)
 	db.suspect()
 	w.run()
@@ -324,7 +324,7 @@ func TestFrozenHandlerDoesNotCommit(t *testing.T) {
 			<-thaw
 		}
 		return nil
-	}), consumer.WithIdleTimeout(500*time.Millisecond), consumer.WithWorkers(1)).run()
+	}), consumer.WithIdleTimeout(500*time.Millisecond), consumer.WithMaxRunning(1)).run()
 	testkit.Receive(t, "a row is in hand", frozen)
 	w.crash()
 	other := newWorker(db, consumer.Each(effect)).run()
@@ -382,6 +382,30 @@ func TestSuspectsRunAlone(t *testing.T) {
 	db.exact(160)
 }
 
+// A row has failed when more processes crashed than its consumer allows, and not before.
+func TestMaxCrashes(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		most    int
+		handled int64
+	}{"one": {1, 0}, "two": {2, 1}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.put("a")
+			db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed, crashes)
+				SELECT 'orders', partition, id, customer, xmin, 0, now(), 0, 1 FROM public.outbox`)
+			err := newWorker(db, consumer.Each(effect), consumer.WithMaxCrashes(test.most)).RunUntilEmpty(t.Context())
+			if test.handled == 0 {
+				contains(t, err, "1 processes crashed while they handled the row alone: see WithMaxCrashes")
+			} else {
+				testkit.OK(t, err)
+			}
+			expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), test.handled, "effects")
+		})
+	}
+}
+
 // A process that does not learn that it has counted the attempt of a crash suspect counts it once.
 func TestLostAnswerCountsNoCrash(t *testing.T) {
 	t.Parallel()
@@ -392,7 +416,7 @@ func TestLostAnswerCountsNoCrash(t *testing.T) {
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		crashes <- one[int](db, "SELECT crashes FROM pgleases.consumer_blocked")
 		return effect(ctx, tx, row)
-	}), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+	}), backoff(time.Millisecond, time.Millisecond))
 	w.run()
 	for range 4 {
 		w.wire.LoseAfter("crashes OPERATOR", "commit")

@@ -93,7 +93,7 @@ func TestDecoderThatFailsBlocksItsKeyOnly(t *testing.T) {
 				db := newDatabase(t)
 				db.insert(60, 20)
 				db.exec("UPDATE public.outbox SET payload = to_jsonb($1::text) WHERE id = 30", poison)
-				w := begin(db, consumer.WithAttempts(1))
+				w := begin(db, attempts(1))
 				contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", text)
 				db.exact(58)
 			})

@@ -21,7 +21,7 @@ import (
 func TestABatchTakesTwoRoundTrips(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	w := newWorker(db, consumer.InTx(effects), consumer.WithWorkers(1)).run()
+	w := newWorker(db, consumer.InTx(effects), consumer.WithMaxRunning(1)).run()
 	db.insert(3, 3)
 	db.empty("it has begun")
 	w.wire.Record()
@@ -69,7 +69,7 @@ func TestIdleProcessPollsOnly(t *testing.T) {
 	if took := time.Since(began); took < 19*20*time.Millisecond { // between 20 answers are 19 pauses
 		t.Errorf("20 polls within %v", took)
 	}
-	expect(t, w.Stats().ProbeErrors, 0, "failed polls")
+	expect(t, w.Stats().PollErrors, 0, "failed polls")
 	db.exec("DROP TRIGGER consumer_inserted ON public.outbox")
 	db.insert(5, 5)
 	db.empty("a poll has found the rows")
@@ -99,7 +99,7 @@ func (w *worker) waits() {
 	w.t.Helper()
 	probes, since := int64(0), time.Now()
 	testkit.Until(w.t, "it waits for a notification", func() bool {
-		if n := w.Stats().Probes; n != probes {
+		if n := w.Stats().Polls; n != probes {
 			probes, since = n, time.Now()
 		}
 		return probes > 0 && time.Since(since) > 500*time.Millisecond // at first, and after a notification, it polls for 210 ms
@@ -126,7 +126,7 @@ func TestBlockedKeyIsNotOvertakenByAChangedRow(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('a', '1'), ('a', '2'), ('b', '3')")
-	w := newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return context.DeadlineExceeded }), consumer.WithAttempts(1)).run()
+	w := newWorker(db, poisoned(1, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return context.DeadlineExceeded }), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "key a is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
 	for range 20 {
 		change := testkit.Must(db.Begin(t.Context()))(t)
@@ -157,7 +157,7 @@ func TestChangedRowIsHandledAgain(t *testing.T) {
 			}
 		}
 		return nil
-	}), consumer.WithWorkers(1)).run()
+	}), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	expect(t, one[string](db, "SELECT string_agg(customer || ' ' || attempt, ', ' ORDER BY n) FROM public.effects"), "7 1, 77 1", "payloads of the row and attempts")
@@ -171,12 +171,12 @@ func TestTriggerThatRefusesADelete(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			w := newWorker(db, kinds(db)[kind], consumer.WithAttempts(1))
+			w := newWorker(db, kinds(db)[kind], attempts(1))
 			db.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''not yet''; END';
 				CREATE TRIGGER refuse AFTER DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
 			db.insert(1, 1)
 			contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "not yet")
-			expect(t, w.Stats().Troubles, 0, "batches that were broken off")
+			expect(t, w.Stats().BrokenOff, 0, "batches that were broken off")
 		})
 	}
 }
@@ -188,7 +188,7 @@ func TestRowsThatADeleteKeeps(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			w := newWorker(db, kinds(db)[kind], consumer.WithAttempts(1))
+			w := newWorker(db, kinds(db)[kind], attempts(1))
 			db.exec(`CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
 				CREATE TRIGGER keep BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.keep()`)
 			db.insert(1, 1)
@@ -227,7 +227,7 @@ func TestRowsAreReadAnewAfterASplit(t *testing.T) {
 			}
 		}
 		return nil
-	}), consumer.WithWorkers(1)).run()
+	}), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	expect(t, one[string](db, "SELECT string_agg(customer, ', ' ORDER BY n) FROM public.effects"), "77", "payloads of the changed row")
@@ -255,7 +255,7 @@ func TestAChangedRowOfABlockedKeyWaits(t *testing.T) {
 	db := newDatabase(t)
 	b := one[string](db, "SELECT 'b' || i FROM generate_series(1, 1000) AS i WHERE pgleases.partition_for('b' || i, 8) = pgleases.partition_for('a', 8) LIMIT 1")
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('a', '1')")
-	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
+	w := newWorker(db, failing(1), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "key a is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
 	testkit.OK(t, w.end())
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ($1, '2')", b)
@@ -304,7 +304,7 @@ func TestFailuresAreNoPace(t *testing.T) {
 		}
 		time.Sleep(slow)
 		return effect(ctx, tx, row)
-	}), consumer.WithWorkers(1))
+	}), consumer.WithMaxRunning(1))
 	w.PauseAtMost(time.Millisecond)
 	db.insert(2, 2)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
@@ -328,12 +328,12 @@ func TestOneBatchOfAPartitionAtATime(t *testing.T) {
 			t.Error("two batches of a partition run side by side")
 		}
 		defer running.Add(-1)
-		probed := w.Stats().Probes
+		probed := w.Stats().Polls
 		if calls.Add(1) == 1 {
-			testkit.Until(t, "it has probed", func() bool { return w.Stats().Probes > probed+2 || running.Load() > 1 })
+			testkit.Until(t, "it has probed", func() bool { return w.Stats().Polls > probed+2 || running.Load() > 1 })
 		}
 		return db.published(ctx, rows)
-	}), consumer.WithBatch(1, 1<<20), consumer.WithWorkers(3)).run()
+	}), consumer.WithBatch(1, 1<<20), consumer.WithMaxRunning(3)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(4)
@@ -375,7 +375,7 @@ func TestBatchIsLimitedByBytes(t *testing.T) {
 		const locked = "SELECT count(*) - (SELECT count(*) FROM (SELECT FROM public.outbox FOR UPDATE SKIP LOCKED) AS o) FROM public.outbox"
 		batches <- batch{int64(len(rows)), one[int64](db, locked)}
 		return effects(ctx, tx, rows)
-	}), consumer.WithBatch(100, 25_000), consumer.WithWorkers(1)).run()
+	}), consumer.WithBatch(100, 25_000), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	close(batches)
@@ -428,7 +428,7 @@ func TestLockedRowDelaysItsPartitionOnly(t *testing.T) {
 	db.insert(200, 40)
 	locked := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(locked.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 1 FOR UPDATE"))(t)
-	w := newWorker(db, consumer.Each(effect), consumer.WithWorkers(1)).run()
+	w := newWorker(db, consumer.Each(effect), consumer.WithMaxRunning(1)).run()
 	const others = "SELECT count(*) FROM public.outbox WHERE partition <> (SELECT partition FROM public.outbox WHERE id = 1)"
 	testkit.Becomes(t, db.Pool, "the other partitions are empty", int64(0), others)
 	began, batches := time.Now(), w.Stats().Batches

@@ -76,7 +76,7 @@
 //	               known
 //	work.go        attempt: one transaction. read: the first round trip guards the partitions and reads
 //	               rows. SQL: open.sql, read.sql
-//	work.go        call: calls the handler of handler.go, which reads values and has ByKey and Failed
+//	work.go        call: calls the handler of handler.go, which reads values and has ByKey and RowError
 //	work.go        queueRemoval: the second round trip deletes the rows, checks how many, and commits.
 //	               SQL: remove.sql. After AtLeastOnce, removeSame does so under guard: removesame.sql
 //	failures.go    charge: records a failed attempt, or moves the row to the dead letters. pause: an

@@ -19,7 +19,7 @@ type Reading struct {
 }
 
 // A handler of a batch, in its transaction: 100 rows with one statement. One row is at fault.
-// Failed names it: it is moved to the dead letters, and the others are stored.
+// RowError names it: it is moved to the dead letters, and the others are stored.
 func ExampleInTx() {
 	ctx := context.Background()
 	queue := consumer.Queue{Table: "readings", Key: "sensor"}
@@ -37,14 +37,14 @@ func ExampleInTx() {
 			var values [][]any
 			for i, row := range rows {
 				if row.Value.Payload.Celsius < -273.15 {
-					return consumer.Failed(i, errors.New("colder than possible"))
+					return consumer.RowError(i, errors.New("colder than possible"))
 				}
 				values = append(values, []any{row.Key, row.ID, row.Value.Payload.Celsius})
 			}
 			_, err := tx.CopyFrom(ctx, pgx.Identifier{"celsius"}, []string{"sensor", "id", "value"}, pgx.CopyFromRows(values))
 			return err
 		}),
-		consumer.WithAttempts(1), consumer.WithOnFailure(consumer.DeadLetter))
+		consumer.WithMaxAttempts(1, consumer.BackoffPolicy{}), consumer.WithOnFailure(consumer.DeadLetter))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -56,7 +56,7 @@ func ExampleTableSQL() {
 	c, err := consumer.New(ctx, client, pool, "events", queue, consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []consumer.Row[struct{ What string }]) error {
 		handled += len(rows)
 		return nil
-	}), consumer.WithWorkers(1))
+	}), consumer.WithMaxRunning(1))
 	if err != nil {
 		log.Fatal(err)
 	}

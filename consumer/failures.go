@@ -23,8 +23,6 @@ const (
 	// maxTroubles is how many errors in a row, that no row is charged with, are charged to the
 	// first.
 	maxTroubles = 10
-	// maxCrashes is how many processes may crash while they handle a row alone.
-	maxCrashes = 3
 )
 
 // charge records that an attempt at a row has failed, and reports whether it did. If too many keys
@@ -46,7 +44,7 @@ func (g *group) charge(j *job, r row, failure error, final bool) bool {
 	}
 	var wait *int64
 	if attempts < g.options.attempts && !final {
-		ms := max(1, g.backoff(attempts).Milliseconds())
+		ms := max(1, worker.PauseAfter(attempts, g.options.backoff).Milliseconds())
 		wait = &ms
 	}
 	buried := wait == nil && !final && g.options.onFailure == DeadLetter
@@ -104,16 +102,6 @@ func (g *group) succeeded(j *job, p *partition) {
 	g.failed, g.away = nil, false
 }
 
-// backoff returns how long a row waits after so many failed attempts.
-func (g *group) backoff(attempts int) time.Duration {
-	d := g.options.backoffMin
-	for i := 1; i < attempts && d < g.options.backoffMax; i++ {
-		d *= 2
-	}
-	d = min(d, g.options.backoffMax)
-	return d/2 + rand.N(d/2+1)
-}
-
 // pause pauses a partition, because something that handlers need is away; after a blocked row, only
 // its blocked rows.
 func (g *group) pause(j *job, p *partition, why error) {
@@ -138,11 +126,11 @@ func safe(err error) error {
 		return nil
 	}
 	s := safeError{text: handlers.Storable(err.Error()), index: -1, fault: worker.WhoseOfHandler(err)}
-	var f *failedError
+	var f *rowError
 	if errors.As(err, &f) {
 		s.index = f.index
 		if s.text = handlers.Storable(fmt.Sprint(f.err)); f.err == nil {
-			s.text = "Failed without an error"
+			s.text = "RowError without an error"
 		}
 	}
 	s.unavailable = errors.As(err, new(*unavailableError))
@@ -160,7 +148,7 @@ func known(err error) safeError {
 type safeError struct {
 	text        string
 	deadline    bool // a context of the handler's own ended
-	index       int  // of Failed; -1: it is not
+	index       int  // of RowError; -1: it is not
 	unavailable bool
 	fault       worker.Fault
 }

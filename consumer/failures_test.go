@@ -31,7 +31,7 @@ func TestDeadLetter(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(200, 10)
 	w := newWorker(db, poisoned(50, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return errors.New("no such order") }),
-		consumer.WithAttempts(3), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithOnFailure(consumer.DeadLetter)).run()
+		consumer.WithMaxAttempts(3, consumer.Backoff(time.Millisecond, time.Millisecond)), consumer.WithOnFailure(consumer.DeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	db.exact(199)
@@ -52,7 +52,7 @@ func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 			return errors.New("no such order")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithAttempts(1))
+	}), attempts(1))
 	w.SweepEvery(50 * time.Millisecond)
 	w.run()
 	testkit.Becomes(t, db.Pool, "two rows block their keys", int64(2), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
@@ -81,7 +81,7 @@ func TestRewriteOfTheTableRetriesNoBlockedRow(t *testing.T) {
 			w := newWorker(db, poisoned(20, func(context.Context, pgx.Tx, consumer.Row[Order]) error {
 				calls.Add(1)
 				return errors.New("no such order")
-			}), consumer.WithAttempts(2), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+			}), consumer.WithMaxAttempts(2, consumer.Backoff(time.Millisecond, time.Millisecond)))
 			w.SweepEvery(50 * time.Millisecond)
 			contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left")
 			before := calls.Load()
@@ -151,7 +151,7 @@ func TestFailuresOfHandlers(t *testing.T) {
 			db := newDatabase(t)
 			db.exec("CREATE TABLE public.parent (id int PRIMARY KEY); CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parent, public.child TO PUBLIC")
 			db.insert(60, 20)
-			opts := []consumer.Option{consumer.WithAttempts(1)}
+			opts := []consumer.Option{attempts(1)}
 			if name == "timeout" || name == "timeout in SQL" {
 				opts = append(opts, consumer.WithTimeout(3*time.Second))
 			}
@@ -218,12 +218,12 @@ func TestIdleHandlers(t *testing.T) {
 			return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
 		})
 		return nil
-	}), consumer.WithIdleTimeout(300*time.Millisecond), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithWorkers(1)).run()
+	}), consumer.WithIdleTimeout(300*time.Millisecond), backoff(time.Millisecond, time.Millisecond), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(40)
 	expect(t, w.Stats().Failures, 1, "failures")
-	expect(t, w.Stats().Troubles, 0, "batches that were broken off")
+	expect(t, w.Stats().BrokenOff, 0, "batches that were broken off")
 	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 15"), 2, "attempts at the row")
 }
 
@@ -244,7 +244,7 @@ func TestOutageUsesUpNoAttempts(t *testing.T) {
 					return failure
 				}
 				return effect(ctx, tx, row)
-			}), consumer.WithAttempts(4), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+			}), consumer.WithMaxAttempts(4, consumer.Backoff(time.Millisecond, time.Millisecond)))
 			w.PauseAtMost(200 * time.Millisecond)
 			w.run()
 			testkit.Until(t, "each partition has failed some times", func() bool { return calls.Load() > 5*partitions })
@@ -304,7 +304,7 @@ func TestFailed(t *testing.T) {
 				calls.Add(1)
 				for i, row := range rows {
 					if row.ID == 25 && row.Attempt == 1 {
-						return errors.Join(effects(rows[:i]), fmt.Errorf("publish: %w", consumer.Failed(i, errors.New("refused"))))
+						return errors.Join(effects(rows[:i]), fmt.Errorf("publish: %w", consumer.RowError(i, errors.New("refused"))))
 					}
 				}
 				return effects(rows)
@@ -317,7 +317,7 @@ func TestFailed(t *testing.T) {
 					return do(rows, func(rows []consumer.Row[Order]) error { return db.published(ctx, rows) })
 				})
 			}
-			w := newWorker(db, h, consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithWorkers(1)).run()
+			w := newWorker(db, h, backoff(time.Millisecond, time.Millisecond), consumer.WithMaxRunning(1)).run()
 			db.empty("all is handled")
 			testkit.OK(t, w.end())
 			db.exact(50)
@@ -342,7 +342,7 @@ func TestUnreadableRow(t *testing.T) {
 				}
 			}
 			return nil
-		}), consumer.WithAttempts(1)),
+		}), attempts(1)),
 	} {
 		w.run()
 		testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox")
@@ -361,7 +361,7 @@ func TestAroundCannotReplaceTheHandler(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			db.insert(2, 2)
-			w := newWorker(db, failing(1, 2), consumer.WithAttempts(1), consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
+			w := newWorker(db, failing(1, 2), attempts(1), consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
 				if call {
 					_ = next(ctx)
 				}

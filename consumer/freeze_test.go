@@ -146,13 +146,13 @@ func (f *freezer) run() error {
 		h = consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 			for i, row := range rows {
 				if err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return handle(ctx, tx, row) }); err != nil {
-					return consumer.Failed(i, err)
+					return consumer.RowError(i, err)
 				}
 			}
 			return nil
 		})
 	}
-	c, err := consumer.New(ctx, client, pool, "orders", outbox, h, append(freezerOptions(f.Letter), consumer.WithWorkers(1),
+	c, err := consumer.New(ctx, client, pool, "orders", outbox, h, append(freezerOptions(f.Letter), consumer.WithMaxRunning(1),
 		consumer.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))...)
 	if err != nil {
 		return err
@@ -180,9 +180,9 @@ func (f *freezer) pool(deaf bool) (*pgxpool.Pool, error) {
 
 func freezerOptions(letter bool) []consumer.Option {
 	opts := []consumer.Option{consumer.WithoutMigration(), consumer.WithPoll(20 * time.Millisecond), consumer.WithBatch(5, 1<<20),
-		consumer.WithIdleTimeout(100 * time.Millisecond), consumer.WithBackoff(10*time.Millisecond, 10*time.Millisecond)}
+		consumer.WithIdleTimeout(100 * time.Millisecond), backoff(10*time.Millisecond, 10*time.Millisecond)}
 	if letter {
-		opts = append(opts, consumer.WithAttempts(1), consumer.WithOnFailure(consumer.DeadLetter))
+		opts = append(opts, attempts(1), consumer.WithOnFailure(consumer.DeadLetter))
 	}
 	return opts
 }

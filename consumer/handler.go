@@ -53,7 +53,7 @@ func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error)
 }
 
 // InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
-// IDs, see [ByKey]. If it fails, everything is rolled back. It may return [Failed] to say which row
+// IDs, see [ByKey]. If it fails, everything is rolled back. It may return [RowError] to say which row
 // failed. Otherwise smaller batches find that row. For the rest it is as Each.
 func InTx[T any](handler func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error) Handler[T] {
 	return Handler[T]{calls: inTx, call: handler}
@@ -86,17 +86,17 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 	return all
 }
 
-// Failed returns an error for a handler of a batch to return: row i has failed with err, and the
+// RowError returns an error for a handler of a batch to return: row i has failed with err, and the
 // rows before it have succeeded. They are committed; of InTx they are handled again for that.
-func Failed(i int, err error) error { return &failedError{i, err} }
+func RowError(i int, err error) error { return &rowError{i, err} }
 
-type failedError struct {
+type rowError struct {
 	index int
 	err   error
 }
 
-func (e *failedError) Error() string { return fmt.Sprintf("row %d of the batch: %v", e.index, e.err) }
-func (e *failedError) Unwrap() error { return e.err }
+func (e *rowError) Error() string { return fmt.Sprintf("row %d of the batch: %v", e.index, e.err) }
+func (e *rowError) Unwrap() error { return e.err }
 
 // Unavailable returns an error for a handler to return: something that it needs is away, and no row
 // is at fault. The rows are handled again after a pause, which grows from 100 ms to 1 min, and no

@@ -95,7 +95,7 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 	all := func(rows []consumer.Row[hostileOrder]) error {
 		for i, row := range rows {
 			if err := of(row); err != nil {
-				return consumer.Failed(i, err)
+				return consumer.RowError(i, err)
 			}
 		}
 		return nil
@@ -116,8 +116,8 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 					db.exec("INSERT INTO public.many (customer, payload) VALUES ($1, to_jsonb($1::text))", name+" "+place+" "+way)
 				}
 			}
-			w := newWorkerOf(db, many, handler, consumer.WithWorkers(2), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(100*time.Millisecond),
-				consumer.WithAttempts(1), consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
+			w := newWorkerOf(db, many, handler, consumer.WithMaxRunning(2), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(100*time.Millisecond),
+				attempts(1), consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
 					atRow("around", one[string](db, "SELECT customer FROM public.many WHERE partition = $1 ORDER BY id LIMIT 1", info.Partition))
 					return next(ctx)
 				}))
@@ -187,7 +187,7 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			tracer := &hostileTracer{hostile: &hostile{let}, text: text, left: misbehaves}
 			db.tracer = tracer
 			log := make(lines, 1000)
-			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(100*time.Millisecond), consumer.WithWorkers(2),
+			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(100*time.Millisecond), consumer.WithMaxRunning(2),
 				consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 			free := closer(t, let) // at the end of the test before the pool is closed
 			w.LogOverrunAfter(50 * time.Millisecond)
@@ -243,7 +243,7 @@ func TestHostileLogHandlerStopsNothing(t *testing.T) {
 			return errors.New("it fails, and that is logged")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithLogger(slog.New(h)), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+	}), consumer.WithLogger(slog.New(h)), backoff(time.Millisecond, time.Millisecond))
 	closer(t, h.let)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	db.exact(40)

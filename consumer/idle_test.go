@@ -38,9 +38,9 @@ func idler(db *database, h consumer.Handler[Order], opts ...consumer.Option) *wo
 func (w *worker) four() time.Duration {
 	w.t.Helper()
 	var began time.Time
-	first := w.Stats().Probes + 1
+	first := w.Stats().Polls + 1
 	testkit.Until(w.t, "it has polled", func() bool {
-		n := w.Stats().Probes
+		n := w.Stats().Polls
 		if began.IsZero() && n >= first {
 			began, first = time.Now(), n
 		}
@@ -129,7 +129,7 @@ func TestIdleProcessPollsOften(t *testing.T) {
 			return w.run()
 		},
 		"a row waits for another attempt": func(db *database) *worker {
-			w := idler(db, failing(1), consumer.WithBackoff(time.Hour, time.Hour))
+			w := idler(db, failing(1), backoff(time.Hour, time.Hour))
 			w.pollsRarely()
 			db.insert(1, 1)
 			testkit.Becomes(db.t, db.Pool, "it has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
@@ -191,7 +191,7 @@ func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
 			}()
 			failed = time.Now()
 			return errors.New("not yet")
-		}), consumer.WithPoll(poll), consumer.WithBackoff(time.Millisecond, time.Millisecond))
+		}), consumer.WithPoll(poll), backoff(time.Millisecond, time.Millisecond))
 		w.waits()
 		db.insert(1, 1)
 		db.empty("it is handled")
@@ -262,11 +262,11 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 	for range 3 {
 		w.waits()
 		w.pool.Reset() // only the process's own connections are left
-		probes := w.Stats().Probes
+		probes := w.Stats().Polls
 		const listener = "SELECT %s FROM pg_stat_activity WHERE datname = current_database() AND query = 'commit' AND pid <> pg_backend_pid()"
 		testkit.Becomes(t, db.Pool, "the pool has no connections", int64(1), fmt.Sprintf(listener, "count(*)"))
 		db.exec("SELECT pg_terminate_backend($1)", one[int](db, fmt.Sprintf(listener, "pid")))
-		testkit.Until(t, "it polls again", func() bool { return w.Stats().Probes > probes })
+		testkit.Until(t, "it polls again", func() bool { return w.Stats().Polls > probes })
 		db.insert(8, 8)
 		db.empty("all is handled")
 	}
@@ -278,7 +278,7 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 func TestOperatorsNotifyConsumers(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
-	w := newWorker(db, failing(9), consumer.WithPoll(time.Hour), consumer.WithAttempts(1)).run()
+	w := newWorker(db, failing(9), consumer.WithPoll(time.Hour), attempts(1)).run()
 	db.insert(9, 9)
 	failed := func(n int64) {
 		testkit.Until(t, "the row has failed", func() bool { return w.Stats().Failures == n })

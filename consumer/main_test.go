@@ -258,8 +258,8 @@ func (db *database) allBegun() {
 // probed waits until so many further probes have come back.
 func (w *worker) probed(n int64) {
 	w.t.Helper()
-	before := w.Stats().Probes
-	testkit.Until(w.t, "probes have come back", func() bool { return w.Stats().Probes >= before+n })
+	before := w.Stats().Polls
+	testkit.Until(w.t, "probes have come back", func() bool { return w.Stats().Polls >= before+n })
 }
 
 // closer returns a function that closes a channel, once, and at the end of the test at the latest.
@@ -274,6 +274,16 @@ func closer(t testing.TB, c chan struct{}) func() {
 func (db *database) crashed(first, last, watched int) {
 	db.t.Helper()
 	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, note_first, note_last, watched_to) SELECT 'orders', p, 0, $1, $2, $3 FROM generate_series(0, 7) AS p", first, last, watched)
+}
+
+// attempts is the number of attempts, with the pauses of the default.
+func attempts(n int) consumer.Option {
+	return consumer.WithMaxAttempts(n, consumer.Backoff(time.Second, 10*time.Minute))
+}
+
+// backoff sets the pauses between attempts, whose number is that of the default.
+func backoff(least, most time.Duration) consumer.Option {
+	return consumer.WithMaxAttempts(15, consumer.Backoff(least, most))
 }
 
 func (db *database) empty(what string) {

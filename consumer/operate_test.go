@@ -40,7 +40,7 @@ func TestOperatorsSkipAndRetryRows(t *testing.T) {
 	db.insert(20, 4)
 	// Otherwise four keys that fail, and no success, seem to be an outage.
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'good ' || i % 100, '0' FROM generate_series(1, 400) AS i")
-	w := newWorker(db, failing(1, 2, 3, 4), consumer.WithAttempts(1)).run()
+	w := newWorker(db, failing(1, 2, 3, 4), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "rows block their keys", int64(4), "SELECT count(*) FROM pgleases.consumer_blocked WHERE attempts = 1 AND next_at = 'infinity'")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE customer LIKE 'c%'"), 0, "rows that overtook the one that failed")
 	expect(t, db.change("skip", 1), 1, "rows to skip")
@@ -56,7 +56,7 @@ func TestOperatorsSkipAndRetryRows(t *testing.T) {
 	db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 4")
 	expect(t, db.change("skip", 2)+db.change("skip", 3)+db.change("skip", 4), 3, "rows to skip")
 	expect(t, db.change("retry", 2), 1, "rows to retry") // takes the skip back
-	w = newWorker(db, failing(), consumer.WithAttempts(1)).run()
+	w = newWorker(db, failing(), attempts(1)).run()
 	db.empty("all is handled or skipped")
 	testkit.OK(t, w.end())
 	db.ordered()
@@ -74,7 +74,7 @@ func TestSkipDoesNotWaitForItsKey(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(2, 1)
-	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
+	w := newWorker(db, failing(1), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, NULL, 0, 0, NULL, now(), NULL, 'infinity', false, 1 FROM pgleases.consumer_blocked")
 	db.change("skip", 2)
@@ -233,7 +233,7 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(2, 2)
-	testkit.OK(t, newWorker(db, failing(1), consumer.WithAttempts(1), consumer.WithOnFailure(consumer.DeadLetter)).RunUntilEmpty(t.Context()))
+	testkit.OK(t, newWorker(db, failing(1), attempts(1), consumer.WithOnFailure(consumer.DeadLetter)).RunUntilEmpty(t.Context()))
 	const call = "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"
 	db.exec("ALTER TABLE public.outbox ADD later int NOT NULL DEFAULT 7; INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES (1, 'c5', '0')")
 	_, err := db.Exec(t.Context(), call)
@@ -274,7 +274,7 @@ func TestReturnedRowComesFirst(t *testing.T) {
 			return errors.New("no such order")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithAttempts(1)).run()
+	}), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "row 1 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 1")
 	db.change("skip", 1)
 	testkit.Becomes(t, db.Pool, "row 2 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 2")
@@ -315,8 +315,8 @@ func TestReturnedRowComesBeforeDueRows(t *testing.T) {
 func TestSkipDuringAnAttempt(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]consumer.Option{
-		"last attempt": {consumer.WithAttempts(2)},
-		"long backoff": {consumer.WithBackoff(time.Hour, time.Hour)},
+		"last attempt": {attempts(2)},
+		"long backoff": {backoff(time.Hour, time.Hour)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -358,7 +358,7 @@ func TestSkipComesFirst(t *testing.T) {
 		hangs <- row.ID
 		<-hang
 		return errors.New("it fails")
-	}), consumer.WithWorkers(3))
+	}), consumer.WithMaxRunning(3))
 	w.PauseAtMost(100 * time.Millisecond)
 	w.TryWhileAway(time.Millisecond)
 	w.run()
@@ -406,7 +406,7 @@ func TestOperatorsForgetConsumers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(1, 1)
-	w := newWorker(db, failing(1), consumer.WithAttempts(1)).run()
+	w := newWorker(db, failing(1), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 	const call = "SELECT pgleases.consumer_change('forget'::text, 'orders'::text, NULL::bigint, 'maria'::text, 'why'::text)"
 	_, err := db.Exec(t.Context(), call)

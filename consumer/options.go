@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/logqueue"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 type options struct {
@@ -17,13 +18,16 @@ type options struct {
 	batch       int
 	mostRows    int // of a batch whose handler is quick
 	bytes       int64
-	workers     int // -1: by the size of the pool
+	maxRunning  int // if limited
+	limited     bool
 	poll        time.Duration
 	timeout     time.Duration
 	idle        time.Duration
+	drain       time.Duration
+	drainGiven  bool // otherwise it is the timeout and drainMargin
 	attempts    int
-	backoffMin  time.Duration
-	backoffMax  time.Duration
+	backoff     BackoffPolicy
+	crashes     int
 	onFailure   OnFailure
 	around      func(context.Context, Info, func(context.Context) error) error
 	lease       []pgleases.LeaseOption
@@ -42,12 +46,12 @@ func WithBatch(rows int, bytes int64) Option {
 	return func(o *options) { o.batch, o.mostRows, o.bytes = rows, rows, bytes }
 }
 
-// WithWorkers sets how many batches this process handles at once, 1 to the pool's connections minus
-// 1. By default all consumers and groups of schedules on the pool share half of its connections, at
-// least one each. If the numbers of a small pool add up to more than half of its connections,
-// besides those that were set, batches take turns. Rows that take the handler less than 2 ms in all
-// are not shared among workers.
-func WithWorkers(n int) Option { return func(o *options) { o.workers = n } }
+// WithMaxRunning sets how many batches this process handles at once. Valid values are 1 to the
+// pool's connections minus 1. By default all consumers and groups of schedules on the pool share
+// half of its connections, at least one each. If the numbers of a small pool add up to more than
+// half of its connections, besides those that were set, batches take turns. Rows that take the
+// handler less than 2 ms in all form one batch, even if others could begin beside it.
+func WithMaxRunning(n int) Option { return func(o *options) { o.maxRunning, o.limited = n, true } }
 
 // WithPoll sets how often the process polls for rows. The default is 1 s; valid values are 10 ms or
 // more. With the trigger of [TableSQL] rows are found at once. Then an idle process polls only at
@@ -56,24 +60,39 @@ func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 
 // WithTimeout sets how long handlers may take for a batch. The default is 1 min; valid values are
 // 10 ms or more. Then their context ends with [ErrTimeout]. A handler of Each is not called for the
-// next row if half of the time has passed: the rows before are committed. The lease's drain timeout
-// is this and 5 s, so that a handler in time never overlaps with the next owner's.
+// next row if half of the time has passed: the rows before are committed.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithIdleTimeout sets how long the transaction of a batch may be idle, which is how long a frozen
 // process keeps its rows. The default is 30 s; valid values are 100 ms to 24 h.
 func WithIdleTimeout(d time.Duration) Option { return func(o *options) { o.idle = d } }
 
-// WithAttempts sets how many attempts a failing row has. The default is 15; valid values are 1 or
-// more. See [WithOnFailure].
-func WithAttempts(n int) Option { return func(o *options) { o.attempts = n } }
-
-// WithBackoff sets how long a failed row waits for its next attempt: least at first, then twice as
-// long each time, up to most, with jitter. The default is 1 s to 10 min; least is 1 ms or more, and
-// most is not less than least.
-func WithBackoff(least, most time.Duration) Option {
-	return func(o *options) { o.backoffMin, o.backoffMax = least, most }
+// WithDrainTimeout sets how long a batch may continue after another process has asked for its
+// partition, or after Run ends. The default is 5 s more than [WithTimeout], so that every handler
+// that returns in time can commit. Valid values are 1 ms or more. Then the handler's context ends,
+// its transaction is rolled back, and the next owner handles the rows again.
+func WithDrainTimeout(d time.Duration) Option {
+	return func(o *options) { o.drain, o.drainGiven = d, true }
 }
+
+// WithMaxAttempts sets how many attempts a failing row has, and the pauses between them. The default
+// is 15 attempts with Backoff(1 s, 10 min); valid values are 1 to 1,000. See [WithOnFailure].
+func WithMaxAttempts(n int, backoff BackoffPolicy) Option {
+	return func(o *options) { o.attempts, o.backoff = n, backoff }
+}
+
+// A BackoffPolicy sets the pauses between attempts. [Backoff] returns one.
+type BackoffPolicy = worker.BackoffPolicy
+
+// Backoff returns a policy that pauses for min after the first failed attempt, and twice as long
+// after each further one, up to max. Each pause is up to 10 % longer, at random. Both are 1 ms to
+// 30 days.
+func Backoff(min, max time.Duration) BackoffPolicy { return worker.Backoff(min, max) }
+
+// WithMaxCrashes sets how many processes may crash while they handle a row alone, before the row has
+// failed. The default is 3; valid values are 1 to 100. Crashes in a batch of several rows do not
+// count, because the row that caused them is not known.
+func WithMaxCrashes(n int) Option { return func(o *options) { o.crashes = n } }
 
 // WithOnFailure sets what happens to a row after its last attempt. The default is [BlockKey].
 func WithOnFailure(f OnFailure) Option { return func(o *options) { o.onFailure = f } }
@@ -104,8 +123,8 @@ type Info struct {
 	Attempt   int // of the first row
 }
 
-// WithLease sets options of the lease. The drain timeout is that of [WithTimeout] unless one of
-// them sets it.
+// WithLease sets further options of the lease. Its drain timeout is that of [WithDrainTimeout],
+// unless one of them sets it.
 func WithLease(opts ...pgleases.LeaseOption) Option { return func(o *options) { o.lease = opts } }
 
 // WithSchema sets the schema of the tables. It must be the schema that pgleases.WithSchema sets for
@@ -126,10 +145,12 @@ func WithAscendingIDs() Option { return func(o *options) { o.ascending = true } 
 // pgleases.ErrSchema.
 func WithoutMigration() Option { return func(o *options) { o.noMigration = true } }
 
+var defaultBackoff = Backoff(time.Second, 10*time.Minute)
+
 func newOptions(opts []Option) (options, error) {
 	o := options{
 		schema: "pgleases", batch: 100, mostRows: 400, bytes: 16 << 20, poll: time.Second, timeout: time.Minute, idle: 30 * time.Second,
-		attempts: 15, backoffMin: time.Second, backoffMax: 10 * time.Minute, workers: -1,
+		attempts: 15, backoff: defaultBackoff, crashes: 3,
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -137,17 +158,26 @@ func newOptions(opts []Option) (options, error) {
 		}
 		opt(&o)
 	}
+	if !o.drainGiven {
+		o.drain = o.timeout + drainMargin
+	}
+	pauses := o.attempts > 1 || o.backoff != (BackoffPolicy{})
+	if !pauses { // after a crash, a row waits even if it has a single attempt
+		o.backoff = defaultBackoff
+	}
 	o.log = logqueue.Logger(cmp.Or(o.log, slog.Default()))
 	return o, cmp.Or(
 		wrong(o.schema == "", `consumer: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`),
 		wrong(o.batch < 1 || o.batch > 10_000, "consumer: a batch of %d rows is out of range: 1 to 10,000", o.batch),
 		wrong(o.bytes < 1, "consumer: a batch of %d bytes is out of range: 1 or more", o.bytes),
-		wrong(o.workers == 0 || o.workers < -1, "consumer: %d workers is out of range: 1 or more", o.workers),
+		wrong(o.limited && o.maxRunning < 1, "consumer: at most %d batches at once is out of range: 1 or more", o.maxRunning),
 		wrong(o.poll < 10*time.Millisecond, "consumer: a poll each %v is out of range: 10ms or more", o.poll),
 		wrong(o.timeout < 10*time.Millisecond, "consumer: a timeout of %v is out of range: 10ms or more", o.timeout),
 		wrong(o.idle < 100*time.Millisecond || o.idle > 24*time.Hour, "consumer: an idle timeout of %v is out of range: 100ms to 24h", o.idle),
-		wrong(o.attempts < 1, "consumer: %d attempts is out of range: 1 or more", o.attempts),
-		wrong(o.backoffMin < time.Millisecond || o.backoffMax < o.backoffMin, "consumer: a backoff of %v to %v is out of range: 1ms or more, and the most not less than the least", o.backoffMin, o.backoffMax),
+		wrong(o.drain < time.Millisecond, "consumer: a drain timeout of %v is out of range: 1ms or more", o.drain),
+		wrong(o.crashes < 1 || o.crashes > 100, "consumer: %d crashes is out of range: 1 to 100", o.crashes),
+		wrong(o.attempts < 1 || o.attempts > 1000, "consumer: %d attempts is out of range: 1 to 1,000", o.attempts),
+		prefixed(worker.CheckBackoff(o.backoff)),
 		wrong(o.onFailure != BlockKey && o.onFailure != DeadLetter, "consumer: OnFailure %d is unknown: use BlockKey or DeadLetter", o.onFailure),
 	)
 }
@@ -158,4 +188,11 @@ func wrong(is bool, format string, args ...any) error {
 		return nil
 	}
 	return fmt.Errorf(format, args...)
+}
+
+func prefixed(err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("consumer: %w", err)
 }

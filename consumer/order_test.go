@@ -49,7 +49,7 @@ func TestLateCommitIsNotOvertaken(t *testing.T) {
 	late := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ($1, '1')", of[0]))(t)
 	h, in, out := gate(of[2])
-	w := newWorker(db, h, consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
+	w := newWorker(db, h, consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)).run()
 	db.put(of[1], of[1], of[1])
 	db.empty("the others are handled")
 	db.put(of[2])
@@ -72,7 +72,7 @@ func TestSuspicionTakenBackKeepsTheOrder(t *testing.T) {
 	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, crashed) VALUES ('orders', 3, 0, 0)")
 	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed) SELECT 'orders', 3, id, customer, xmin, 0, now() + interval '2 seconds', 0 FROM public.outbox WHERE id = 1")
 	h, in, out := gate(of[2])
-	w := newWorker(db, h, consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
+	w := newWorker(db, h, consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)).run()
 	testkit.Receive(t, "a row is in hand", in)
 	db.exec("SELECT pgleases.consumer_end('orders', '{3}', '{0}')")
 	close(out)
@@ -91,9 +91,9 @@ func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 			db := newDatabase(t)
 			of := db.alike(2)
 			db.put(of[0], of[0], of[1])
-			opts := []consumer.Option{consumer.WithBatch(1, 1), consumer.WithWorkers(1), consumer.WithBackoff(time.Hour, time.Hour)}
+			opts := []consumer.Option{consumer.WithBatch(1, 1), consumer.WithMaxRunning(1), backoff(time.Hour, time.Hour)}
 			if name == "dead letter" {
-				opts = append(opts, consumer.WithAttempts(2), consumer.WithOnFailure(consumer.DeadLetter))
+				opts = append(opts, attempts(2), consumer.WithOnFailure(consumer.DeadLetter))
 			}
 			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				switch {
@@ -132,7 +132,7 @@ func TestDeletedRowKeepsTheOrder(t *testing.T) {
 	db := newDatabase(t)
 	of := db.alike(3)
 	db.put(of[0], of[0], of[1], of[2], of[0])
-	w := newWorker(db, failing(1), consumer.WithAttempts(1), consumer.WithBatch(1, 1), consumer.WithWorkers(1))
+	w := newWorker(db, failing(1), attempts(1), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1))
 	w.SweepEvery(20 * time.Millisecond)
 	w.run()
 	testkit.Becomes(t, db.Pool, "others have passed", int64(3), "SELECT count(*) FROM public.outbox")
@@ -153,7 +153,7 @@ func TestLowIDs(t *testing.T) {
 			if watched {
 				db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
 			}
-			w := newWorker(db, consumer.Each(effect), consumer.WithWorkers(1))
+			w := newWorker(db, consumer.Each(effect), consumer.WithMaxRunning(1))
 			testkit.OK(t, w.RunUntilEmpty(t.Context()))
 			db.exact(6)
 		})
@@ -170,10 +170,10 @@ func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '4' FROM generate_series(1, 100)", of(3))
 	w := db.held(consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
 		if i := slices.IndexFunc(rows, func(r consumer.Row[Order]) bool { return r.ID == 2 }); i >= 0 {
-			return errors.Join(db.published(ctx, rows[:i]), consumer.Failed(i, errors.New("no such order")))
+			return errors.Join(db.published(ctx, rows[:i]), consumer.RowError(i, errors.New("no such order")))
 		}
 		return db.published(ctx, rows)
-	}), consumer.WithWorkers(1), consumer.WithBatch(10, 1<<20), consumer.WithAttempts(1))
+	}), consumer.WithMaxRunning(1), consumer.WithBatch(10, 1<<20), attempts(1))
 	testkit.Becomes(t, db.Pool, "one row is left", int64(1), "SELECT count(*) FROM public.outbox")
 	testkit.OK(t, w.end())
 	// the batch that waited for all partitions may be of the last, and its turn may come before
@@ -191,7 +191,7 @@ func TestBlockedRowThatGetsAnotherKey(t *testing.T) {
 	db.put(of[0], of[1], of[0])
 	db.block("id = 3")
 	db.exec("UPDATE public.outbox SET customer = $1 WHERE id = 3", of[1]) // behind row 2
-	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1)).run()
+	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(3)

@@ -46,14 +46,14 @@ func TestEndOfRunIsNoProbeError(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g := simulated()
 		g.take(&probe{}, errEmpty)
-		if n := g.Stats().ProbeErrors; n != 1 {
+		if n := g.Stats().PollErrors; n != 1 {
 			t.Errorf("%d errors of probes after one that failed", n)
 		}
 		life, end := context.WithCancel(t.Context())
 		g.life = life
 		end()
 		g.take(&probe{}, context.Canceled)
-		if n := g.Stats().ProbeErrors; n != 1 {
+		if n := g.Stats().PollErrors; n != 1 {
 			t.Errorf("%d errors of probes after the end of Run, want 1", n)
 		}
 	})

@@ -208,7 +208,7 @@ func (g *group) take(q *probe, err error) {
 		g.polls.answered(0, g.options.poll)
 		if time.Since(g.failing) > time.Minute && g.life.Err() == nil {
 			g.failing = time.Now()
-			g.log.Warn("consumer: probe failed, retried each second", slog.Any("error", store.Advised(err)))
+			g.log.Warn("consumer: poll failed, retried each second", slog.Any("error", store.Advised(err)))
 		}
 		return
 	}

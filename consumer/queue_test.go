@@ -231,10 +231,14 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 		{second(consumer.New(t.Context(), w.client, w.pool, strings.Repeat("x", 247), outbox, consumer.Each(effect))), "1 to 246 bytes"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), nil)), "option is nil"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBatch(0, 1))), "a batch of 0 rows"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithWorkers(6))), "6 workers need a pool of more than 6 connections"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithAttempts(0))), "0 attempts"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxRunning(6))), "6 batches at once need a pool of more than 6 connections"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), attempts(0))), "0 attempts"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithIdleTimeout(30*24*time.Hour))), "an idle timeout of 720h0m0s is out of range"}, // PostgreSQL takes 24 days
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBackoff(2, 1))), "a backoff of"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), backoff(2, 1))), "backoff from 2ns to 1ns"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxAttempts(2, consumer.BackoffPolicy{}))), "backoff from 0s to 0s"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxRunning(0))), "at most 0 batches at once"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxCrashes(0))), "0 crashes is out of range: 1 to 100"},
+		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithDrainTimeout(0))), "a drain timeout of 0s"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[typo]) error { return nil }))), "Costumer"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[int]) error { return nil }))), "it must be a struct"},
 	} {

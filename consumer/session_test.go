@@ -22,7 +22,7 @@ func newWorkerWith(db *database, setting, value string, h consumer.Handler[Order
 	w := newWorker(db, h, opts...)
 	w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = value })
 	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h, append([]consumer.Option{
-		consumer.WithoutMigration(), consumer.WithPoll(50 * time.Millisecond), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithBatch(10, 1<<20)}, opts...)...))(db.t)
+		consumer.WithoutMigration(), consumer.WithPoll(50 * time.Millisecond), backoff(time.Millisecond, time.Millisecond), consumer.WithBatch(10, 1<<20)}, opts...)...))(db.t)
 	return w
 }
 
@@ -39,7 +39,7 @@ func TestStrangeSearchPath(t *testing.T) {
 	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, 1000, 'gone', '', 1, 'infinity' FROM public.outbox WHERE id = 1;
 		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, '', 1, 'infinity' FROM public.outbox WHERE id = 2`)
 	run := func(h consumer.Handler[Order], opts ...consumer.Option) error {
-		return newWorkerWith(db, "search_path", "strange, pg_catalog", h, append(opts, consumer.WithAttempts(2))...).RunUntilEmpty(t.Context())
+		return newWorkerWith(db, "search_path", "strange, pg_catalog", h, append(opts, consumer.WithMaxAttempts(2, consumer.Backoff(time.Millisecond, time.Millisecond)))...).RunUntilEmpty(t.Context())
 	}
 	contains(t, run(failing(50)), "only rows of blocked keys are left", "1 rows, the first: ID 50, key 'c10', 2 attempts: no such order")
 	db.change("retry", 50)
@@ -65,7 +65,7 @@ func TestReadOnlySession(t *testing.T) {
 	}))
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	db.exact(100)
-	expect(t, w.Stats().Troubles, 0, "batches broken off")
+	expect(t, w.Stats().BrokenOff, 0, "batches broken off")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended = begun"), partitions, "ends that are recorded")
 }
 
@@ -82,14 +82,14 @@ func TestSettingsOfHandlers(t *testing.T) {
 	set := ""
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		return errors.Join(effect(ctx, tx, row), second(tx.Exec(ctx, set)))
-	}), consumer.WithAttempts(1), consumer.WithPoll(10*time.Millisecond))
+	}), attempts(1), consumer.WithPoll(10*time.Millisecond))
 	for _, set = range []string{"SET LOCAL ROLE " + role, "SET LOCAL statement_timeout = '100ms'", "SET LOCAL lock_timeout = '1ms'", "SET LOCAL search_path = nowhere",
 		"SET CONSTRAINTS ALL DEFERRED; INSERT INTO public.child VALUES (1); INSERT INTO public.parent VALUES (1) ON CONFLICT DO NOTHING"} {
 		db.insert(2, 2)
 		if err := w.RunUntilEmpty(t.Context()); err != nil {
 			t.Fatalf("%s: %v", set, err)
 		}
-		expect(t, w.Stats().Failures+w.Stats().Troubles, 0, set)
+		expect(t, w.Stats().Failures+w.Stats().BrokenOff, 0, set)
 	}
 	db.exact(10)
 	db.insert(1, 1)

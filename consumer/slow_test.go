@@ -33,7 +33,7 @@ func TestLockedRowsDelayTheirPartitionsOnly(t *testing.T) {
 	db.insertMany(150)
 	locked := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(locked.Exec(t.Context(), "SELECT FROM public.many FOR UPDATE"))(t)
-	w := newWorkerOf(db, many, consumer.Each(effect), consumer.WithWorkers(2)).run()
+	w := newWorkerOf(db, many, consumer.Each(effect), consumer.WithMaxRunning(2)).run()
 	slow := one[int64](db, "SELECT count(DISTINCT partition) FROM public.many")
 	testkit.Until(t, "all partitions with locked rows are known", func() bool { return w.Stats().SlowByLock == slow })
 	// of partitions without a locked row
@@ -82,7 +82,7 @@ func TestHungReceiversLeaveWorkers(t *testing.T) {
 					}
 				}
 				return db.published(ctx, rows)
-			}), consumer.WithWorkers(2), consumer.WithTimeout(300*time.Millisecond), consumer.WithBatch(batch, 1<<20), consumer.WithBackoff(time.Millisecond, 10*time.Millisecond)).run()
+			}), consumer.WithMaxRunning(2), consumer.WithTimeout(300*time.Millisecond), consumer.WithBatch(batch, 1<<20), backoff(time.Millisecond, 10*time.Millisecond)).run()
 			testkit.Until(t, "each has taken too long", func() bool {
 				mu.Lock()
 				defer mu.Unlock()
@@ -115,11 +115,11 @@ func TestFailedUnderATimeoutIsChargedAtOnce(t *testing.T) {
 			if row.ID == 3 {
 				hung.Add(1)
 				<-ctx.Done()
-				return consumer.Failed(i, errors.Join(ctx.Err(), db.published(untimed, rows[:i])))
+				return consumer.RowError(i, errors.Join(ctx.Err(), db.published(untimed, rows[:i])))
 			}
 		}
 		return db.published(untimed, rows)
-	}), consumer.WithTimeout(200*time.Millisecond), consumer.WithAttempts(1))
+	}), consumer.WithTimeout(200*time.Millisecond), attempts(1))
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "longer than its timeout")
 	expect(t, hung.Load(), 1, "calls that hung")
 	expect(t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), 3, "rows with effects")
@@ -146,7 +146,7 @@ func TestVanishedServerIsNoAttempt(t *testing.T) {
 			return errors.New("it was answered")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithAttempts(1), consumer.WithTimeout(time.Hour))
+	}), attempts(1), consumer.WithTimeout(time.Hour))
 	w.LookEvery(50 * time.Millisecond)
 	w.run()
 	db.empty("all is handled")

@@ -23,7 +23,7 @@ func TestPartitionsTakeTurns(t *testing.T) {
 	for partition := range 3 {
 		db.put(slices.Repeat(db.customers(partition, 1), 8)...)
 	}
-	w := db.held(consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithWorkers(1))
+	w := db.held(consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1))
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(24)
@@ -45,7 +45,7 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 			return errors.New("it fails")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithAttempts(1), consumer.WithOnFailure(consumer.DeadLetter))
+	}), attempts(1), consumer.WithOnFailure(consumer.DeadLetter))
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 1, "rows handled behind it")
 }
@@ -60,7 +60,7 @@ func TestManyBlockedKeysThatAreDue(t *testing.T) {
 	w := newWorker(db, consumer.Each(effect)).run()
 	testkit.Becomes(t, db.Pool, "the row of another partition is handled", int64(1), "SELECT count(*) FROM public.effects WHERE customer = 'another'")
 	testkit.OK(t, w.end())
-	expect(t, w.Stats().ProbeErrors, 0, "looks for rows that took too long")
+	expect(t, w.Stats().PollErrors, 0, "looks for rows that took too long")
 }
 
 // Keys that are blocked are read once for each partition, however long they are. Otherwise 100,000
@@ -109,8 +109,8 @@ func TestReadThatAlwaysFails(t *testing.T) {
 	db.exec("ALTER TABLE public.outbox RENAME COLUMN payload TO other")
 	began := time.Now()
 	w.run()
-	testkit.Until(t, "it has tried for a while", func() bool { return w.Stats().Probes > 50 })
-	if n, most := w.Stats().Troubles, partitions*(10+int64(time.Since(began)/time.Second)); n > most {
+	testkit.Until(t, "it has tried for a while", func() bool { return w.Stats().Polls > 50 })
+	if n, most := w.Stats().BrokenOff, partitions*(10+int64(time.Since(began)/time.Second)); n > most {
 		t.Errorf("it tried %d times, want at most %d", n, most)
 	}
 	db.exec("ALTER TABLE public.outbox RENAME COLUMN other TO payload")
@@ -137,15 +137,15 @@ func TestRetryComesDuringABacklog(t *testing.T) {
 			close(retried)
 		}
 		return nil
-	}), consumer.WithBatch(10, 1<<20), consumer.WithBackoff(time.Millisecond, time.Millisecond)).run()
+	}), consumer.WithBatch(10, 1<<20), backoff(time.Millisecond, time.Millisecond)).run()
 	testkit.Until(t, "the row has failed", func() bool { return w.Stats().Failures == 1 })
-	probes := w.Stats().Probes
+	probes := w.Stats().Polls
 	testkit.Until(t, "it is handled again, or many probes have come back", func() bool {
 		select {
 		case <-retried:
 			return true
 		default:
-			return w.Stats().Probes > probes+20
+			return w.Stats().Polls > probes+20
 		}
 	})
 	testkit.Receive(t, "it is handled again", retried)
@@ -167,7 +167,7 @@ func TestBackoffHoldsAfterALateAnswer(t *testing.T) {
 			<-again
 		}
 		return errors.New("not yet")
-	}), consumer.WithBackoff(time.Hour, time.Hour)).run()
+	}), backoff(time.Hour, time.Hour)).run()
 	expect(t, testkit.Receive(t, "a call", calls), 1, "attempt")
 	testkit.Becomes(t, db.Pool, "it has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 	db.exec("UPDATE pgleases.consumer_blocked SET next_at = clock_timestamp()")
@@ -177,9 +177,9 @@ func TestBackoffHoldsAfterALateAnswer(t *testing.T) {
 	testkit.Until(t, "the answer to a probe is delayed", w.wire.Delayed)
 	end()
 	testkit.Becomes(t, db.Pool, "the row has failed again", 2, "SELECT attempts FROM pgleases.consumer_blocked")
-	probes := w.Stats().Probes
+	probes := w.Stats().Polls
 	deliver()
-	testkit.Until(t, "the answer and others have come", func() bool { return w.Stats().Probes > probes+2 })
+	testkit.Until(t, "the answer and others have come", func() bool { return w.Stats().Polls > probes+2 })
 	testkit.OK(t, w.end())
 	expect(t, len(calls), 0, "further calls")
 }
@@ -189,7 +189,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.put("a")
-	w := newWorker(db, failing(1), consumer.WithBackoff(time.Hour, time.Hour))
+	w := newWorker(db, failing(1), backoff(time.Hour, time.Hour))
 	w.SweepEvery(20 * time.Millisecond)
 	w.run()
 	testkit.Becomes(t, db.Pool, "the row has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
@@ -206,7 +206,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 	}))
 	w.probed(3)
 	testkit.OK(t, w.end())
-	expect(t, w.Stats().ProbeErrors, 0, "probes that failed")
+	expect(t, w.Stats().PollErrors, 0, "probes that failed")
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
 }
 
@@ -225,7 +225,7 @@ func TestHungBlockedRowsLeaveWorkers(t *testing.T) {
 			<-hang
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithWorkers(4)).run()
+	}), consumer.WithMaxRunning(4)).run()
 	end := closer(t, hang)
 	testkit.Receive(t, "a blocked row is in hand", calls)
 	testkit.Receive(t, "another is", calls)
@@ -250,7 +250,7 @@ func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
 		begun()
 		<-let
 		return effect(ctx, tx, row)
-	}), consumer.WithWorkers(1)).run()
+	}), consumer.WithMaxRunning(1)).run()
 	testkit.Receive(t, "a blocked row is in hand", first)
 	db.put(db.customers(7, 1)...)
 	db.allBegun()
@@ -274,7 +274,7 @@ func TestBacklogKeepsNoOtherPartitions(t *testing.T) {
 			}
 		}
 		return nil
-	}), consumer.WithWorkers(1)).run()
+	}), consumer.WithMaxRunning(1)).run()
 	testkit.Until(t, "it is at work", func() bool { return w.Stats().Rows > 500 })
 	for partition := 1; partition < partitions; partition++ {
 		db.put(db.customers(partition, 1)...)
@@ -391,7 +391,7 @@ func TestOperatorsRetryComesFirst(t *testing.T) {
 		calls <- row.ID
 		<-next
 		return effect(ctx, tx, row)
-	}), consumer.WithWorkers(1)).run()
+	}), consumer.WithMaxRunning(1)).run()
 	end := closer(t, next)
 	first := testkit.Receive(t, "a row is in hand", calls)
 	db.allBegun()
@@ -419,7 +419,7 @@ func TestSuspectsHoldOtherWorkOnce(t *testing.T) {
 			<-hang
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithWorkers(3)).run()
+	}), consumer.WithMaxRunning(3)).run()
 	end := closer(t, hang)
 	testkit.Becomes(t, db.Pool, "the suspects are handled beside a call that hangs", int64(30), "SELECT count(*) FROM public.effects")
 	end()
@@ -442,7 +442,7 @@ func TestSuspectTakesTurnsWithBlockedRows(t *testing.T) {
 			return errors.New("it fails")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithBackoff(time.Millisecond, time.Millisecond), consumer.WithAttempts(1_000_000)).run()
+	}), consumer.WithMaxAttempts(1000, consumer.Backoff(time.Millisecond, time.Millisecond))).run()
 	testkit.Becomes(t, db.Pool, "the suspect is handled", int64(1), "SELECT count(*) FROM public.effects")
 	if n := calls.Load(); n > 200 {
 		t.Errorf("%d calls for the others until then", n)
@@ -503,7 +503,7 @@ func TestOnePartitionThatSucceedsLetsOthersTryOneRow(t *testing.T) {
 			return nil
 		}
 		return consumer.Unavailable(errors.New("away"))
-	}), consumer.WithWorkers(1))
+	}), consumer.WithMaxRunning(1))
 	for range partitions - 1 {
 		expect(t, testkit.Receive(t, "another partition is tried", sizes), 1, "rows in a call")
 	}
@@ -532,7 +532,7 @@ func TestRowsTakeTurnsWithBlockedRowsInAnOutage(t *testing.T) {
 			return consumer.Unavailable(errors.New("busy"))
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithWorkers(1))
+	}), consumer.WithMaxRunning(1))
 	w.PauseAtMost(40 * time.Millisecond)
 	w.TryWhileAway(20 * time.Millisecond)
 	w.run()

@@ -16,13 +16,13 @@ type Stats struct {
 	Failures    int64         // failed attempts
 	DeadLetters int64         // rows moved to the dead letters
 	Pauses      int64         // pauses of partitions because something was away
-	Troubles    int64         // batches broken off by the database, the connection or a lock
-	Probes      int64         // queries for rows; at most one each second when no rows come
-	ProbeErrors int64
-	ProbeTime   time.Duration // total time of all probes
+	BrokenOff   int64         // batches that were broken off by the database, the connection or a lock
+	Polls       int64         // queries for rows; at most one each second when no rows come
+	PollErrors  int64
+	PollTime    time.Duration // total time of all polls
 
 	// Batches whose handler, or other code of the application, goes on after its context has ended
-	// and 5 s have passed. They keep their partitions, and others have their workers.
+	// and 5 s have passed. They keep their partitions, and others have their slots.
 	Overdue int64
 
 	// Partitions that are tried less often than others, until they succeed once, because a batch
@@ -78,6 +78,6 @@ func (c *Consumer) Stats() Stats {
 		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), DeadLetters: n.dead.Load(),
 		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
 		Overdue: n.overdue.Load(),
-		Pauses:  n.pauses.Load(), Troubles: n.troubles.Load(), Probes: n.probes.Load(), ProbeErrors: n.probeErrors.Load(), ProbeTime: time.Duration(n.probeTime.Load()),
+		Pauses:  n.pauses.Load(), BrokenOff: n.troubles.Load(), Polls: n.probes.Load(), PollErrors: n.probeErrors.Load(), PollTime: time.Duration(n.probeTime.Load()),
 	}
 }

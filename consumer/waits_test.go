@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -12,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -34,7 +36,7 @@ func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
 				t.Errorf("the commit was given up after %v", took)
 			}
 			testkit.OK(t, w.end())
-			expect(t, w.Stats().Troubles, 1, "batches that were broken off")
+			expect(t, w.Stats().BrokenOff, 1, "batches that were broken off")
 			db.exact(48)
 		})
 	}
@@ -56,7 +58,7 @@ func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
 	})
 	t.Cleanup(release)
 	db.insert(8, 8)
-	testkit.Until(t, "a batch is broken off", func() bool { return w.Stats().Troubles > 0 })
+	testkit.Until(t, "a batch is broken off", func() bool { return w.Stats().BrokenOff > 0 })
 	release()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -143,6 +145,28 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 	let()
 	testkit.OK(t, w.end())
 	testkit.OK(t, next.end())
+	db.exact(1)
+}
+
+// A batch that goes on for longer than the drain timeout loses its partition to the next owner.
+func TestDrainTimeoutEndsABatch(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	in, causes := make(chan struct{}), make(chan error, 1)
+	w := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
+		close(in)
+		<-ctx.Done()
+		causes <- context.Cause(ctx)
+		return ctx.Err()
+	}), consumer.WithTimeout(time.Hour), consumer.WithDrainTimeout(50*time.Millisecond)).run()
+	db.insert(1, 1)
+	testkit.Receive(t, "the row is in hand", in)
+	testkit.OK(t, w.end())
+	if cause := testkit.Receive(t, "the handler's context ends", causes); !errors.Is(cause, pgleases.ErrDrainTimeout) {
+		t.Errorf("cause %v", cause)
+	}
+	next := newWorker(db, consumer.Each(effect))
+	testkit.OK(t, next.RunUntilEmpty(t.Context()))
 	db.exact(1)
 }
 

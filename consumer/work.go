@@ -202,7 +202,7 @@ func (g *group) workOnBlocked(j *job) (settled bool) {
 	if suspect || p.watched {
 		statement, args := g.sql.NoteRow, []any{g.name, p.Number, j.retry.id, p.Epoch}
 		if suspect {
-			statement, args = g.sql.Suspect, append(args, g.options.backoffMin.Milliseconds())
+			statement, args = g.sql.Suspect, append(args, worker.PauseAfter(1, g.options.backoff).Milliseconds())
 		}
 		err := g.guarded(j.partitions, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
 			_, err := tx.Exec(ctx, statement, args...)
@@ -382,8 +382,12 @@ func (g *group) queueRemoval(batch *pgx.Batch, rows []row, xact string, retry *b
 	}
 }
 
-// errCrashes is why a row is neither read nor handled again.
-var errCrashes = fmt.Errorf("%d processes crashed while they handled the row alone", maxCrashes)
+// A crashError is why a row is neither read nor handled again.
+type crashError struct{ crashes int }
+
+func (e crashError) Error() string {
+	return fmt.Sprintf("%d processes crashed while they handled the row alone: see WithMaxCrashes", e.crashes)
+}
 
 // An inHand says which row the application's code works on, for the log.
 type inHand struct{ partition, id atomic.Int64 }
@@ -415,8 +419,8 @@ func (g *group) read(ctx context.Context, conn *pgx.Conn, parts []*partition, li
 		how := &reading{types: conn.TypeMap(), first: append([]any{&number, &r.id, &r.key, &r.version}, further...), limit: g.options.bytes}
 		how.begin = func() error {
 			inHand.set(number, r.id)
-			if same && crashes > maxCrashes { // this attempt is counted already
-				return errCrashes
+			if same && crashes > g.options.crashes { // this attempt is counted already
+				return crashError{crashes - 1}
 			}
 			return nil
 		}
@@ -455,7 +459,7 @@ func (g *group) read(ctx context.Context, conn *pgx.Conn, parts []*partition, li
 	case len(o.rows) == 0 && retry == nil:
 		o.more, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
 	case len(o.rows) == 0:
-	case errors.Is(o.rows[0].err, errCrashes):
+	case errors.As(o.rows[0].err, new(crashError)):
 		o.rows[0].attempts = g.options.attempts
 	case same:
 		o.rows[0].attempts = attempts

@@ -39,7 +39,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 			return errors.New("no such customer \x1b[2J\nbelow")
 		}
 		return nil
-	}), consumer.WithAttempts(1)))(t)
+	}), consumer.WithMaxAttempts(1, consumer.BackoffPolicy{})))(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- c.Run(ctx) }()

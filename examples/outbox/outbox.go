@@ -44,7 +44,7 @@ func run(ctx context.Context, databaseURL, brokerURL string, options ...pgleases
 		send := func(ctx context.Context, rows []consumer.Row[row]) error { return publish(ctx, brokerURL, rows) }
 		c, err := consumer.New(ctx, client, pool, "outbox", queue, consumer.AtLeastOnce(send),
 			// Short times, for the demonstration. A row that the broker refuses must not stop its customer.
-			consumer.WithAttempts(3), consumer.WithBackoff(100*time.Millisecond, time.Second),
+			consumer.WithMaxAttempts(3, consumer.Backoff(100*time.Millisecond, time.Second)),
 			consumer.WithOnFailure(consumer.DeadLetter))
 		if err != nil {
 			return err
@@ -80,7 +80,7 @@ func publish(ctx context.Context, brokerURL string, rows []consumer.Row[row]) er
 		if _, err := fmt.Fscan(response.Body, &taken); err != nil {
 			return err
 		}
-		return consumer.Failed(taken, errors.New("the broker refuses it"))
+		return consumer.RowError(taken, errors.New("the broker refuses it"))
 	}
 	return consumer.Unavailable(errors.New(response.Status))
 }

@@ -28,8 +28,8 @@ var ofConsumer = []entry[consumer.Stats]{
 		count(func(c *consumer.Stats) int64 { return c.DeadLetters }), nil},
 	{Metric{"pgleases.consumer.pauses", "{pause}", Counter, "Pauses of partitions, because something that handlers need was away.", nil},
 		count(func(c *consumer.Stats) int64 { return c.Pauses }), nil},
-	{Metric{"pgleases.consumer.troubles", "{batch}", Counter, "Batches that the database, the connection or a lock broke off.", nil},
-		count(func(c *consumer.Stats) int64 { return c.Troubles }), nil},
+	{Metric{"pgleases.consumer.broken_off", "{batch}", Counter, "Batches that the database, the connection or a lock broke off.", nil},
+		count(func(c *consumer.Stats) int64 { return c.BrokenOff }), nil},
 	{Metric{"pgleases.consumer.partition.slow", "{partition}", Level, "Partitions that are tried less often until they succeed, by what they wait for.", []string{"waits_for"}},
 		func(c *consumer.Stats, to add) {
 			to(float64(c.SlowByTimeout), worker.TimedOut.String())
@@ -38,10 +38,10 @@ var ofConsumer = []entry[consumer.Stats]{
 		}, nil},
 	{Metric{"pgleases.consumer.overdue", "{call}", Level, "Calls that have not ended 5 s after their context, and whose slot went to others.", nil},
 		count(func(c *consumer.Stats) int64 { return c.Overdue }), nil},
-	{Metric{"pgleases.consumer.probes", "{probe}", Counter, "Queries for rows to handle.", nil},
-		count(func(c *consumer.Stats) int64 { return c.Probes }), nil},
-	{Metric{"pgleases.consumer.probe.errors", "{probe}", Counter, "Failed queries for rows to handle.", nil},
-		count(func(c *consumer.Stats) int64 { return c.ProbeErrors }), nil},
-	{Metric{"pgleases.consumer.probe.time", "s", Counter, "Total time of the queries for rows to handle.", nil},
-		seconds(func(c *consumer.Stats) time.Duration { return c.ProbeTime }), nil},
+	{Metric{"pgleases.consumer.polls", "{poll}", Counter, "Polls for rows to handle.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Polls }), nil},
+	{Metric{"pgleases.consumer.poll.errors", "{poll}", Counter, "Failed polls for rows to handle.", nil},
+		count(func(c *consumer.Stats) int64 { return c.PollErrors }), nil},
+	{Metric{"pgleases.consumer.poll.time", "s", Counter, "Total time of the polls for rows to handle.", nil},
+		seconds(func(c *consumer.Stats) time.Duration { return c.PollTime }), nil},
 }

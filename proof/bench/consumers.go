@@ -57,7 +57,7 @@ func newConsumption(ctx context.Context, l *lab) *consumption {
 func (c *consumption) start(ctx context.Context, n int, opts ...consumer.Option) {
 	running, stop := context.WithCancel(context.Background())
 	c.stop = stop
-	opts = append([]consumer.Option{consumer.WithLogger(quiet), consumer.WithWorkers(consumerWorkers)}, opts...)
+	opts = append([]consumer.Option{consumer.WithLogger(quiet), consumer.WithMaxRunning(consumerWorkers)}, opts...)
 	h := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[order]) error {
 		if c.writes {
 			if _, err := tx.Exec(ctx, insertEffect, row.ID); err != nil {
@@ -333,7 +333,7 @@ func measureIdleConsumers(ctx context.Context, l *lab, out *part) {
 			if i == 0 {
 				c.all(ctx, consumer.TableSQL(name, "", q))
 			}
-			of := must(consumer.New(ctx, client, pool, name, q, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[order]) error { return nil }), consumer.WithLogger(quiet), consumer.WithWorkers(1)))
+			of := must(consumer.New(ctx, client, pool, name, q, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[order]) error { return nil }), consumer.WithLogger(quiet), consumer.WithMaxRunning(1)))
 			c.running.Go(func() { _ = of.Run(running) })
 		}
 	}

@@ -33,7 +33,7 @@ func someFailed(i int, err error) error {
 	if err == nil || rand.N(2) == 0 {
 		return err
 	}
-	return consumer.Failed(i, err)
+	return consumer.RowError(i, err)
 }
 
 // consume works through the queue until ctx ends.
@@ -58,7 +58,7 @@ func (h *handler) consume(ctx context.Context) error {
 	}
 	c, err := consumer.New(ctx, h.client, h.pool, "orders", consumer.Queue{Table: "app.outbox", Key: "customer"}, handler,
 		consumer.WithBatch(20, 1<<20), consumer.WithPoll(100*time.Millisecond), consumer.WithTimeout(5*h.TTL), consumer.WithIdleTimeout(5*h.TTL),
-		consumer.WithAttempts(QueueAttempts), consumer.WithBackoff(20*time.Millisecond, 200*time.Millisecond), consumer.WithOnFailure(failure),
+		consumer.WithMaxAttempts(QueueAttempts, consumer.Backoff(20*time.Millisecond, 200*time.Millisecond)), consumer.WithOnFailure(failure),
 		consumer.WithLogger(h.log), consumer.WithoutMigration())
 	if err != nil {
 		return err
