@@ -308,13 +308,13 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	tells("Overrides", "freeze reports   at night joe ("+role+") infinity 1")
 
 	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Evict a client",
-		"Drop a lease", "A restored copy of the database", "Overrides", "What happened", "Follow the events")
+		"Drop a lease", "New server generation", "Overrides", "What happened", "Follow the events")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)
 		}
 	}
-	tells("A restored copy of the database", "")
+	tells("New server generation", "")
 	if got := run("After a failover"); len(got) != 1 || !strings.HasPrefix(got[0], "-1 ") {
 		t.Errorf("for a restored copy it shows %q", got)
 	}
@@ -388,7 +388,7 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	}
 	_, queries := headed(t)
 	for heading, query := range queries {
-		if !slices.Contains([]string{"Evict a client", "Drop a lease", "A restored copy of the database"}, heading) {
+		if !slices.Contains([]string{"Evict a client", "Drop a lease", "New server generation"}, heading) {
 			testkit.Execute(t, reader, query)
 		}
 	}
