@@ -17,7 +17,7 @@ import (
 // without a look-up of each partition.
 func TestManySchedulesAreCounted(t *testing.T) {
 	t.Parallel()
-	url := pgtest.MigratedDatabase(t)
+	url := pgtest.FreshDatabase(t) // see BlocksRead
 	pool := newPool(t, pgtest.OwnerURL(url))
 	a := newAdmin(t, pool)
 	if _, err := a.ScheduleGroups(t.Context()); !errors.Is(err, admin.ErrNoSchedules) {

@@ -213,7 +213,7 @@ func TestStatusRunsNoCodeOfOthers(t *testing.T) {
 
 func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newDirectDatabase(t) // see BlocksRead
 	queue := outbox
 	queue.Time = "created_at"
 	newWorkerOf(db, queue, failing())

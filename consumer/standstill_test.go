@@ -67,7 +67,7 @@ func TestManyBlockedKeysThatAreDue(t *testing.T) {
 // of them would be read 100,000 times, by each look for rows.
 func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newDirectDatabase(t) // see BlocksRead
 	db.exec(`INSERT INTO public.outbox (customer, payload) SELECT k, '1' FROM (SELECT i || repeat(md5(i::text), 45) AS k FROM generate_series(1, 64000) AS i) AS k
 		WHERE pgleases.partition_for(k, 8) = 3`) // about 12 MB, which is more than work_mem
 	db.block("true")
@@ -86,7 +86,7 @@ func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 // The begin after a crash does not read the backlog.
 func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
+	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, failing())
 	for partition := 3; partition <= 4; partition++ {
 		db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 50000)", db.customers(partition, 1)[0])

@@ -24,7 +24,7 @@ func all[T any](t testing.TB, seq iter.Seq2[T, error]) (some []T) {
 func TestManySchedulesAndJobsAreListed(t *testing.T) {
 	t.Parallel()
 	for _, partitions := range testkit.Some(16, 65_536) {
-		db := newDatabase(t)
+		db := newFreshDatabase(t) // see BlocksRead
 		db.exec(testkit.ManySchedules)
 		db.exec(fmt.Sprintf("UPDATE pgleases.schedule_groups SET partitions = %d WHERE name = 'billing'", partitions))
 		db.exec("ANALYZE pgleases.schedules, pgleases.jobs")

@@ -80,7 +80,9 @@ func Value[T any](t testing.TB, pool *pgxpool.Pool, query string, args ...any) (
 	return value
 }
 
-// BlocksRead returns how many blocks the server reads for a query, in memory or not.
+// BlocksRead returns how many blocks the server reads for a query, in memory or not. The test needs
+// a database of its own (pgtest.FreshDatabase). In one that was emptied, each entry of an index for a
+// deleted row is read again, until every transaction of the server that was open then has ended.
 func BlocksRead(t testing.TB, db interface {
 	QueryRow(ctx context.Context, query string, args ...any) pgx.Row
 }, query string, args ...any) int {
