@@ -20,6 +20,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	working "github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // A leader closes its client, and the next leader leads soon. Not in parallel, because the test
@@ -104,6 +105,7 @@ func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 				<-time.After(rand.N(ttl)) // at any moment between two heartbeats
 				p.Kill()
 				killed := time.Now()
+				tally.Fault(t, "kill")
 				var expires, owned time.Time
 				err := pool.QueryRow(t.Context(), "SELECT expires_at FROM pgleases.clients WHERE id = $1", p.Config.ID).Scan(&expires)
 				if err != nil {
@@ -196,6 +198,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 		for _, p := range processes {
 			hasJoined(t, p)
 			p.Kill()
+			tally.Fault(t, "kill")
 		}
 		began := time.Now()
 		var left int

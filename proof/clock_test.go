@@ -26,6 +26,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // clockFaults are the faults of the database's clock.
@@ -83,13 +84,16 @@ func TestAWrongDatabaseClockEvictsOnlyKilledClients(t *testing.T) {
 			before := random.IntN(2) == 0
 			if before {
 				victim.Kill()
+				tally.Fault(t, "kill")
 			}
 			if fault.rate == 0 {
 				clock.Set(clock.Offset() + fault.step)
 			}
 			if !before {
 				victim.Kill()
+				tally.Fault(t, "kill")
 			}
+			tally.Fault(t, "database's clock wrong")
 			from := clock.Offset()
 			if fault.rate != 0 {
 				// A watch does not tolerate such a rate, so the time counts from its end. Corrected
@@ -169,6 +173,7 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 			}
 			before := steps()
 			clock.Set(wrong)
+			tally.Fault(t, "database's clock wrong")
 			waitFor(t, patience, "both doubt it", func() bool { future(); return steps() == before+2 })
 			clock.Set(0)
 			waitForOutcomes(t, pool)
@@ -247,6 +252,7 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 		// A step backward does not help a client that is cut off, right before or right after.
 		set(0)
 		proxy.Freeze()
+		tally.Fault(t, "freeze")
 		cut, cutAt := oracle.Now(), time.Now()
 		set(-time.Hour)
 		waitFor(t, ttl+slack, "it logs that it lost its trust", func() bool { return lost() > before })

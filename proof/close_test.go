@@ -16,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
@@ -49,7 +50,9 @@ func TestCloseWithoutADatabaseEndsInTime(t *testing.T) {
 				if silent {
 					testkit.OK(t, server.Pause())
 					defer server.Resume()
+					tally.Fault(t, "frozen server")
 				} else {
+					tally.Fault(t, "immediate shutdown")
 					testkit.OK(t, server.Down(t.Context(), pgserver.Immediate))
 				}
 				var waits sync.WaitGroup

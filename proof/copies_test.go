@@ -22,6 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // copies are ways to create several copies of one server and to use them one after the other.
@@ -63,6 +64,10 @@ func TestEpochsRiseOverAllCopiesOfAServer(t *testing.T) {
 				}
 				p.close()
 				report := oracle.Check(p.logs)
+				tally.Faults(t, map[string]int{"another server at the address": p.turn})
+				if !c.notPromised {
+					weighed(t, report)
+				}
 				t.Logf("%v; %d servers, %d turns, %d epochs noted", report, len(p.servers), p.turn, len(p.given))
 				found := append(p.wrong, report.Violations...)
 				text := fmt.Sprintf("%d times wrong: %s", len(found), strings.Join(found[:min(len(found), 20)], "\n"))

@@ -21,6 +21,7 @@ import (
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 const (
@@ -116,6 +117,7 @@ var crashCases = []crashCase{
 		c.waitFor("the victim has seen its lock", func() bool { return c.wire.Seen("watch") >= looks })
 		c.arm("evictdisconnected")
 		third.Kill()
+		tally.Fault(c.t, "kill")
 		c.await(func(c *crash) {
 			if !testkit.Value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.clients WHERE id = 'third')") {
 				c.lostTrust("the victim evicted the third when its TTL was over")
@@ -346,6 +348,7 @@ func underLocks(run func(*crash)) func(*crash) {
 				return true
 			})
 			n, zombies, err := effects.Check(c.t.Context())
+			weighedWrites(c.t, n, zombies)
 			if err != nil || len(zombies) > 0 {
 				c.t.Errorf("of %d writes under locks, these came late: %v; %v", n, zombies, err)
 			}
@@ -384,6 +387,9 @@ func (c *crash) arm(statement string) {
 	})
 }
 
+// breached is what the verdict calls a breach.
+func breached(kind faults.Breach) string { return kind.String() + " at a statement" }
+
 // await waits until the victim has sent the statement. It provokes the statement repeatedly,
 // because the bystander may send it first.
 func (c *crash) await(provoke func(*crash)) {
@@ -395,11 +401,13 @@ func (c *crash) await(provoke func(*crash)) {
 		}
 		select {
 		case c.since = <-c.done:
+			tally.Fault(c.t, breached(c.kind))
 			c.beats = c.wire.Seen("heartbeat")
 			return
 		case <-c.victim.Done():
 			select {
 			case c.since = <-c.done: // it was killed at the statement
+				tally.Fault(c.t, breached(c.kind))
 				return
 			case <-time.After(crashTTL):
 			}
@@ -450,6 +458,7 @@ func atEviction(statement string) func(*crash) {
 		c.start()
 		c.balanced()
 		testkit.OK(c.t, c.victim.Pause())
+		tally.Fault(c.t, "pause")
 		c.waitFor("the victim is evicted", c.bystanderOwns)
 		c.arm(statement)
 		testkit.OK(c.t, c.victim.Resume())
@@ -464,6 +473,7 @@ func atDeath(statement string) func(*crash) {
 		c.start()
 		third := c.third()
 		third.Kill()
+		tally.Fault(c.t, "kill")
 		c.arm(statement)
 		// Its TTL is over from now on; an earlier expiry check would find no expired client.
 		testkit.Execute(c.t, c.pool, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE id = 'third'")

@@ -24,6 +24,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // databaseFaults are faults of a server under load.
@@ -64,6 +65,7 @@ func TestShortOutageKeepsOwnership(t *testing.T) {
 				for round := range rounds {
 					moving.writes(t)
 					steady.survives(t, round, func(ctx context.Context) error { return fault.do(ctx, server) })
+					tally.Fault(t, fault.name)
 					if t.Failed() {
 						break
 					}
@@ -120,6 +122,7 @@ func crashAfterHeartbeats(t *testing.T, before, afterwards string) (quiet bool) 
 		for round := range rounds {
 			quiet = withoutFlush(t, url, ttl+ttl/6, flushed+ttl+2*ttl/6)
 			steady.survives(t, round, (&faults.Database{Server: server, URL: url}).KillBackend)
+			tally.Fault(t, "crash that loses heartbeats")
 			if t.Failed() {
 				break
 			}
@@ -394,6 +397,7 @@ func (m *moving) stop(t testing.TB) int64 {
 	}) {
 		t.Fatal(err)
 	}
+	weighedWrites(t, writes, zombies)
 	if len(zombies) > 0 {
 		t.Errorf("%d zombie writes: %s", len(zombies), strings.Join(zombies[:min(10, len(zombies))], "\n"))
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // Tests of fast failover, with a TTL that no session reaches.
@@ -117,6 +118,7 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 			tr.living = slices.Delete(tr.living, i, i+1)
 			at := oracle.Now()
 			victim.Kill()
+			tally.Fault(t, "kill")
 			deaths = append(deaths, death{victim.Config.ID, at})
 			tr.owned(fmt.Sprintf("after death %d", n+1))
 			hasJoined(t, tr.start(tr.url))
@@ -200,12 +202,14 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 		} {
 			terrify(*failoverTerror / 3)
 			testkit.OK(t, fault())
+			tally.Fault(t, "restart or crash of the server")
 		}
 		terrify(*failoverTerror / 3)
 		cancel()
 		wait.Wait()
 		tr.owned("at last")
 		tr.noneEvicted()
+		tally.Faults(t, map[string]int{"session abandoned": abandoned, "terminated connection": terminated})
 		t.Logf("%d sessions were abandoned, %d of clients terminated: %v", abandoned, terminated, tr.report())
 		if terminated < 10 || abandoned < terminated/2 {
 			t.Errorf("the test covered too little: %d, %d", terminated, abandoned)
@@ -236,6 +240,7 @@ func TestTerminatedConnectionIsNotEvicted(t *testing.T) {
 				WHERE locktype = 'advisory' AND (classid::bigint << 32) | objid::bigint = $1`, before); n != 1 {
 				t.Fatalf("%d connections of %s", n, victim.Config.ID)
 			}
+			tally.Fault(t, "terminated connection")
 			_ = connection(t, url).PgConn().Conn().Close()
 			waitFor(t, patience, "the client is back", func() bool { return presence() != before })
 			way.Thaw()
@@ -290,8 +295,10 @@ func TestCutConnectionKeepsOneOwner(t *testing.T) {
 			if stopped {
 				testkit.OK(t, victims[i].Pause())
 				ways[i].Cut()
+				tally.Fault(t, "pause, and a cut")
 			} else {
 				ways[i].Reset() // it continues, and cannot connect
+				tally.Fault(t, "reset")
 			}
 			if n%2 == 0 {
 				waitFor(t, patience, "the others evict it", func() bool { return evictions(ever) > before })

@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // unlockedFence refuses lower epochs, and remembers the highest one, without a lock on the row.
@@ -36,14 +37,15 @@ func TestFenceOnAnotherServerUnderFaults(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		elsewhere := pgserver.Private(t)
 		began, most := time.Now(), 2*time.Minute
-		if zombies, _ := fenced(t, elsewhere.URL(), "unlocked", unlockedFence, most); len(zombies) == 0 {
+		if zombies, _, _ := fenced(t, elsewhere.URL(), "unlocked", unlockedFence, most); len(zombies) == 0 {
 			t.Missed(began, most, "a check without a lock let no late write pass: the faults do not test the fence")
 		}
 		fleet := 8 * time.Second
 		if !brief() {
 			fleet = time.Minute
 		}
-		zombies, owners := fenced(t, elsewhere.URL(), "fenced", fence.Schema(faults.FenceSchema).SQL(), fleet)
+		zombies, owners, writes := fenced(t, elsewhere.URL(), "fenced", fence.Schema(faults.FenceSchema).SQL(), fleet)
+		weighedWrites(t, writes, zombies)
 		for _, zombie := range zombies {
 			t.Error(zombie)
 		}
@@ -54,8 +56,9 @@ func TestFenceOnAnotherServerUnderFaults(t *testing.T) {
 }
 
 // fenced lets a fleet write elsewhere under processes that are killed and frozen, for a time or
-// until a late write was committed. It returns the late writes, and how many ownerships wrote.
-func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Duration) (zombies []string, owners int) {
+// until a late write was committed. It returns the late writes, how many ownerships wrote, and how
+// often.
+func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Duration) (zombies []string, owners int, writes int64) {
 	t.Helper()
 	const partitions = 8
 	pool := testkit.Pool(t, elsewhere)
@@ -68,7 +71,6 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool {
 		return !slices.Contains([]string{"join", "kill", "restart", "pause"}, f.Name)
 	})
-	var writes int64
 	fleet.Enough = func(map[string]int) bool {
 		var err error
 		writes, zombies, err = effects.Check(t.Context())
@@ -86,6 +88,7 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 		t.Error(err)
 	}
 	owners = testkit.Value[int](t, pool, "SELECT count(*) FROM (SELECT DISTINCT partition, epoch FROM effects WHERE lease = $1) AS o", lease)
+	tally.Faults(t, fleet.Counts)
 	t.Logf("%s: %d writes of %d ownerships, %d of them late; faults: %v", lease, writes, owners, len(zombies), fleet.Counts)
-	return zombies, owners
+	return zombies, owners, writes
 }

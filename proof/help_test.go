@@ -23,6 +23,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // This test binary is also the worker's program; a worker must not run the tests.
@@ -142,10 +143,26 @@ func opened(t testing.TB, url, id string, opts ...pgleases.Option) *pgleases.Cli
 func verify(t testing.TB, logs []oracle.Log) oracle.Report {
 	t.Helper()
 	report := oracle.Check(logs)
+	weighed(t, report)
 	if err := report.Err(); err != nil {
 		t.Error(err)
 	}
 	return report
+}
+
+// weighed records what an oracle of leases or locks has looked at, and what it has found.
+func weighed(t testing.TB, report oracle.Report) {
+	t.Helper()
+	tally.Checked(t, "reads", report.Reads)
+	tally.Checked(t, "ownerships and holds", report.Intervals)
+	tally.Violations(t, "exclusion", len(report.Violations))
+}
+
+// weighedWrites records how many guarded writes were checked, and how many came late.
+func weighedWrites(t testing.TB, writes int64, zombies []string) {
+	t.Helper()
+	tally.Checked(t, "guarded writes", writes)
+	tally.Violations(t, "guarded writes", len(zombies))
 }
 
 // watched starts an oracle for leases of clients in this process. The function that it returns

@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/tally"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -147,6 +148,15 @@ func (l *scheduleLedger) report(t testing.TB) {
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		again += len(of) - 1
 	}
+	ticks := int64(0)
+	for _, n := range outcomes {
+		ticks += n
+	}
+	tally.Checked(t, "ticks", ticks)
+	tally.Checked(t, "jobs", len(l.jobs))
+	tally.Checked(t, "effects of runs", len(l.effects))
+	tally.Checked(t, "calls outside of the database", len(l.calls))
+	tally.Violations(t, "schedules and jobs", len(l.problems))
 	t.Logf("%d schedules, %d effects, outcomes of ticks: %v, failures: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
 		len(l.schedules), len(l.effects), outcomes, failures, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
 }

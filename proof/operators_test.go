@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 var (
@@ -75,8 +76,11 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		for _, violation := range report.Violations {
 			t.Error(violation)
 		}
-		_, zombies, err := effects.Check(t.Context())
+		writes, zombies, err := effects.Check(t.Context())
 		testkit.OK(t, err)
+		weighed(t, report)
+		weighedWrites(t, writes, zombies)
+		tally.Faults(t, fleet.Counts)
 		for _, z := range zombies {
 			t.Errorf("zombie: %s", z)
 		}
@@ -177,8 +181,10 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		epochs := testkit.Value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
 		s.says("pause('l', 'r')")
 		testkit.OK(t, server.Restart(ctx, pgserver.Immediate))
+		tally.Fault(t, "immediate restart")
 		s.pool.Reset()
 		s.procs["c"].Kill()
+		tally.Fault(t, "kill")
 		s.start("c", ttl)
 		s.share("no client owns a paused lease", map[string]int{"a": 0, "b": 0, "c": 0})
 		for n, epoch := range epochs {
@@ -197,7 +203,9 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		frozen := testkit.Value[time.Time](t, s.pool, "SELECT clock_timestamp()")
 		began := time.Now()
 		s.proxy["a"].Cut()
+		tally.Fault(t, "cut")
 		s.procs["c"].Kill()
+		tally.Fault(t, "kill")
 		waitFor(t, patience, "the killed client's partitions are owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
 		const others = "SELECT coalesce(string_agg(from_id, ', '), '') FROM pgleases.events WHERE cause = 'evicted' AND from_id <> 'c' AND at > $1"
 		if ids := testkit.Value[string](t, s.pool, others, frozen); ids != "" {
@@ -219,6 +227,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		s.says("pin('l', %d, 'd', 'r')", p)
 		waitFor(t, patience, "it is where it is pinned", func() bool { return s.owners()[p] == "d" })
 		s.procs["d"].Kill()
+		tally.Fault(t, "kill")
 		waitFor(t, patience, "it falls back", func() bool { return s.owners()[p] != "d" && s.owners()[p] != "" })
 		s.start("d", long)
 		waitFor(t, patience, "it returns", func() bool { return s.owners()[p] == "d" })
@@ -227,6 +236,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 
 		// A drain of a stopped process waits for it, at most for its TTL.
 		testkit.OK(t, s.procs["a"].Pause())
+		tally.Fault(t, "pause")
 		s.says("drain('a', 'r')")
 		waitFor(t, patience, "the others have what a had", func() bool { return !slices.Contains(s.owners(), "a") && !slices.Contains(s.owners(), "") })
 		testkit.OK(t, s.procs["a"].Resume())
@@ -238,6 +248,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		// work, the others take over its partitions when its session is over. The oracle compares
 		// that with what it shows. Before, b has watched the clock for long enough.
 		s.proxy["d"].Freeze()
+		tally.Fault(t, "freeze")
 		s.says("evict_client('d', 'r')")
 		began = time.Now()
 		s.share("what it had is taken over", map[string]int{"a": 6, "b": 6})

@@ -20,6 +20,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // 200 faults, each kind at least three times: one owner, epochs that rise, and every partition gets
@@ -136,6 +137,9 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	report := testkit.Must(fleet.Report())(t)
 	lockLogs := testkit.Must(fleet.Locks())(t)
 	lockReport := oracle.Check(lockLogs)
+	weighed(t, report)
+	weighed(t, lockReport)
+	tally.Faults(t, fleet.Counts)
 	e.Violations = append(append(e.Violations, report.Violations...), lockReport.Violations...)
 	e.Locks = lockReport.Intervals
 	e.Faults, e.Clients, e.Intervals, e.Reads, e.Overlaps = fleet.Counts, report.Clients, report.Intervals, report.Reads, report.Overlaps
@@ -147,8 +151,9 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 		fleet.Overdue = append(fleet.Overdue, late...)
 	}
 	written := func(effects *faults.Effects) int {
-		_, zombies, err := effects.Check(t.Context())
+		n, zombies, err := effects.Check(t.Context())
 		testkit.OK(t, err)
+		weighedWrites(t, n, zombies)
 		for _, z := range zombies {
 			e.Violations = append(e.Violations, "zombie: "+z)
 		}

@@ -23,6 +23,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit/notes"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // Patroni moves the primary between two servers: by a switchover, after a crash of the primary's
@@ -71,6 +72,7 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 					})
 					began := time.Now()
 					fault.does(old)
+					tally.Fault(t, "Patroni: "+fault.name)
 					waitFor(t, 2*patience, "another one leads", func() bool { l := p.leads(); return l != nil && l != old })
 					led := time.Since(began)
 					pool := testkit.Pool(t, url, size(1))
@@ -87,6 +89,7 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 					waitFor(t, patience, "the old one has stepped down", func() bool { role, _ := old.state(); return role == "replica" })
 				}
 				written, zombies, err := faults.NewEffects(testkit.Pool(t, url, size(1)), "orders").Check(t.Context())
+				weighedWrites(t, written, zombies)
 				if err != nil || len(zombies) > 0 || written == 0 {
 					t.Errorf("of %d guarded writes, these came late: %v; %v", written, zombies, err)
 				}

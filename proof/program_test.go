@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // The command's own tests kill and stop the command, and cut its connections. Here the server is
@@ -85,11 +86,15 @@ while :; do echo "$PGLEASES_PARTITION $PGLEASES_EPOCH $$" >>log; sleep 0.02; don
 			err = server.Kill()
 		}
 		testkit.OK(t, err)
+		tally.Fault(t, "outage of 1.5 s")
 		time.Sleep(1500 * time.Millisecond) // the length of the outage, not a wait for a condition
 		testkit.OK(t, server.Up(t.Context()))
 		bothRun()
 	}
-	if n := strings.Count(text(), "overlap"); n > 0 {
+	n := strings.Count(text(), "overlap")
+	tally.Checked(t, "programs", len(programs))
+	tally.Violations(t, "programs", n)
+	if n > 0 {
 		t.Errorf("%d programs started while another program of their partition ran", n)
 	}
 	if len(programs) < 2*(times+1) {

@@ -21,6 +21,7 @@ import (
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // An asynchronous standby is promoted that missed the last handoffs. In each round there are
@@ -97,6 +98,7 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			ways[0].Freeze()
 			ways[1].Freeze()
 			testkit.OK(t, next.Promote(t.Context()))
+			tally.Fault(t, "promotion that lost commits")
 			began := time.Now()
 			conn := connection(t, next.URL())
 			promoted = append(promoted, began.Sub(cut))
@@ -222,6 +224,7 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 			testkit.OK(t, old.Kill())
 		}
 		testkit.OK(t, next.Promote(t.Context()))
+		tally.Fault(t, "promotion that lost commits")
 		promoted := oracle.Now()
 		waitFor(t, patience, "all locks come and go on the new primary", taken(promoted, 2))
 		testkit.OK(t, old.Kill())
@@ -240,6 +243,7 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 		logs := testkit.Must(oracle.ReadAll(dir + "/*" + faults.LocksSuffix))(t)
 		effects = faults.NewEffects(testkit.Pool(t, next.URL(), size(1)), faults.LocksName)
 		writes, zombies, err := effects.Check(t.Context())
+		weighedWrites(t, writes, zombies)
 		if err != nil || len(zombies) > 0 {
 			t.Errorf("of %d writes under locks, these came late: %v; %v", writes, zombies, err)
 		}

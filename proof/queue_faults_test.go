@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 var queueFaults = flag.Int("queue-faults", 40, "number of faults of processes that work through a queue")
@@ -55,6 +56,7 @@ func TestQueueIsHandledInOrderUnderFaults(t *testing.T) {
 				q.pool.Reset() // its connections may have ended with the server
 				q.drained()
 				l := q.report(0)
+				tally.Faults(t, q.Counts)
 				t.Logf("faults: %v", q.Counts)
 				if least := 10 * int(time.Since(began).Seconds()); len(l.handled) < least || sum(q.Counts) < *queueFaults {
 					t.Missed(began, time.Since(began), "%d rows handled, not at least %d, and %d faults: the test covered too little", len(l.handled), least, sum(q.Counts))
@@ -97,6 +99,7 @@ func TestQueueWithPoisonedRows(t *testing.T) {
 				halt()
 				q.drained()
 				q.report(1)
+				tally.Faults(t, q.Counts)
 				if n := q.Counts[faults.SelfKill]; n == 0 || n > 6 {
 					t.Errorf("%d processes were killed by a row, not 1 to 6", n)
 				}

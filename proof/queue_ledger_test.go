@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // A queueLedger has the rows that were committed to a queue, what became of them, and what the
@@ -209,7 +210,10 @@ func poisoned(w queueWritten) bool {
 func (l *queueLedger) report(t testing.TB) {
 	t.Helper()
 	found := l.problems()
+	tally.Checked(t, "rows", len(l.written))
+	tally.Violations(t, "queues", 0)
 	for _, kind := range slices.Sorted(maps.Keys(found)) {
+		tally.Violations(t, "queues", len(found[kind]))
 		t.Errorf("%s: %d\n%s", kind, len(found[kind]), found[kind][:min(5, len(found[kind]))])
 	}
 	again := 0

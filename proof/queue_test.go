@@ -21,6 +21,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 var (
@@ -236,6 +237,7 @@ func TestAPromotedStandbyHandlesItsQueueInOrder(t *testing.T) {
 		testkit.OK(t, old.Kill())
 		q.killed = time.Now()
 		testkit.OK(t, next.Promote(t.Context()))
+		tally.Fault(t, "promotion that lost commits")
 		q.database.URL = next.URL()
 		q.pool = testkit.Pool(t, next.URL(), size(2))
 		halt = q.produce(20)

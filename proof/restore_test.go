@@ -21,6 +21,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/oracle"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // TestRestoreStepsKeepOneOwner runs the steps of docs/restore.md as they are written there, while
@@ -101,6 +102,8 @@ func restoring(t *timeguard.Try, steps string) {
 	highest := highestEpoch(leases)
 	until(t, "all is owned under higher epochs", func() bool { return owned() == 32 && lowestEpoch(leases) > highest })
 	report := oracle.Check(append(logs(), late()...))
+	tally.Fault(t, "restore of a dump")
+	weighed(t, report)
 	t.Logf("%v; owned again %v after the steps began", report, time.Since(before))
 	testkit.OK(t, report.Err())
 }

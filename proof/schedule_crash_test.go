@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
@@ -223,6 +224,9 @@ func (v *scheduleVictims) crash(crash scheduleCrash, breach faults.Breach) {
 			crash.provoke(v)
 		}
 		hit = v.collect() == n
+		if hit {
+			tally.Fault(v.t, breached(breach))
+		}
 		if time.Since(began) > patience {
 			missed(v.t, began, patience, "no process has sent %s, or it failed", crash.statement)
 		}

@@ -18,6 +18,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/pgserver"
+	"github.com/pgleases/pgleases/proof/tally"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -98,6 +99,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	}
 	l := readLedger(t, pool, fleet.Dir)
 	l.report(t)
+	tally.Faults(t, fleet.Counts)
 	t.Logf("faults: %v", fleet.Counts)
 	if least := len(l.schedules) * int(time.Since(began).Seconds()) / 10; len(l.effects) < least {
 		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test covered too little", len(l.effects), least)
@@ -133,6 +135,7 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		pool.Close()
 		testkit.OK(t, old.Kill())
 		testkit.OK(t, next.Promote(t.Context()))
+		tally.Fault(t, "promotion that lost commits")
 		pool = testkit.Pool(t, next.URL(), size(1))
 		if n := testkit.Value[int](t, pool, effects); n > before+len(faults.Schedules()) {
 			t.Missed(began, time.Since(began), "the standby had %d effects, and %d when it was cut off: the test covered too little", n, before)

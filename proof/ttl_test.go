@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 // Each process is taken over at its own TTL. The one with the longest TTL is killed first, and no
@@ -41,6 +42,7 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		first := start("long", "long", long)
 		waitFor(t, patience, "the one with the longest TTL owns all", func() bool { return owns("long") == partitions })
 		first.Kill()
+		tally.Fault(t, "kill")
 		waitFor(t, long, "it expires soon", func() bool { return longExpires() < head })
 
 		began := time.Now() // no client has watched for longer
@@ -66,6 +68,7 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		for _, v := range victims {
 			killed := time.Now()
 			v.p.Kill()
+			tally.Fault(t, "kill")
 			waitFor(t, v.ttl+late, v.id+" is taken over", func() bool { return owns(v.id) == 0 })
 			took = append(took, time.Since(killed))
 		}

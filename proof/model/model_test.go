@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/notes"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 //go:embed lease.pml
@@ -154,7 +155,10 @@ func hold(t *testing.T, model string, configurations []configuration) {
 			if !c.short && *visit == "few" || c.long && *visit != "all" {
 				t.Skip("a larger configuration")
 			}
-			if r := explore(t, model, c.defines); r.errors != 0 {
+			r := explore(t, model, c.defines)
+			tally.Checked(t, "states of the model", r.states)
+			tally.Violations(t, "model", r.errors)
+			if r.errors != 0 {
 				t.Errorf("%s is violated: %s", c.defines, r.violation)
 			}
 		})
@@ -179,6 +183,7 @@ func catch(t *testing.T, model string, mutants []mutant) {
 			if !regexp.MustCompile(m.breaks).MatchString(r.violation) {
 				t.Errorf("it breaks another promise than %s: %s", m.breaks, r.violation)
 			}
+			tally.Checked(t, "mutants of the model", 1)
 		})
 	}
 }
@@ -200,6 +205,7 @@ func need(t *testing.T) {
 }
 
 type result struct {
+	states    int
 	errors    int
 	violation string // the assertion that failed
 }
@@ -251,6 +257,7 @@ func explore(t *testing.T, model, defines string) result {
 	}
 	r := result{}
 	r.errors, _ = strconv.Atoi(number(errorsFound))
+	r.states, _ = strconv.Atoi(number(states))
 	if r.errors > 0 {
 		r.violation = number(violated)
 	}

@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/proof/tally"
 )
 
 var (
@@ -727,6 +728,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 				}
 			}
 			slices.Sort(caught)
+			tally.Checked(t, "runs of mutants", len(caught))
 			t.Logf("caught with %d of %d seeds, by %s, after %v", len(caught), *seeds, m.by, caught)
 		})
 	}
