@@ -18,8 +18,9 @@ func measureLarge(ctx context.Context, l *lab, out *part) {
 	measureLife(ctx, l, out, l.pick(1024, 65_536), 4*time.Second) // the maximum size of a lease, and the shortest TTL for it
 }
 
-// fill creates a lease with members and without owners.
-const fill = `INSERT INTO pgleases.clients SELECT n, 'host-' || n || '.example:4711:7f3a9c21', 1, now() + interval '1 day', '10 min', 'host', 1, now()
+// fill creates a lease with members and without owners, on a server that they have accepted.
+const fill = `UPDATE pgleases.server SET accepted_timeline = pgleases.timeline();
+INSERT INTO pgleases.clients SELECT n, 'host-' || n || '.example:4711:7f3a9c21', 1, now() + interval '1 day', '10 min', 'host', 1, now()
 FROM generate_series(1, $2::int) AS n;
 INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('large', $1::int, 1, 1, 0, 'infinity', now());
 INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'large', n, 1, now(), 1 FROM generate_series(1, $2::int) AS n;

@@ -23,8 +23,9 @@ const (
 	dataName = "data"
 	logName  = "log"
 
-	// startTimeout bounds each wait for a server, in addition to the caller's ctx.
-	startTimeout = time.Minute
+	// startTimeout bounds each wait for a server, in addition to the caller's ctx. On a very busy
+	// machine pg_upgrade alone has taken a minute.
+	startTimeout = 3 * time.Minute
 	// pollInterval is the interval between checks of a state that has no notification.
 	pollInterval = 5 * time.Millisecond
 )

@@ -1,6 +1,6 @@
 // Command verdict runs the proof and prints what it has shown:
 //
-//	go run ./verdict [-report FILE] [ARGUMENT ...]
+//	go run ./verdict [-report FILE] [-from PATTERN] [-- ARGUMENT ...]
 //
 // The arguments are those of go test, by default all packages of the proof, one after the other. At
 // the end it prints a table with the faults that have hit in each attack, what was checked, the
