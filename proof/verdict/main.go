@@ -9,8 +9,8 @@
 // the program.
 //
 // With -report it writes the verdict to a file. In a file that has the lines Begin and End, it
-// replaces what is between them. With -from it reads files with the output of go test -json instead of
-// running the tests. A pattern may name several.
+// replaces what is between them. With -from it runs no tests, and reads files with the output of go
+// test -json. A pattern may name several.
 package main
 
 import (

@@ -16,8 +16,8 @@ import (
 	"github.com/pgleases/pgleases/proof/tally"
 )
 
-// module is the path of the module whose tests are attacks, each with a row of its own. The tests of
-// another package share a row.
+// module is the path of the module whose tests are attacks, each with a row of its own. The tests
+// of another package share a row.
 const (
 	module  = "github.com/pgleases/pgleases/proof"
 	library = "github.com/pgleases/pgleases/"
@@ -182,8 +182,8 @@ func (v *verdict) end(e event) {
 	}
 }
 
-// endPackage records the end of a package. If it failed for another reason than a test, it has a row
-// that says so.
+// endPackage records the end of a package. If it failed for another reason than a test, it has a
+// row that says so.
 func (v *verdict) endPackage(e event) {
 	if e.Package != module {
 		v.row(e).took += time.Duration(e.Elapsed * float64(time.Second))
@@ -215,7 +215,7 @@ func (v *verdict) why(e event) string {
 	return "without a reason"
 }
 
-// attacks returns the rows that ran or were skipped, sorted by name, the attacks before the packages.
+// attacks returns the rows that ran or were skipped, by name, the attacks before the packages.
 func (v *verdict) attacks() []*row {
 	rows := slices.Collect(maps.Values(v.rows))
 	rows = slices.DeleteFunc(rows, func(r *row) bool { return r.passed+r.failed+len(r.skipped) == 0 })
