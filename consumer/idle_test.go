@@ -81,6 +81,12 @@ func (db *database) late() pgx.Tx {
 	return tx
 }
 
+// notify notifies the consumer, as an insert does that is not shortly after another one.
+func (db *database) notify() {
+	db.t.Helper()
+	db.exec("SELECT pg_notify('pgleases_notify_' || pgleases.notify_channel('consumer/orders'), '')")
+}
+
 // An idle process polls rarely while inserts notify it. If a row comes without a notification, it
 // is found, and the process polls often from then on.
 func TestIdleProcessPollsRarely(t *testing.T) {
@@ -210,7 +216,7 @@ func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
 	w := idler(db, consumer.Each(effect))
 	w.pollsRarely()
 	late := db.late()
-	db.exec("SELECT pg_notify('pgleases_notify_' || pgleases.notify_channel('consumer/orders'), '')")
+	db.notify()
 	w.pollsOften()
 	testkit.OK(t, late.Commit(t.Context()))
 	db.empty("a poll has found the row")
@@ -234,6 +240,7 @@ func TestOpenTransactionOfABusyTimeKeepsProcessPolling(t *testing.T) {
 		testkit.Receive(t, "each worker has a batch, of all partitions together", in)
 	}
 	late := db.late()
+	db.notify()
 	quieten(t)
 	release()
 	db.empty("all is handled")
