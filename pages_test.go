@@ -380,7 +380,8 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	c := testkit.Must(consumer.New(t.Context(), newClient(t, app, pgleases.WithoutMigration()), app, "mail", queue, handle, consumer.WithoutMigration()))(t)
 	testkit.OK(t, c.RunUntilEmpty(t.Context()))
 	operator := testkit.Must(admin.New(as("operator")))(t)
-	testkit.Must(operator.ChangeConsumer(t.Context(), "pause", "mail", nil, "", "why"))(t)
+	ofMail := testkit.Must(consumer.Manage(t.Context(), as("operator"), "mail", consumer.WithReason("why", "")))(t)
+	testkit.Must(ofMail.Pause(t.Context()))(t)
 	testkit.OK(t, operator.Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "work", Reason: "why"}))
 	reader := as("reader")
 	if all := testkit.Must(testkit.Must(admin.New(reader))(t).Consumers(t.Context()))(t); len(all) != 1 || *all[0].Waiting != 0 || all[0].PausedAt.IsZero() {

@@ -1,6 +1,7 @@
 // Package admin reads the leases of a schema from outside: owners, live clients, waits, events and
-// faults. It needs no client, and joins no lease. Only Apply and ChangeConsumer write: they make an
-// operator's change to clients, leases or consumers. DryRun shows the effect of an Apply in advance.
+// faults. It needs no client, and joins no lease. Only Apply writes: it makes an operator's change to
+// clients or leases. DryRun shows the effect of an Apply in advance. schedule.Manage and
+// consumer.Manage change schedules, jobs and consumers.
 // The command pgleases uses this package.
 //
 // The package is for operators. An application that needs to know what it owns uses its own Lease.

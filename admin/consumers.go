@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -62,12 +60,12 @@ type DeadLetter struct {
 	At        time.Time `json:"at"`       // when it was taken out
 }
 
-// A ConsumerChange is a change that an operator made to a consumer or its blocked rows.
+// A ConsumerChange is an event: a change that an operator made to a consumer, its rows or its lease.
 type ConsumerChange struct {
 	At     time.Time `json:"at"`
-	Verb   string    `json:"verb"`
-	ID     *int64    `json:"id,string"` // the row of retry, skip and return; nil: none, or all
-	Rows   int       `json:"rows"`      // how many rows were changed
+	Cause  string    `json:"cause"`     // as of an Event
+	ID     *int64    `json:"id,string"` // the row that was retried, skipped or returned; nil: none, or all
+	Rows   *int      `json:"rows"`      // how many rows were changed; nil: the change is of the consumer or its lease
 	Actor  string    `json:"actor"`
 	Reason string    `json:"reason"`
 }
@@ -99,58 +97,4 @@ func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error)
 
 func (a *Admin) noConsumers(err error) error {
 	return fmt.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
-}
-
-// ChangeConsumer makes an operator's change, and records it with its actor and reason.
-//   - "pause" and "resume" a consumer: its processes take no rows meanwhile;
-//   - "retry" a blocked row now, or all if id is nil, with all attempts;
-//   - "skip" a blocked row: its owner moves it to the dead letters, when the consumer is not paused;
-//   - "return" a dead letter to the queue table, or all if id is nil, which needs SELECT and INSERT
-//     on it;
-//   - "forget" a consumer that no process runs, with its blocked rows; dead letters stay.
-//
-// It returns the number of rows that were changed; for "pause", "resume" and "forget" 1, or 0 if
-// the consumer was paused already, or not paused. The actor may be empty; the reason has 1 to 4,000
-// bytes. It needs the rights that Grants returns for ForConsumerOperators. It returns ErrRefused
-// for an unknown name or row, and for a wrong verb; ErrNoConsumers as Consumers does.
-func (a *Admin) ChangeConsumer(ctx context.Context, verb, name string, id *int64, actor, reason string) (rows int, err error) {
-	doing := fmt.Sprintf("%s consumer %q", verb, name)
-	call, args := "consumer_change($5::pg_catalog.text, ", []any{name, id, actor, reason, verb}
-	if verb == "return" {
-		call, args = "consumer_return(", args[:4]
-	}
-	statement := "SELECT " + pgx.Identifier{a.schema}.Sanitize() + "." + call + "$1::pg_catalog.text, $2::bigint, $3::pg_catalog.text, $4::pg_catalog.text)"
-	err = a.pool.QueryRow(ctx, statement, args...).Scan(&rows)
-	var told *pgconn.PgError
-	switch {
-	case store.Undefined(err):
-		return 0, a.noConsumers(err)
-	case store.Denied(err):
-		if queue := a.deniedQueue(ctx, verb, name); queue != "" {
-			return 0, fmt.Errorf("admin: %s: %w\nas the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", doing, err, queue)
-		}
-		return 0, fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForConsumerOperators, a.schema)
-	case errors.As(err, &told) && slices.Contains([]string{"42704", "22023", "55006", "23505"}, told.Code):
-		return 0, refusef("admin: %s: %s\n%s", doing, told.Message, told.Hint)
-	}
-	return rows, a.failure(doing, err)
-}
-
-// deniedQueue returns the consumer's queue table, if the role may call consumer_return and lacks
-// rights on that table; else "".
-func (a *Admin) deniedQueue(ctx context.Context, verb, name string) string {
-	if verb != "return" {
-		return ""
-	}
-	c, err := a.Consumer(ctx, name)
-	if err != nil || c == nil {
-		return ""
-	}
-	lacks := true // an error: the schema is closed to the role
-	_ = a.pool.QueryRow(ctx, "SELECT pg_catalog.has_function_privilege($1, 'EXECUTE') AND NOT (pg_catalog.has_table_privilege($2, 'SELECT') AND pg_catalog.has_table_privilege($2, 'INSERT'))",
-		pgx.Identifier{a.schema}.Sanitize()+".consumer_return(text, bigint, text, text)", c.Queue).Scan(&lacks)
-	if !lacks {
-		return ""
-	}
-	return c.Queue
 }

@@ -548,8 +548,8 @@ var duties = []struct {
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
-	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers forget GROUP --reason '...'", Warning},
-	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers forget GROUP --reason '...', and start them", Fault},
+	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", Warning},
+	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers delete GROUP --reason '...', and start them", Fault},
 	{"rights", "some", "the role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"rights", "all", "the role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
@@ -557,8 +557,8 @@ var duties = []struct {
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
 	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or if all attempts failed, by pgleases consumers retry GROUP --all --reason '...'", Note},
 	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", Warning},
-	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers forget GROUP --reason '...'", Warning},
-	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers forget GROUP --reason '...'", Note},
+	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers delete GROUP --reason '...'", Warning},
+	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers delete GROUP --reason '...'", Note},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
@@ -700,7 +700,7 @@ func (d *doctor) clientIDs(ctx context.Context) {
 		d.found("client-ids", Note, "see the log of the server", "cannot read them: %v", err)
 	}
 	for _, c := range ids {
-		d.found("client-ids", Warning, "give every live process an ID of its own (WithClientID, pgleases run --client-id), or leave the option out; see docs/kubernetes.md",
+		d.found("client-ids", Warning, "give every live process an ID of its own (WithClientID, pgleases run --id), or leave the option out; see docs/kubernetes.md",
 			"processes with the client ID %q have ended each other %d times, within 5 min each time: %s", c.ID, c.Takeovers, c.Processes)
 	}
 	d.fine("client-ids", "no live processes share one")
@@ -723,7 +723,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 			continue
 		}
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
-			if except = exception; !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was forgotten
+			if except = exception; !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was deleted
 				left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 			}
 		} else if s.working(l) == 0 {

@@ -28,7 +28,7 @@ const (
 	ForScheduleOperators Purpose = "schedule-operators" // reads everything, and changes schedules and jobs with schedule.Manage; their tables must exist
 
 	ForConsumers         Purpose = "consumers"          // runs clients and consumers; their tables must exist
-	ForConsumerOperators Purpose = "consumer-operators" // reads everything, and changes consumers with Admin.ChangeConsumer; their tables must exist
+	ForConsumerOperators Purpose = "consumer-operators" // reads everything, and changes consumers with consumer.Manage; their tables must exist
 )
 
 // Purposes lists all purposes.

@@ -60,7 +60,7 @@ const (
 	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_instant() schedule_job() schedule_jobs() schedule_json() schedule_since() schedule_status_json() schedule_list()
 		present_database() snapshot() tables_number() timeline()`
 
-	everything = `clients consumer_blocked consumer_changes consumer_dead_letters consumer_partitions consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
+	everything = `clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker installation present_marker status overrides`
 	clientsRead   = `clients events identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
@@ -89,11 +89,11 @@ var mayDo = map[string]string{
 	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
 
 	"consumers EXECUTE": forAll + " " + forApplications + " " + forAllConsumers, "consumers USAGE": "lock_tokens schema",
-	"consumers SELECT":           clientsRead + "consumer_blocked consumer_changes consumer_dead_letters consumer_partitions consumer_version consumers consumers_status",
-	"consumers INSERT":           clientsInsert + "consumer_blocked consumer_dead_letters consumer_partitions consumers",
-	"consumers UPDATE":           clientsWrite + "server notified consumer_blocked consumer_partitions consumers",
+	"consumers SELECT":           clientsRead + "consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status",
+	"consumers INSERT":           clientsInsert + "consumer_blocked consumer_dead_letters consumer_owners consumers",
+	"consumers UPDATE":           clientsWrite + "server notified consumer_blocked consumer_owners consumers",
 	"consumers DELETE":           clientsDelete + "consumer_blocked",
-	"consumer-operators EXECUTE": forReaders + " consumer_change() consumer_return()", "consumer-operators USAGE": "schema", "consumer-operators SELECT": everything,
+	"consumer-operators EXECUTE": forReaders + " consumer_delete() consumer_pause() consumer_resume() consumer_retry() consumer_retry_all() consumer_return() consumer_return_all() consumer_skip() consumer_take_letter()", "consumer-operators USAGE": "schema", "consumer-operators SELECT": everything,
 }
 
 // Each logged table has a replica identity.

@@ -36,7 +36,7 @@ func TestEachRowIsHandledOnceInOrder(t *testing.T) {
 			testkit.OK(t, a.end())
 			testkit.OK(t, b.end())
 			db.exact(1100)
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun"), 0, "partitions whose last owner did not end")
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun"), 0, "partitions whose last owner did not end")
 		})
 	}
 }

@@ -62,7 +62,7 @@ func TestIdleProcessPollsOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(20*time.Millisecond)).run()
-	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
 	w.probed(30) // at first it polls more often: it has begun, and a notification may have been missed
 	began := time.Now()
 	w.probed(20)
@@ -82,7 +82,7 @@ func TestInsertWakesConsumer(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(time.Hour)).run()
-	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
 	for range 3 {
 		w.waits()
 		for range 10 {
@@ -355,7 +355,7 @@ func TestEndFinishesWhatIsInHand(t *testing.T) {
 	testkit.Until(t, "it has left the lease", func() bool {
 		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") <= 1
 	})
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun"), 1, "partitions in hand, unless the end was recorded")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun"), 1, "partitions in hand, unless the end was recorded")
 	close(out)
 	testkit.OK(t, w.end())
 	db.exact(3)

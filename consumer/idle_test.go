@@ -30,7 +30,7 @@ func idler(db *database, h consumer.Handler[Order], opts ...consumer.Option) *wo
 	w := newWorker(db, h, append([]consumer.Option{consumer.WithPoll(idlePoll)}, opts...)...)
 	w.QuietAfter(quiet)
 	w.run()
-	testkit.Becomes(db.t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions")
+	testkit.Becomes(db.t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
 	return w
 }
 
@@ -292,19 +292,19 @@ func TestOperatorsNotifyConsumers(t *testing.T) {
 		w.waits()
 	}
 	failed(1)
-	db.change("retry", 9)
+	db.retry(9)
 	failed(2)
-	db.change("skip", 9)
+	db.skip(9)
 	testkit.Becomes(t, db.Pool, "it is skipped", int64(1), "SELECT count(*) FROM pgleases.consumer_dead_letters")
 	w.waits()
-	expect(t, one[int](db, "SELECT pgleases.consumer_return('orders'::text, 9::bigint, 'maria'::text, 'why'::text)"), 1, "rows returned")
+	testkit.OK(t, db.manager().Return(t.Context(), 9))
 	failed(3)
-	db.change("pause", 0)
+	testkit.Must(db.manager().Pause(t.Context()))(t)
 	w.waits()
 	db.insert(8, 8)
 	w.waits()
 	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 9, "rows in the pause")
-	db.change("resume", 0)
+	testkit.Must(db.manager().Resume(t.Context()))(t)
 	testkit.Becomes(t, db.Pool, "all is handled but the row and one of its key", int64(2), "SELECT count(*) FROM public.outbox")
 	testkit.OK(t, w.end())
 }

@@ -252,7 +252,7 @@ func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *wo
 // allBegun waits until the owners of all partitions have begun.
 func (db *database) allBegun() {
 	db.t.Helper()
-	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended IS DISTINCT FROM begun")
+	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun")
 }
 
 // probed waits until so many further probes have come back.
@@ -273,7 +273,7 @@ func closer(t testing.TB, c chan struct{}) func() {
 // that the rows up to another one are watched.
 func (db *database) crashed(first, last, watched int) {
 	db.t.Helper()
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, note_first, note_last, watched_to) SELECT 'orders', p, 0, $1, $2, $3 FROM generate_series(0, 7) AS p", first, last, watched)
+	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun, note_first, note_last, watched_to) SELECT 'orders', p, 0, $1, $2, $3 FROM generate_series(0, 7) AS p", first, last, watched)
 }
 
 // attempts is the number of attempts, with the pauses of the default.

@@ -12,7 +12,7 @@ import (
 )
 
 // skip moves a blocked row that an operator skips to the dead letters, even if it was changed since
-// it failed, and reports whether it is done. See consumer_change.
+// it failed, and reports whether it is done. See consumer_skip.
 func (g *group) skip(j *job) bool {
 	p, id, text := j.partitions[0], j.retry.id, ""
 	err := g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {

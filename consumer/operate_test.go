@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -10,17 +11,31 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// change is an operator's change; id 0: of no row.
-func (db *database) change(verb string, id int64) int {
+// manager is that of an operator.
+func (db *database) manager() *consumer.Manager {
 	db.t.Helper()
-	return one[int](db, "SELECT pgleases.consumer_change($1::text, 'orders'::text, nullif($2::bigint, 0), 'maria'::text, 'why'::text)", verb, id)
+	return testkit.Must(consumer.Manage(db.t.Context(), db.Pool, "orders", consumer.WithReason("why", "maria")))(db.t)
+}
+
+func (db *database) skip(id int64) {
+	db.t.Helper()
+	testkit.OK(db.t, db.manager().Skip(db.t.Context(), id))
+}
+func (db *database) retry(id int64) {
+	db.t.Helper()
+	testkit.OK(db.t, db.manager().Retry(db.t.Context(), id))
+}
+
+// retryAll retries all blocked rows.
+func (db *database) retryAll() int {
+	db.t.Helper()
+	return testkit.Must(db.manager().RetryAll(db.t.Context()))(db.t)
 }
 
 // failing is a handler that fails for the rows in bad.
@@ -43,7 +58,7 @@ func TestOperatorsSkipAndRetryRows(t *testing.T) {
 	w := newWorker(db, failing(1, 2, 3, 4), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "rows block their keys", int64(4), "SELECT count(*) FROM pgleases.consumer_blocked WHERE attempts = 1 AND next_at = 'infinity'")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE customer LIKE 'c%'"), 0, "rows that overtook the one that failed")
-	expect(t, db.change("skip", 1), 1, "rows to skip")
+	db.skip(1)
 	const of = "SELECT count(*) FROM public.effects WHERE customer = "
 	testkit.Becomes(t, db.Pool, "the key goes on", int64(4), of+"'c1'")
 	letter := one[string](db, "SELECT concat_ws(' ', id, key, attempts, content ->> 'payload', error) FROM pgleases.consumer_dead_letters")
@@ -54,8 +69,10 @@ func TestOperatorsSkipAndRetryRows(t *testing.T) {
 
 	testkit.OK(t, w.end())
 	db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 4")
-	expect(t, db.change("skip", 2)+db.change("skip", 3)+db.change("skip", 4), 3, "rows to skip")
-	expect(t, db.change("retry", 2), 1, "rows to retry") // takes the skip back
+	for id := range int64(3) {
+		db.skip(id + 2)
+	}
+	db.retry(2) // takes the skip back
 	w = newWorker(db, failing(), attempts(1)).run()
 	db.empty("all is handled or skipped")
 	testkit.OK(t, w.end())
@@ -63,8 +80,8 @@ func TestOperatorsSkipAndRetryRows(t *testing.T) {
 	expect(t, one[string](db, "SELECT string_agg(id::text, ' ' ORDER BY id) FROM pgleases.consumer_dead_letters"), "1 3 4", "dead letters")
 	expect(t, one[int64](db, of+"'c2'"), 5, "rows of the key that was retried")
 	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 2"), 1, "attempt of the row that was retried")
-	if changes := one[string](db, "SELECT string_agg(concat_ws(' ', verb, consumer, row_id, rows, reason), ', ' ORDER BY id) FROM pgleases.consumer_changes WHERE actor = 'maria (' || session_user || ')'"); changes !=
-		"skip orders 1 1 why, skip orders 2 1 why, skip orders 3 1 why, skip orders 4 1 why, retry orders 2 1 why" {
+	if changes := one[string](db, "SELECT string_agg(concat_ws(' ', cause, lease, row_id, rows, reason), ', ' ORDER BY id) FROM pgleases.events WHERE actor = 'maria (' || session_user || ')'"); changes !=
+		"row skipped consumer/orders 1 1 why, row skipped consumer/orders 2 1 why, row skipped consumer/orders 3 1 why, row skipped consumer/orders 4 1 why, row retried consumer/orders 2 1 why" {
 		t.Errorf("changes %s", changes)
 	}
 }
@@ -77,7 +94,7 @@ func TestSkipDoesNotWaitForItsKey(t *testing.T) {
 	w := newWorker(db, failing(1), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 	db.exec("INSERT INTO pgleases.consumer_blocked SELECT consumer, partition, 2, key, version, NULL, 0, 0, NULL, now(), NULL, 'infinity', false, 1 FROM pgleases.consumer_blocked")
-	db.change("skip", 2)
+	db.skip(2)
 	testkit.Becomes(t, db.Pool, "the second row is skipped", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
 	testkit.OK(t, w.end())
 }
@@ -86,35 +103,63 @@ func TestOperatorsPauseAndResume(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect)).run()
-	expect(t, db.change("pause", 0), 1, "paused")
-	expect(t, db.change("pause", 0), 0, "paused twice")
+	m, ctx := db.manager(), t.Context()
+	expect(t, testkit.Must(m.Pause(ctx))(t), true, "paused")
+	expect(t, testkit.Must(m.Pause(ctx))(t), false, "paused twice")
 	w.probed(2)
 	db.insert(8, 8)
 	w.probed(3)
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "rows that were handled in the pause")
 	expect(t, one[string](db, "SELECT concat_ws(' ', waiting, paused_by = 'maria (' || session_user || ')', paused_reason) FROM pgleases.consumers_status"), "8 t why", "status")
-	expect(t, db.change("resume", 0), 1, "resumed")
+	expect(t, testkit.Must(m.Resume(ctx))(t), true, "resumed")
+	expect(t, testkit.Must(m.Resume(ctx))(t), false, "resumed twice")
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	expect(t, one[bool](db, "SELECT paused_at IS NULL AND paused_by IS NULL AND paused_reason IS NULL FROM pgleases.consumers_status"), true, "resumed")
-	for call, want := range map[string]string{
-		"'pause', 'orders', 1": "verb", "'skip', 'orders', NULL": "verb", "'stop', 'orders', NULL": "verb", "NULL, 'orders', NULL": "",
-		"'retry', 'orders', 1": "blocks no key", "'skip', 'orders', 1": "blocks no key", "'pause', 'order', NULL": `there is no consumer "order"`,
-	} {
-		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change(v::text, c::text, r::bigint, ''::text, 'why'::text) FROM (VALUES ("+call+")) AS t (v, c, r)")
-		contains(t, err, want)
+	expect(t, db.retryAll(), 0, "blocked rows to retry")
+	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', cause, row_id, rows, reason), ', ' ORDER BY id) FROM pgleases.events WHERE lease = 'consumer/orders' AND actor IS NOT NULL"),
+		"consumer paused why, consumer resumed why", "changes")
+}
+
+// Each verb on something that does not exist says so, and changes and records nothing.
+func TestVerbsOfUnknownsAreRefused(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	newWorker(db, failing())
+	ctx, m := t.Context(), db.manager()
+	other := testkit.Must(consumer.Manage(ctx, db.Pool, "order", consumer.WithReason("why", "maria")))(t)
+	all := func(m *consumer.Manager, id int64) map[string]error {
+		errs := map[string]error{"retry": m.Retry(ctx, id), "skip": m.Skip(ctx, id), "return": m.Return(ctx, id)}
+		if m == other {
+			_, errs["pause"] = m.Pause(ctx)
+			_, errs["resume"] = m.Resume(ctx)
+			_, errs["retry all"] = m.RetryAll(ctx)
+			_, errs["return all"] = m.ReturnAll(ctx)
+			errs["delete"] = m.Delete(ctx)
+		}
+		return errs
 	}
-	for call, want := range map[string]string{
-		"change('skip'::text, 'orders'::text": "it waits behind a blocked row of its key", "return('orders'::text": "It was returned or deleted, or its ID is another.",
-	} {
-		_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_"+call+", 1::bigint, ''::text, 'why'::text)")
-		if refused := new(pgconn.PgError); !errors.As(err, &refused) || !strings.Contains(refused.Hint, want) {
-			t.Errorf("%s: %v, want the hint %q", call, err, want)
+	for verb, err := range all(other, 1) {
+		if contains(t, err, `there is no consumer "order"`); !errors.Is(err, consumer.ErrNotFound) {
+			t.Errorf("%s: %v", verb, err)
 		}
 	}
-	_, err := db.Exec(t.Context(), "SELECT pgleases.consumer_change('pause'::text, 'orders'::text, NULL::bigint, ''::text, ''::text)")
-	contains(t, err, "pause needs a reason")
-	expect(t, db.change("retry", 0), 0, "blocked rows to retry")
+	for verb, err := range all(m, 9) {
+		want := []string{`row 9 of consumer "orders"`, "blocks no key", "it waits behind a blocked row of its key"}
+		if verb == "return" {
+			want = []string{`row 9 of consumer "orders"`, "is no dead letter", "It was returned or deleted, or its ID is another."}
+		}
+		if contains(t, err, want...); !errors.Is(err, consumer.ErrNotFound) {
+			t.Errorf("%s: %v", verb, err)
+		}
+	}
+	_, err := consumer.Manage(ctx, db.Pool, "orders", consumer.WithReason("", "maria"))
+	contains(t, err, `manage "orders": the reason is empty`)
+	for reason, actor := range map[string]string{strings.Repeat("x", 4001): "", "why": strings.Repeat("x", 256)} {
+		_, err := testkit.Must(consumer.Manage(ctx, db.Pool, "orders", consumer.WithReason(reason, actor)))(t).Pause(ctx)
+		contains(t, err, fmt.Sprintf("pause: the reason has %d bytes, the actor %d", len(reason), len(actor)))
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.events WHERE actor IS NOT NULL"), 0, "changes")
 }
 
 // status returns the columns of the view that depend on the queue table, and the blocked keys.
@@ -234,33 +279,34 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(2, 2)
 	testkit.OK(t, newWorker(db, failing(1), attempts(1), consumer.WithOnFailure(consumer.DeadLetter)).RunUntilEmpty(t.Context()))
-	const call = "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"
+	m, ctx := db.manager(), t.Context()
 	db.exec("ALTER TABLE public.outbox ADD later int NOT NULL DEFAULT 7; INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES (1, 'c5', '0')")
-	_, err := db.Exec(t.Context(), call)
-	contains(t, err, "has a row with ID 1")
+	taken := func() {
+		t.Helper()
+		err := m.Return(ctx, 1)
+		if contains(t, err, "has a row with ID 1", "IDs are given once"); !errors.Is(err, consumer.ErrExists) {
+			t.Errorf("%v", err)
+		}
+	}
+	taken()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_dead_letters"), 1, "letters that are left")
 	db.block("true")
-	_, err = db.Exec(t.Context(), call)
-	contains(t, err, "has a row with ID 1")
+	taken()
 	db.exec("DELETE FROM public.outbox; DELETE FROM pgleases.consumer_blocked; UPDATE pgleases.consumer_dead_letters SET partition = 40") // when there were more
-	expect(t, one[int](db, call), 1, "rows returned")
+	testkit.OK(t, m.Return(ctx, 1))
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "records that no process finds")
-	expect(t, one[string](db, "SELECT concat_ws(' ', q.id, q.customer, q.payload, q.later, q.partition = pgleases.partition_for(q.customer, 8), (SELECT count(*) FROM pgleases.consumer_dead_letters), c.verb) FROM public.outbox AS q, pgleases.consumer_changes AS c"), "1 c1 1 7 t 0 return", "the row")
-	_, err = db.Exec(t.Context(), call)
-	contains(t, err, `row 1 of consumer "orders" is no dead letter`)
+	expect(t, one[string](db, "SELECT concat_ws(' ', q.id, q.customer, q.payload, q.later, q.partition = pgleases.partition_for(q.customer, 8), (SELECT count(*) FROM pgleases.consumer_dead_letters), c.cause) FROM public.outbox AS q, pgleases.events AS c WHERE c.actor IS NOT NULL"), "1 c1 1 7 t 0 row returned", "the row")
+	contains(t, m.Return(ctx, 1), `row 1 of consumer "orders" is no dead letter`)
 
-	all := strings.Replace(call, "1", "NULL", 1)
 	db.exec("INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c5', jsonb_build_object('id', n, 'customer', 'c5', 'payload', '0'), 1 FROM generate_series(10, 12) AS n; " +
 		"INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES (11, 'c5', '0')")
-	_, err = db.Exec(t.Context(), all)
+	_, err := m.ReturnAll(ctx)
 	contains(t, err, "has a row with ID 11")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_dead_letters"), 3, "letters that are left")
 	db.exec("DELETE FROM public.outbox WHERE id = 11")
-	expect(t, one[int](db, all), 3, "rows returned")
-	expect(t, one[int](db, all), 0, "rows returned without a letter")
-	expect(t, one[string](db, "SELECT string_agg(row_id::text, ' ' ORDER BY row_id) FROM pgleases.consumer_changes WHERE verb = 'return'"), "1 10 11 12", "changes")
-	_, err = db.Exec(t.Context(), strings.Replace(all, "orders", "order", 1))
-	contains(t, err, `there is no consumer "order"`)
+	expect(t, testkit.Must(m.ReturnAll(ctx))(t), 3, "rows returned")
+	expect(t, testkit.Must(m.ReturnAll(ctx))(t), 0, "rows returned without a letter")
+	expect(t, one[string](db, "SELECT string_agg(row_id::text, ' ' ORDER BY row_id) FROM pgleases.events WHERE cause = 'row returned'"), "1 10 11 12", "changes")
 }
 
 // A dead letter that comes back is handled before the row of its key that has failed since.
@@ -276,11 +322,11 @@ func TestReturnedRowComesFirst(t *testing.T) {
 		return effect(ctx, tx, row)
 	}), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "row 1 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 1")
-	db.change("skip", 1)
+	db.skip(1)
 	testkit.Becomes(t, db.Pool, "row 2 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 2")
-	expect(t, one[int](db, "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"), 1, "rows returned")
+	testkit.OK(t, db.manager().Return(t.Context(), 1))
 	mended.Store(true)
-	db.change("retry", 0)
+	db.retryAll()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(3)
@@ -304,7 +350,7 @@ func TestReturnedRowComesBeforeDueRows(t *testing.T) {
 		return effect(ctx, tx, row)
 	})).run()
 	testkit.Receive(t, "the row of the other key is in hand", in)
-	expect(t, one[int](db, "SELECT pgleases.consumer_return('orders'::text, 1::bigint, 'maria'::text, 'why'::text)"), 1, "rows returned")
+	testkit.OK(t, db.manager().Return(t.Context(), 1))
 	close(out)
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -330,7 +376,7 @@ func TestSkipDuringAnAttempt(t *testing.T) {
 				return errors.New("it fails")
 			}), opts...).run()
 			testkit.Receive(t, "the row is in hand", in)
-			db.change("skip", 1)
+			db.skip(1)
 			close(out)
 			db.empty("it is skipped")
 			testkit.OK(t, w.end())
@@ -364,14 +410,14 @@ func TestSkipComesFirst(t *testing.T) {
 	w.run()
 	end := closer(t, hang)
 	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
-	db.change("retry", 0)
+	db.retryAll()
 	before := calls.Load()
-	db.change("skip", 150)
+	db.skip(150)
 	testkit.Becomes(t, db.Pool, "a row is skipped", int64(1), "SELECT count(*) FROM pgleases.consumer_dead_letters")
 	if n := calls.Load() - before; n > 20 {
 		t.Errorf("%d calls until then", n)
 	}
-	db.change("skip", (testkit.Receive(t, "a row hangs", hangs)-150)%3+151)
+	db.skip((testkit.Receive(t, "a row hangs", hangs)-150)%3 + 151)
 	testkit.Becomes(t, db.Pool, "another is skipped", int64(2), "SELECT count(*) FROM pgleases.consumer_dead_letters")
 	end()
 	testkit.OK(t, w.end())
@@ -402,20 +448,21 @@ func TestSweepKeepsALaterAttempt(t *testing.T) {
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
 }
 
-func TestOperatorsForgetConsumers(t *testing.T) {
+func TestOperatorsDeleteConsumers(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(1, 1)
 	w := newWorker(db, failing(1), attempts(1)).run()
 	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
-	const call = "SELECT pgleases.consumer_change('forget'::text, 'orders'::text, NULL::bigint, 'maria'::text, 'why'::text)"
-	_, err := db.Exec(t.Context(), call)
-	contains(t, err, `processes run the consumer "orders"`)
+	err := db.manager().Delete(t.Context())
+	if contains(t, err, `processes run the consumer "orders"`); !errors.Is(err, consumer.ErrInUse) {
+		t.Errorf("%v", err)
+	}
 	testkit.OK(t, w.end())
-	expect(t, db.change("forget", 0), 1, "forgotten")
-	expect(t, one[string](db, "SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.consumers), (SELECT count(*) FROM pgleases.consumer_blocked), (SELECT count(*) FROM pgleases.consumer_partitions))"), "0 0 0", "what is left")
+	testkit.OK(t, db.manager().Delete(t.Context()))
+	expect(t, one[string](db, "SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.consumers), (SELECT count(*) FROM pgleases.consumer_blocked), (SELECT count(*) FROM pgleases.consumer_owners))"), "0 0 0", "what is left")
 	_, err = db.Exec(t.Context(), "SELECT pgleases.consumer_begin('orders'::text, '{0}'::int[], '{9}'::bigint[])") // of a process that was there before
-	contains(t, err, `the consumer "orders" was forgotten`)
+	contains(t, err, `the consumer "orders" was deleted`)
 	db.exec("ALTER TABLE public.outbox RENAME TO renamed")
 	queue := outbox
 	queue.Table = "public.renamed"

@@ -34,6 +34,8 @@ type options struct {
 	log         *slog.Logger
 	noMigration bool
 	ascending   bool // the application gives the IDs
+	reason      string
+	actor       string
 }
 
 // An Option sets an option of a Consumer. New checks them together.

@@ -69,7 +69,7 @@ func TestSuspicionTakenBackKeepsTheOrder(t *testing.T) {
 	db := newDatabase(t)
 	of := db.alike(3)
 	db.put(of[0], of[1], of[2], of[0])
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, crashed) VALUES ('orders', 3, 0, 0)")
+	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun, crashed) VALUES ('orders', 3, 0, 0)")
 	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed) SELECT 'orders', 3, id, customer, xmin, 0, now() + interval '2 seconds', 0 FROM public.outbox WHERE id = 1")
 	h, in, out := gate(of[2])
 	w := newWorker(db, h, consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)).run()
@@ -151,7 +151,7 @@ func TestLowIDs(t *testing.T) {
 			db := newDatabase(t)
 			db.exec("INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE SELECT i, 'c' || i % 3, '1' FROM unnest('{-9223372036854775807,-2,-1,0,1,9223372036854775807}'::bigint[]) AS i")
 			if watched {
-				db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
+				db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
 			}
 			w := newWorker(db, consumer.Each(effect), consumer.WithMaxRunning(1))
 			testkit.OK(t, w.RunUntilEmpty(t.Context()))

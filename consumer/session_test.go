@@ -42,7 +42,7 @@ func TestStrangeSearchPath(t *testing.T) {
 		return newWorkerWith(db, "search_path", "strange, pg_catalog", h, append(opts, consumer.WithMaxAttempts(2, consumer.Backoff(time.Millisecond, time.Millisecond)))...).RunUntilEmpty(t.Context())
 	}
 	contains(t, run(failing(50)), "only rows of blocked keys are left", "1 rows, the first: ID 50, key 'c10', 2 attempts: no such order")
-	db.change("retry", 50)
+	db.retry(50)
 	testkit.OK(t, run(failing(50), consumer.WithOnFailure(consumer.DeadLetter)))
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 20) AS i")
 	testkit.OK(t, run(consumer.AtLeastOnce(db.published)))
@@ -66,7 +66,7 @@ func TestReadOnlySession(t *testing.T) {
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	db.exact(100)
 	expect(t, w.Stats().BrokenOff, 0, "batches broken off")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_partitions WHERE ended = begun"), partitions, "ends that are recorded")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_owners WHERE ended = begun"), partitions, "ends that are recorded")
 }
 
 // What a handler sets in its transaction concerns neither the removal of its rows nor the commit.

@@ -91,7 +91,7 @@ func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	for partition := 3; partition <= 4; partition++ {
 		db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 50000)", db.customers(partition, 1)[0])
 	}
-	db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun) VALUES ('orders', 3, 1)")
+	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun) VALUES ('orders', 3, 1)")
 	db.exec("ANALYZE public.outbox")
 	sql := strings.TrimSpace(w.CrashSQL())
 	if blocks := testkit.BlocksRead(t, db.Pool, sql, "orders", 3, 0, 1, 1); blocks > 100 {
@@ -312,7 +312,7 @@ func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
 				testkit.Must(tx.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 1 FOR UPDATE"))(t)
 			case "not skipped":
 				db.exec("CREATE TABLE public.child (parent bigint REFERENCES public.outbox); INSERT INTO public.child VALUES (1)")
-				db.change("skip", 1)
+				db.skip(1)
 			}
 			w.run()
 			testkit.Becomes(t, db.Pool, "all others are handled", int64(1), "SELECT count(*) FROM public.outbox")
@@ -336,7 +336,7 @@ func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 			db.put(of[0], of[1])
 			db.put(slices.Repeat(of[2:3], 500)...)
 			db.put(of[3])
-			db.exec("INSERT INTO pgleases.consumer_partitions (consumer, partition, begun, watched_to) SELECT 'orders', 3, 0, 503 " + watched)
+			db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun, watched_to) SELECT 'orders', 3, 0, 503 " + watched)
 			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				if row.Key != of[3] {
 					return errors.New("it fails")
@@ -369,7 +369,7 @@ func TestRetryBehindManyBlockedRows(t *testing.T) {
 	w.TryWhileAway(time.Millisecond)
 	w.run()
 	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
-	db.change("retry", 150)
+	db.retry(150)
 	testkit.Becomes(t, db.Pool, "the row is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id = 150")
 	testkit.Becomes(t, db.Pool, "so is one that nobody has retried", int64(2), "SELECT count(*) FROM public.effects")
 	if n := calls.Load(); n > 400 {
@@ -396,7 +396,7 @@ func TestOperatorsRetryComesFirst(t *testing.T) {
 	first := testkit.Receive(t, "a row is in hand", calls)
 	db.allBegun()
 	retried := (first+2)%6 + 1 // behind others
-	db.change("retry", retried)
+	db.retry(retried)
 	w.probed(2)
 	next <- struct{}{}
 	expect(t, testkit.Receive(t, "a call", calls), retried, "the next row")
@@ -411,7 +411,7 @@ func TestSuspectsHoldOtherWorkOnce(t *testing.T) {
 	db := newDatabase(t)
 	db.put(db.alike(30)...)
 	db.crashed(1, 30, 30)
-	db.exec("UPDATE pgleases.consumer_partitions SET note_first = NULL WHERE partition <> 3")
+	db.exec("UPDATE pgleases.consumer_owners SET note_first = NULL WHERE partition <> 3")
 	db.put(db.customers(7, 1)...)
 	hang := make(chan struct{})
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {

@@ -89,7 +89,7 @@ func (s *statements) register(ctx context.Context, tx pgx.Tx, name string, t *ta
 	var of, queue string
 	var has Queue
 	var other error
-	remedy := "give another name, or, when no process uses the consumer any more, run pgleases consumers forget"
+	remedy := "give another name, or, when no process uses the consumer any more, run pgleases consumers delete"
 	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &has.Key, &has.Partition}, func() error {
 		switch {
 		case of != name:

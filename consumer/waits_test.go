@@ -86,15 +86,15 @@ func TestOutageIsNoCrash(t *testing.T) {
 	db := newDatabase(t)
 	log := make(lines, 1000)
 	w := db.begun(consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
-	begun := one[int64](db, "SELECT max(begun) FROM pgleases.consumer_partitions")
+	begun := one[int64](db, "SELECT max(begun) FROM pgleases.consumer_owners")
 	w.wire.Cut()
 	w.evict()
 	next := newWorker(db, consumer.Each(effect)).run()
-	testkit.Becomes(t, db.Pool, "another process owns all", int64(8), "SELECT count(*) FROM pgleases.consumer_partitions WHERE crashed IS NOT NULL AND begun > $1", begun)
+	testkit.Becomes(t, db.Pool, "another process owns all", int64(8), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed IS NOT NULL AND begun > $1", begun)
 	for !strings.Contains(testkit.Receive(t, "its end fails", log), "end not recorded") {
 	}
 	w.wire.Mend()
-	testkit.Becomes(t, db.Pool, "the first one has ended", int64(0), "SELECT count(*) FROM pgleases.consumer_partitions WHERE crashed IS NOT NULL OR watched_to IS NOT NULL")
+	testkit.Becomes(t, db.Pool, "the first one has ended", int64(0), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed IS NOT NULL OR watched_to IS NOT NULL")
 	db.insert(8, 8)
 	db.empty("all is handled")
 	testkit.OK(t, next.end())

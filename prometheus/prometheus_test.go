@@ -368,12 +368,12 @@ func TestAlertsFire(t *testing.T) {
 	insert("hang")
 	testkit.Until(t, "a row waits", func() bool { return count(`pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`) > 3000 })
 	story.step("a row waits", w.scrape(), "PgleasesConsumerLag")
-	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_change('pause', 'mails', NULL, '', 'why')")
+	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_pause('mails', '', 'why')")
 	story.step("it waits because of a pause", w.scrape())
 	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET paused_at = now() - interval '61 minutes'")
 	story.step("the pause is forgotten", w.scrape(), "PgleasesConsumerPaused")
 	close(w.hung)
-	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_change('resume', 'mails', NULL, '', 'why')") // perhaps the pause was before the row was taken
+	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_resume('mails', '', 'why')") // perhaps the pause was before the row was taken
 	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 2 })
 	end()
 	if err := <-consumed; !errors.Is(err, context.Canceled) {

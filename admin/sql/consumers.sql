@@ -19,8 +19,8 @@ SELECT json_build_object(
                    FROM (SELECT * FROM pgleases.consumer_blocked AS b WHERE b.consumer = $1::text AND b.consumer = s.consumer ORDER BY b.since, b.id LIMIT $2::int) AS b),
        'letters', (SELECT json_agg(json_build_object('id', d.id::text, 'key', d.key, 'partition', d.partition, 'attempts', d.attempts, 'error', coalesce(d.error, ''), 'at', d.died_at) ORDER BY d.died_at DESC, d.id DESC)
                    FROM (SELECT d.id, d.key, d.partition, d.attempts, d.error, d.died_at FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = $1::text AND d.consumer = s.consumer ORDER BY d.died_at DESC, d.id DESC LIMIT $2::int) AS d),
-       'changes', (SELECT json_agg(json_build_object('at', h.at, 'verb', h.verb, 'id', h.row_id::text, 'rows', h.rows, 'actor', h.actor, 'reason', h.reason) ORDER BY h.id DESC)
-                   FROM (SELECT * FROM pgleases.consumer_changes AS h WHERE h.consumer = $1::text AND h.consumer = s.consumer ORDER BY h.at DESC, h.id DESC LIMIT $2::int) AS h))
+       'changes', (SELECT json_agg(json_build_object('at', least(greatest(h.at, '0001-01-02 UTC'), '9999-12-30 UTC'), 'cause', h.cause, 'id', h.row_id::text, 'rows', h.rows, 'actor', h.actor, 'reason', h.reason) ORDER BY h.tx DESC, h.id DESC)
+                   FROM (SELECT * FROM pgleases.events AS h WHERE h.lease = 'consumer/' || $1::text AND s.consumer = $1::text AND h.actor IS NOT NULL ORDER BY h.tx DESC, h.id DESC LIMIT $2::int) AS h))
 FROM pgleases.consumers_status AS s
 WHERE $1::text IS NULL OR s.consumer = $1::text
 ORDER BY s.consumer

@@ -10,7 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/shell"
 )
@@ -31,9 +33,10 @@ func newConsumers() *cobra.Command {
 		}
 		return nil
 	}
-	cmd.AddCommand(newConsumerShow(), newConsumerChange("pause CONSUMER", "Pause a consumer until it is resumed"), newConsumerChange("resume CONSUMER", "Resume a paused consumer"),
-		newConsumerChange("retry CONSUMER [ID]", "Retry a blocked row, or all, now"), newConsumerChange("skip CONSUMER ID", "Move a blocked row to the dead letters"),
-		newConsumerChange("return CONSUMER [ID]", "Return a dead letter to its queue table"), newConsumerChange("forget CONSUMER", "Forget a consumer that is no longer used"))
+	cmd.AddCommand(newConsumerShow())
+	for _, v := range consumerVerbs {
+		cmd.AddCommand(newConsumerChange(v))
+	}
 	return cmd
 }
 
@@ -106,7 +109,7 @@ func newConsumerShow() *cobra.Command {
 				if h.ID != nil {
 					row = strconv.FormatInt(*h.ID, 10)
 				}
-				return []any{h.At.UTC().Format(time.DateTime), h.Verb, row, h.Rows, shown(h.Actor), shown(h.Reason)}
+				return []any{h.At.UTC().Format(time.DateTime), h.Cause, row, counted(h.Rows), shown(h.Actor), shown(h.Reason)}
 			})
 		}
 		return c, text, nil
@@ -125,49 +128,99 @@ func unknownConsumer(ctx context.Context, a *admin.Admin, name string) error {
 // negative finds the error for a negative number, which is read as a flag.
 var negative = regexp.MustCompile(`^unknown shorthand flag: '\d' in -\d+$`)
 
-// newConsumerChange returns a verb that changes a consumer or its blocked rows.
-func newConsumerChange(use, short string) *cobra.Command {
-	cmd := &cobra.Command{Use: use, Short: short, Args: asUsed, Annotations: map[string]string{shared: "consumer"}}
-	reason, actor, all, verb := "", "", false, cmd.Name()
+// A consumerVerb changes a consumer or its rows.
+type consumerVerb struct {
+	use, short string
+	ofRow      bool // it takes the ID of a row
+	ofAll      bool // or --all
+	// do makes the change. id is nil for --all, and for a verb that takes no ID. It returns what to
+	// print.
+	do func(ctx context.Context, m *consumer.Manager, id *int64) (state string, err error)
+}
+
+var consumerVerbs = []consumerVerb{
+	{use: "pause CONSUMER", short: "Pause a consumer until it is resumed", do: func(ctx context.Context, m *consumer.Manager, _ *int64) (string, error) {
+		changed, err := m.Pause(ctx)
+		return either(changed, "done; batches in hand end first", "it is paused already"), err
+	}},
+	{use: "resume CONSUMER", short: "Resume a paused consumer", do: func(ctx context.Context, m *consumer.Manager, _ *int64) (string, error) {
+		changed, err := m.Resume(ctx)
+		return either(changed, "done", "it is not paused"), err
+	}},
+	{use: "retry CONSUMER [ID]", short: "Retry a blocked row, or all, now", ofRow: true, ofAll: true, do: retryRows},
+	{use: "skip CONSUMER ID", short: "Move a blocked row to the dead letters", ofRow: true, do: func(ctx context.Context, m *consumer.Manager, id *int64) (string, error) {
+		return "recorded; its owner moves it to the dead letters, of a paused consumer after resume", m.Skip(ctx, *id)
+	}},
+	{use: "return CONSUMER [ID]", short: "Return a dead letter to its queue table", ofRow: true, ofAll: true, do: returnRows},
+	{use: "delete CONSUMER", short: "Delete a consumer that is no longer used", do: func(ctx context.Context, m *consumer.Manager, _ *int64) (string, error) {
+		return "done", m.Delete(ctx)
+	}},
+}
+
+// either returns one of two texts.
+func either(is bool, yes, no string) string {
+	if is {
+		return yes
+	}
+	return no
+}
+
+func retryRows(ctx context.Context, m *consumer.Manager, id *int64) (state string, err error) {
+	n := 1
+	if id != nil {
+		err = m.Retry(ctx, *id)
+	} else {
+		n, err = m.RetryAll(ctx)
+	}
+	due := ranges.Many(n, "row") + " due now; within a minute if an outage has paused its partition; after resume if the consumer is paused"
+	return either(n > 0, due, "no row is blocked"), err
+}
+
+func returnRows(ctx context.Context, m *consumer.Manager, id *int64) (state string, err error) {
+	if id != nil {
+		return "done; it is handled before other rows of its key, of a paused consumer after resume", m.Return(ctx, *id)
+	}
+	n, err := m.ReturnAll(ctx)
+	returned := ranges.Many(n, "row") + " returned, each is handled before other rows of its key, of a paused consumer after resume"
+	return either(n > 0, returned, "there is no dead letter"), err
+}
+
+func newConsumerChange(v consumerVerb) *cobra.Command {
+	cmd := &cobra.Command{Use: v.use, Short: v.short, Args: asUsed, Annotations: map[string]string{shared: "consumer"}}
+	reason, actor, all := "", "", false
 	reasonFlags(cmd, &reason, &actor)
-	mayAll := verb == "retry" || verb == "return"
-	if mayAll {
+	if v.ofAll {
 		cmd.Flags().BoolVar(&all, "all", false, "all blocked rows, or all dead letters")
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if negative.MatchString(err.Error()) {
-			return fmt.Errorf("%w: a negative ID comes last, after --: pgleases consumers %s CONSUMER --reason '...' -- -5", err, verb)
+			return fmt.Errorf("%w: a negative ID comes last, after --: pgleases consumers %s CONSUMER --reason '...' -- -5", err, cmd.Name())
 		}
 		return err
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		var id *int64
-		switch {
-		case len(args) == 2 && all:
-			return fmt.Errorf("row %s and --all are given: leave one out", args[1])
-		case len(args) == 2:
-			n, err := strconv.ParseInt(args[1], 10, 64)
-			if id = &n; err != nil {
-				return fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
-			}
-		case mayAll && !all:
-			return errors.New("ID is missing: give the ID of a row, or --all")
+		id, err := rowOf(args, v, all)
+		if err != nil {
+			return err
 		}
 		if reason == "" {
 			return errNoReason
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			forgotten := ""
-			if verb == "forget" {
-				if c, err := a.Consumer(ctx, args[0]); err == nil && c != nil {
-					forgotten = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
-				}
-				if s, err := a.Snapshot(ctx); err == nil && s.Lease("consumer/"+args[0]) != nil {
-					forgotten += fmt.Sprintf("; its lease stays: pgleases drop %s --reason '...' deletes it", shell.Word("consumer/"+args[0]))
-				}
+			left := ""
+			if cmd.Name() == "delete" {
+				left = leftOf(ctx, a, args[0])
 			}
-			n, err := a.ChangeConsumer(ctx, verb, args[0], id, actor, reason)
-			if errors.Is(err, admin.ErrRefused) {
+			pool, schema := a.Database()
+			m, err := consumer.Manage(ctx, pool, args[0], consumer.WithSchema(schema), consumer.WithReason(reason, actor))
+			if errors.Is(err, pgleases.ErrSchema) {
+				_, err = a.Consumers(ctx) // its error has the remedy for this command
+			}
+			if err != nil {
+				return err
+			}
+			state, err := v.do(ctx, m, id)
+			if errors.Is(err, consumer.ErrNotFound) {
 				if c, other := a.Consumer(ctx, args[0]); c == nil && other == nil {
 					return unknownConsumer(ctx, a, args[0])
 				}
@@ -175,20 +228,37 @@ func newConsumerChange(use, short string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			state := map[string]string{
-				"pause": "done; batches in hand end first", "resume": "done", "retry": ranges.Many(n, "row") + " due now; within a minute if an outage has paused its partition; after resume if the consumer is paused",
-				"skip":   "recorded; its owner moves it to the dead letters, of a paused consumer after resume",
-				"return": "done; it is handled before other rows of its key, of a paused consumer after resume", "forget": "done" + forgotten,
-			}[verb]
-			if verb == "return" && all {
-				state = ranges.Many(n, "row") + " returned, each is handled before other rows of its key, of a paused consumer after resume"
-			}
-			if n == 0 {
-				state = map[string]string{"pause": "it is paused already", "resume": "it is not paused", "retry": "no row is blocked", "return": "there is no dead letter"}[verb]
-			}
-			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
+			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state+left))
 			return nil
 		})
 	}
 	return cmd
+}
+
+// rowOf returns the ID that a verb was given; nil: all rows, or none.
+func rowOf(args []string, v consumerVerb, all bool) (*int64, error) {
+	switch {
+	case len(args) == 2 && all:
+		return nil, fmt.Errorf("row %s and --all are given: leave one out", args[1])
+	case len(args) == 2:
+		n, err := strconv.ParseInt(args[1], 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
+		}
+		return &n, nil
+	case v.ofRow && !all:
+		return nil, errors.New("ID is missing: give the ID of a row, or --all")
+	}
+	return nil, nil
+}
+
+// leftOf says what is left of a consumer after it is deleted.
+func leftOf(ctx context.Context, a *admin.Admin, name string) (left string) {
+	if c, err := a.Consumer(ctx, name); err == nil && c != nil {
+		left = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+	}
+	if s, err := a.Snapshot(ctx); err == nil && s.Lease("consumer/"+name) != nil {
+		left += fmt.Sprintf("; its lease stays: pgleases drop %s --reason '...' deletes it", shell.Word("consumer/"+name))
+	}
+	return left
 }

@@ -26,7 +26,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := testkit.Pool(t, database)
-	for _, args := range []string{"consumers", "consumers pause orders --reason why", "consumers forget orders --reason why"} {
+	for _, args := range []string{"consumers", "consumers pause orders --reason why", "consumers delete orders --reason why"} {
 		fails(t, database, args, "run pgleases migrate --consumers")
 	}
 	output1(t, database, "migrate", "--consumers")
@@ -90,7 +90,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	listed(" frozen, consumer paused")
 	output1(t, database, "unfreeze", "consumer/orders", "--reason", "why")
 	changes("skip orders 2: recorded", "skip", "orders", "2")
-	if text = output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`paused \S+ ago by maria \(\w+\): why\n(.*\n)+2 .* 1 +- +skipped by maria (.*\n)+.* skip +2 +1 +maria .* why\n.* pause +- +1 `).MatchString(text) {
+	if text = output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`paused \S+ ago by maria \(\w+\): why\n(.*\n)+2 .* 1 +- +skipped by maria (.*\n)+.* row skipped +2 +1 +maria .* why\n.* unfreeze +- +- .*\n.* freeze +- +- .*\n.* consumer paused +- +- +maria `).MatchString(text) {
 		t.Errorf("show: %s", text)
 	}
 	changes("resume orders: done", "resume", "orders")
@@ -109,10 +109,10 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	testkit.Becomes(t, pool, "the row is handled", int64(0), "SELECT count(*) FROM public.outbox")
 	testkit.Becomes(t, pool, "no row is blocked", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked")
 	changes("retry orders: no row is blocked", "retry", "orders", "--all")
-	if one := decoded[admin.Consumer](t, database, "consumers", "show", "orders"); one.DeadLetters != 1 || len(one.Changes) != 4 || one.Changes[0].Verb != "retry" || *one.Changes[2].ID != 2 {
+	if one := decoded[admin.Consumer](t, database, "consumers", "show", "orders"); one.DeadLetters != 1 || len(one.Changes) != 8 || one.Changes[0].Cause != "rows retried" || *one.Changes[0].Rows != 1 || *one.Changes[4].ID != 2 {
 		t.Errorf("show: %+v", one)
 	}
-	fails(t, database, "consumers forget orders --reason why", `processes run the consumer "orders"`)
+	fails(t, database, "consumers delete orders --reason why", `processes run the consumer "orders"`)
 	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(`\n\nDEAD LETTER +KEY +PARTITION +AT +ATTEMPTS +ERROR\n2 +bad 1 +\d +20\d\d-\d\d-\d\d \d\d:\d\d:\d\d +1 +"no such customer \\x1b\[2J"\n\nAT +CHANGE `).MatchString(text) {
 		t.Errorf("its dead letters: %s", text)
 	}
@@ -136,16 +136,16 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		SELECT 'orders', n, 0, 'c', jsonb_build_object('id', n, 'customer', 'c', 'payload', '1'), 1 FROM generate_series(8, 9) AS n`)
 	changes("return orders: 2 rows returned, each is handled before", "return", "orders", "--all")
 	changes("return orders: there is no dead letter", "return", "orders", "--all")
-	if text := output1(t, database, "consumers", "forget", "orders", "--reason", "why"); !regexp.MustCompile(`^forget orders: done; its table was public.outbox, blocked keys: \d, dead letters that stay: 0; its lease stays: pgleases drop consumer/orders --reason '...' deletes it\n$`).MatchString(text) {
-		t.Errorf("forget: %s", text)
+	if text := output1(t, database, "consumers", "delete", "orders", "--reason", "why"); !regexp.MustCompile(`^delete orders: done; its table was public.outbox, blocked keys: \d, dead letters that stay: 0; its lease stays: pgleases drop consumer/orders --reason '...' deletes it\n$`).MatchString(text) {
+		t.Errorf("delete: %s", text)
 	}
 	if found, _ := examined(t, database); slices.ContainsFunc(found, func(f admin.Finding) bool {
 		return f.Check == "orphans" && (f.Level != admin.OK || !strings.HasSuffix(f.Text, "each partition has an owner, except of leases that are paused or that no process runs"))
 	}) {
-		t.Errorf("it was forgotten, and doctor finds %+v", found)
+		t.Errorf("it was deleted, and doctor finds %+v", found)
 	}
 	output1(t, database, "drop", "consumer/orders", "--reason", "why")
-	fails(t, database, "consumers forget orders --reason why", `there is no consumer "orders"`)
+	fails(t, database, "consumers delete orders --reason why", `there is no consumer "orders"`)
 }
 
 // A name without a lease may be that of a consumer or of a group, also before its first run.
@@ -166,14 +166,14 @@ func TestVerbsNameConsumersAndGroups(t *testing.T) {
 
 	output1(t, database, "consumers", "retry", "orders", "0", "--reason", "why")
 	output1(t, database, "consumers", "skip", "orders", "0", "--reason", "why")
-	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(` skip +0 +1 .*\n.* retry +0 +1 `).MatchString(text) {
+	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(` row skipped +0 +1 .*\n.* row retried +0 +1 `).MatchString(text) {
 		t.Errorf("show: %s", text)
 	}
 	fails(t, database, "consumers return orders 0 --reason why", `row 0 of consumer "orders" is no dead letter`)
 	fails(t, database, "consumers skip orders -5 --reason why", "a negative ID comes last, after --: pgleases consumers skip CONSUMER --reason '...' -- -5")
 	fails(t, database, "consumers skip orders --reason why -- -5", `row -5 of consumer "orders" blocks no key`)
 
-	if text := output1(t, database, "consumers", "forget", "orders", "--reason", "why"); strings.Contains(text, "lease") {
+	if text := output1(t, database, "consumers", "delete", "orders", "--reason", "why"); strings.Contains(text, "lease") {
 		t.Errorf("it has no lease: %s", text)
 	}
 	execute(t, database, "INSERT INTO pgleases.leases VALUES ('consumer/orders', 4, 5, 1, 0, 'infinity', now())")

@@ -343,8 +343,8 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
 	for _, test := range []struct{ before, want string }{
 		{"SELECT", "schema \"it's\": version 1, created\npackage schedule in schema \"it's\": version 1, created\npackage consumer in schema \"it's\": version 1, created\n"},
-		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'; DROP FUNCTION "it's".consumer_change`,
-			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\npackage consumer in schema \"it's\": version 1, replaced: consumer_change\n"},
+		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'; DROP FUNCTION "it's".consumer_pause`,
+			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\npackage consumer in schema \"it's\": version 1, replaced: consumer_pause\n"},
 		// No client has used the tables, so they need no acceptance.
 		{`UPDATE "it's".server SET accepted_timeline = 0`, "schema \"it's\": version 1, nothing to do\npackage schedule in schema \"it's\": version 1, nothing to do\npackage consumer in schema \"it's\": version 1, nothing to do\n"},
 	} {

@@ -68,7 +68,8 @@ func (w *written) Write(text []byte) (n int, err error) {
 
 // message returns the text of an error for users.
 func message(err error) string {
-	return strings.TrimPrefix(strings.TrimPrefix(safeText(err), "pgleases: "), "admin: ")
+	text := strings.TrimPrefix(safeText(err), "pgleases: ")
+	return strings.TrimPrefix(strings.TrimPrefix(text, "admin: "), "consumer: ")
 }
 
 // safeText returns the text of an error. The words of others are one line each in it, because they

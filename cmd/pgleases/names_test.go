@@ -30,7 +30,7 @@ func TestNamesForgeNoLine(t *testing.T) {
 		{"schedules", "backfill", name, name, "2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"}, {"schedules", "retry", name, name, "2026-03-01T00:00:00Z"},
 		{"jobs", "cancel", name, "1"}, {"jobs", "retry", name, "1"}, {"jobs", "retry-failed", name, name, "2026-03-01T00:00:00Z"},
 		{"consumers", "pause", name}, {"consumers", "resume", name}, {"consumers", "retry", name, "1"}, {"consumers", "skip", name, "1"},
-		{"consumers", "return", name, "1"}, {"consumers", "forget", name},
+		{"consumers", "return", name, "1"}, {"consumers", "delete", name},
 	} {
 		expectNoForgedLine(t, database, append(words, why...)...)
 	}

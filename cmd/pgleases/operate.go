@@ -428,5 +428,11 @@ func eventCells(e admin.Event) []any {
 	if e.Cause == "handed over" && e.From != "" && e.From == e.To {
 		e.Reason = "it had lost its trust, or a newer process with its ID took over"
 	}
+	switch {
+	case e.Row != nil:
+		e.Reason = fmt.Sprintf("row %d: %s", *e.Row, e.Reason)
+	case e.Rows > 0:
+		e.Reason = fmt.Sprintf("%s: %s", ranges.Many(e.Rows, "row"), e.Reason)
+	}
 	return []any{e.At.UTC().Format(time.DateTime), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions), orDash(e.Actor), orDash(e.Reason)}
 }

@@ -20,7 +20,7 @@ WITH h AS (
           SELECT o.key FROM pgleases.consumer_blocked AS o WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) $2::int))
     ON CONFLICT (consumer, partition, id) DO UPDATE SET crashed = EXCLUDED.crashed WHERE $4::bigint OPERATOR(pg_catalog.=) $5::bigint
 )
-UPDATE pgleases.consumer_partitions AS c
+UPDATE pgleases.consumer_owners AS c
 SET watched_to = (SELECT h.id FROM h)
 WHERE c.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.partition OPERATOR(pg_catalog.=) $2::int
 RETURNING c.watched_to IS NOT NULL

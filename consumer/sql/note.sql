@@ -16,7 +16,7 @@ WITH f AS (
         LIMIT $4::int
     ) AS f
 )
-UPDATE pgleases.consumer_partitions AS c
+UPDATE pgleases.consumer_owners AS c
 SET (note_first, note_last, watched_to) = (SELECT f.first, f.last, c.watched_to WHERE f.first OPERATOR(pg_catalog.<=) c.watched_to) -- otherwise null
 FROM f
 WHERE c.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND c.partition OPERATOR(pg_catalog.=) $2::int AND c.begun OPERATOR(pg_catalog.=) $3::bigint

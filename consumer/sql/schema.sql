@@ -40,7 +40,7 @@ COMMENT ON COLUMN pgleases.consumers.paused_at IS 'When an operator paused it; n
 COMMENT ON COLUMN pgleases.consumers.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers.paused_reason IS 'Why.';
 
-CREATE TABLE IF NOT EXISTS pgleases.consumer_partitions (
+CREATE TABLE IF NOT EXISTS pgleases.consumer_owners (
     consumer   pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     partition  int NOT NULL,
     begun      bigint NOT NULL,
@@ -51,15 +51,15 @@ CREATE TABLE IF NOT EXISTS pgleases.consumer_partitions (
     note_last  bigint,
     PRIMARY KEY (consumer, partition)
 ) WITH (fillfactor = 70);
-COMMENT ON TABLE pgleases.consumer_partitions IS 'Which owners of a partition ended in order, so that the crash of an owner is known to the next.';
-COMMENT ON COLUMN pgleases.consumer_partitions.consumer IS 'The consumer''s name.';
-COMMENT ON COLUMN pgleases.consumer_partitions.partition IS 'The partition''s number.';
-COMMENT ON COLUMN pgleases.consumer_partitions.begun IS 'The epoch of the last owner.';
-COMMENT ON COLUMN pgleases.consumer_partitions.ended IS 'The epoch of the last owner that ended in order.';
-COMMENT ON COLUMN pgleases.consumer_partitions.crashed IS 'The epoch of the last owner that crashed or was cut off.';
-COMMENT ON COLUMN pgleases.consumer_partitions.watched_to IS 'After a crash: the highest ID of a row at that time. Owners note each batch before it is handled, until they have passed this ID. Null: no notes are needed.';
-COMMENT ON COLUMN pgleases.consumer_partitions.note_first IS 'The lowest ID of the batch in hand, if it was noted.';
-COMMENT ON COLUMN pgleases.consumer_partitions.note_last IS 'The highest ID of that batch.';
+COMMENT ON TABLE pgleases.consumer_owners IS 'Which owners of a partition ended in order, so that the crash of an owner is known to the next.';
+COMMENT ON COLUMN pgleases.consumer_owners.consumer IS 'The consumer''s name.';
+COMMENT ON COLUMN pgleases.consumer_owners.partition IS 'The partition''s number.';
+COMMENT ON COLUMN pgleases.consumer_owners.begun IS 'The epoch of the last owner.';
+COMMENT ON COLUMN pgleases.consumer_owners.ended IS 'The epoch of the last owner that ended in order.';
+COMMENT ON COLUMN pgleases.consumer_owners.crashed IS 'The epoch of the last owner that crashed or was cut off.';
+COMMENT ON COLUMN pgleases.consumer_owners.watched_to IS 'After a crash: the highest ID of a row at that time. Owners note each batch before it is handled, until they have passed this ID. Null: no notes are needed.';
+COMMENT ON COLUMN pgleases.consumer_owners.note_first IS 'The lowest ID of the batch in hand, if it was noted.';
+COMMENT ON COLUMN pgleases.consumer_owners.note_last IS 'The highest ID of that batch.';
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_blocked (
     consumer  pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -121,27 +121,6 @@ COMMENT ON COLUMN pgleases.consumer_dead_letters.attempts IS 'How many attempts 
 COMMENT ON COLUMN pgleases.consumer_dead_letters.error IS 'The error of the last attempt.';
 COMMENT ON COLUMN pgleases.consumer_dead_letters.died_at IS 'When the row was taken out.';
 
-CREATE TABLE IF NOT EXISTS pgleases.consumer_changes (
-    id       bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at       pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    verb     pg_catalog.text NOT NULL,
-    consumer pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    row_id   bigint,
-    rows     int NOT NULL,
-    actor    pg_catalog.text NOT NULL,
-    reason   pg_catalog.text NOT NULL
-);
-CREATE INDEX IF NOT EXISTS consumer_changes_by_consumer ON pgleases.consumer_changes (consumer, at);
-COMMENT ON TABLE pgleases.consumer_changes IS 'The changes that operators made to consumers and their blocked rows, with actor and reason, for 90 days.';
-COMMENT ON COLUMN pgleases.consumer_changes.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.consumer_changes.at IS 'When the change was made.';
-COMMENT ON COLUMN pgleases.consumer_changes.verb IS 'pause, resume, retry, skip, return or forget.';
-COMMENT ON COLUMN pgleases.consumer_changes.consumer IS 'The consumer''s name.';
-COMMENT ON COLUMN pgleases.consumer_changes.row_id IS 'The ID of the row that was retried, skipped or returned; null: the change is of the consumer, or of all blocked rows.';
-COMMENT ON COLUMN pgleases.consumer_changes.rows IS 'How many blocked rows were changed; of pause and resume 1.';
-COMMENT ON COLUMN pgleases.consumer_changes.actor IS 'The role that connected, and the name that it gave.';
-COMMENT ON COLUMN pgleases.consumer_changes.reason IS 'The reason that the actor gave.';
-
 -- Wakes the consumers of a table after an insert. SECURITY DEFINER, so that a role that inserts needs no rights here. It
 -- sets no search_path, because that would cost each insert some microseconds; everything is named with its schema.
 CREATE OR REPLACE FUNCTION pgleases.consumer_inserted() RETURNS trigger
@@ -191,18 +170,18 @@ RETURNS TABLE (number int, crashed_now boolean, crashed_epoch bigint, watched bi
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $pgleases_body$
 BEGIN
-    PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR KEY SHARE; -- it is not forgotten before this commits
+    PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR KEY SHARE; -- it is not deleted before this commits
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'the consumer "%" was forgotten', p_consumer USING ERRCODE = 'undefined_object', HINT = 'Start the process again.';
+        RAISE EXCEPTION 'the consumer "%" was deleted', p_consumer USING ERRCODE = 'undefined_object', HINT = 'Start the process again.';
     END IF;
     RETURN QUERY
     WITH own AS MATERIALIZED (
         SELECT b.number, b.epoch, c.begun, c.watched_to, c.note_first, c.note_last,
                c.begun IS NOT NULL AND c.begun < b.epoch AND c.ended IS DISTINCT FROM c.begun AS fell
         FROM (SELECT * FROM unnest(p_partitions, p_epochs) AS b (number, epoch) ORDER BY number) AS b
-        LEFT JOIN LATERAL (SELECT * FROM pgleases.consumer_partitions AS c WHERE c.consumer = p_consumer AND c.partition = b.number OFFSET 0) AS c ON true
+        LEFT JOIN LATERAL (SELECT * FROM pgleases.consumer_owners AS c WHERE c.consumer = p_consumer AND c.partition = b.number OFFSET 0) AS c ON true
     ), put AS (
-        INSERT INTO pgleases.consumer_partitions AS c (consumer, partition, begun)
+        INSERT INTO pgleases.consumer_owners AS c (consumer, partition, begun)
         SELECT p_consumer, o.number, o.epoch FROM own AS o
         ON CONFLICT (consumer, partition) DO UPDATE SET begun = EXCLUDED.begun, note_first = NULL, note_last = NULL,
             crashed = CASE WHEN c.begun < EXCLUDED.begun AND c.ended IS DISTINCT FROM c.begun THEN c.begun ELSE c.crashed END
@@ -221,7 +200,7 @@ DECLARE
     b record;
 BEGIN
     FOR b IN SELECT * FROM unnest(p_partitions, p_epochs) AS b (number, epoch) ORDER BY number LOOP
-        UPDATE pgleases.consumer_partitions AS c
+        UPDATE pgleases.consumer_owners AS c
         SET ended = CASE WHEN c.begun = b.epoch THEN b.epoch ELSE c.ended END,
             note_first = CASE WHEN c.begun <> b.epoch THEN c.note_first END, note_last = CASE WHEN c.begun <> b.epoch THEN c.note_last END,
             crashed = nullif(c.crashed, b.epoch), watched_to = CASE WHEN c.crashed IS DISTINCT FROM b.epoch THEN c.watched_to END
@@ -327,99 +306,206 @@ COMMENT ON COLUMN pgleases.consumers_status.paused_at IS 'When an operator pause
 COMMENT ON COLUMN pgleases.consumers_status.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
 
--- Changes a consumer or its blocked rows for an operator, and records the change with its actor and reason.
---   p_verb: pause, resume, retry, skip or forget; return is a part of consumer_return
---   p_id: the row, of retry and skip; null for retry: all blocked rows; null for return: none
--- Returns the number of rows that were changed; of pause and resume 1, or 0 if there was no change. A row that is skipped
--- is moved to the dead letters by the owner of its partition, so an operator needs no rights on queue tables.
--- 42704: there is no such consumer, or no such blocked row. It runs with the rights of its owner, and session_user stays
--- the operator. PUBLIC may not execute it.
-CREATE OR REPLACE FUNCTION pgleases.consumer_change(p_verb pg_catalog.text, p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
-LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+-- The verbs of operators. Each one records itself in the events, in its transaction, with its actor and reason, and wakes
+-- the processes of the consumer. They run with the rights of their owner, and session_user stays the operator. PUBLIC may
+-- not execute them. 42704: there is no such consumer, blocked row or dead letter.
+
+-- Begins a verb, and returns its actor.
+CREATE OR REPLACE FUNCTION pgleases.consumer_operator(p_verb pg_catalog.text, p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS pg_catalog.text
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
-    n   int;
 BEGIN
-    IF (p_verb IN ('pause', 'resume', 'forget') AND p_id IS NULL OR p_verb IN ('retry', 'return') OR p_verb = 'skip' AND p_id IS NOT NULL) IS NOT TRUE THEN
-        RAISE EXCEPTION 'consumer_change: verb "%" with row %', p_verb, coalesce(p_id::text, 'null')
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'The verbs are pause, resume and forget without a row, retry, and skip with a row.';
-    ELSIF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name = p_consumer) THEN
+    IF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name = p_consumer) THEN
         RAISE EXCEPTION 'there is no consumer "%"', p_consumer USING ERRCODE = 'undefined_object';
-    ELSIF p_verb IN ('pause', 'resume') THEN
-        UPDATE pgleases.consumers AS c
-        SET paused_at = CASE p_verb WHEN 'pause' THEN clock_timestamp() END, paused_by = CASE p_verb WHEN 'pause' THEN who END,
-            paused_reason = CASE p_verb WHEN 'pause' THEN p_reason END
-        WHERE c.name = p_consumer AND (c.paused_at IS NULL) = (p_verb = 'pause');
-    ELSIF p_verb = 'return' THEN
-        WITH letter AS (
-            DELETE FROM pgleases.consumer_dead_letters AS d WHERE d.consumer = p_consumer AND d.id = p_id
-                AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id)
-            RETURNING d.partition, d.key
-        ), first AS ( -- it comes before a blocked row of its key
-            INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, asked)
-            SELECT c.name, l.partition, p_id, l.key, '', 0, clock_timestamp(), true
-            FROM letter AS l JOIN pgleases.consumers AS c ON c.name = p_consumer AND c.partitions > l.partition -- the number may have changed
-            ON CONFLICT DO NOTHING)
-        SELECT count(*) INTO n FROM letter;
-    ELSIF p_verb = 'forget' THEN
-        PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE; -- no owner begins before this commits
-        IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
-            RAISE EXCEPTION 'processes run the consumer "%"', p_consumer USING ERRCODE = 'object_in_use', HINT = 'End them first.';
-        END IF;
-        DELETE FROM pgleases.consumer_blocked AS b WHERE b.consumer = p_consumer;
-        DELETE FROM pgleases.consumer_partitions AS p WHERE p.consumer = p_consumer;
-        DELETE FROM pgleases.consumers AS c WHERE c.name = p_consumer;
-    ELSE
-        UPDATE pgleases.consumer_blocked AS b
-        SET attempts = CASE p_verb WHEN 'skip' THEN b.attempts ELSE 0 END, next_at = clock_timestamp(), asked = true,
-            crashes = CASE WHEN p_verb = 'skip' THEN b.crashes WHEN b.charged IS NULL THEN 0 ELSE 1 END, -- 1: of the attempt under way
-            skipped_by = CASE p_verb WHEN 'skip' THEN who END, skipped_reason = CASE p_verb WHEN 'skip' THEN p_reason END
-        FROM (SELECT o.partition, o.id FROM pgleases.consumer_blocked AS o WHERE o.consumer = p_consumer AND (p_id IS NULL OR o.id = p_id)
-              ORDER BY o.partition, o.id FOR UPDATE) AS o
-        WHERE b.consumer = p_consumer AND b.partition = o.partition AND b.id = o.id;
     END IF;
-    IF p_verb <> 'return' THEN
-        GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN who;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_operator FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_operator(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs on consumers: begins one, and returns its actor.';
+
+-- Ends a verb: records it, and wakes the processes of the consumer.
+--   p_id: the row; null: the change is of the consumer, or of all its rows
+--   p_rows: how many rows were changed; null: the change is of the consumer
+CREATE OR REPLACE FUNCTION pgleases.consumer_changed(p_cause pg_catalog.text, p_consumer pg_catalog.text, p_id bigint, p_rows int, p_who pg_catalog.text, p_reason pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    INSERT INTO pgleases.events (lease, cause, actor, reason, row_id, rows) VALUES ('consumer/' || p_consumer, p_cause, p_who, p_reason, p_id, p_rows);
+    PERFORM pgleases.notify('consumer/' || p_consumer);
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_changed FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_changed(pg_catalog.text, pg_catalog.text, bigint, int, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs on consumers: records one, and wakes the processes of the consumer.';
+
+CREATE OR REPLACE FUNCTION pgleases.consumer_pause(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('pause'::text, p_consumer, p_actor, p_reason);
+BEGIN
+    UPDATE pgleases.consumers AS c SET paused_at = clock_timestamp(), paused_by = who, paused_reason = p_reason
+    WHERE c.name = p_consumer AND c.paused_at IS NULL;
+    IF NOT FOUND THEN
+        RETURN false;
     END IF;
+    PERFORM pgleases.consumer_changed('consumer paused'::text, p_consumer, NULL::bigint, NULL::int, who, p_reason);
+    RETURN true;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_pause FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_pause(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Pauses a consumer: its processes take no rows until it is resumed. Returns whether it was not paused before.';
+
+CREATE OR REPLACE FUNCTION pgleases.consumer_resume(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS boolean
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('resume'::text, p_consumer, p_actor, p_reason);
+BEGIN
+    UPDATE pgleases.consumers AS c SET paused_at = NULL, paused_by = NULL, paused_reason = NULL
+    WHERE c.name = p_consumer AND c.paused_at IS NOT NULL;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM pgleases.consumer_changed('consumer resumed'::text, p_consumer, NULL::bigint, NULL::int, who, p_reason);
+    RETURN true;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_resume FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Resumes a paused consumer. Returns whether it was paused.';
+
+-- Makes blocked rows due now, with all attempts, and returns how many. A row whose attempt is under way keeps that one.
+CREATE OR REPLACE FUNCTION pgleases.consumer_retry_rows(p_consumer pg_catalog.text, p_id bigint) RETURNS int
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    n int;
+BEGIN
+    UPDATE pgleases.consumer_blocked AS b
+    SET attempts = 0, next_at = clock_timestamp(), asked = true, skipped_by = NULL, skipped_reason = NULL,
+        crashes = CASE WHEN b.charged IS NULL THEN 0 ELSE 1 END -- 1: of the attempt under way
+    FROM (SELECT o.partition, o.id FROM pgleases.consumer_blocked AS o WHERE o.consumer = p_consumer AND (p_id IS NULL OR o.id = p_id)
+          ORDER BY o.partition, o.id FOR UPDATE) AS o
+    WHERE b.consumer = p_consumer AND b.partition = o.partition AND b.id = o.id;
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_retry_rows FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_retry_rows(pg_catalog.text, bigint) IS 'Part of consumer_retry and consumer_retry_all: makes a blocked row due, or all if p_id is null.';
+
+CREATE OR REPLACE FUNCTION pgleases.consumer_retry(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('retry'::text, p_consumer, p_actor, p_reason);
+BEGIN
+    IF p_id IS NULL OR pgleases.consumer_retry_rows(p_consumer, p_id) = 0 THEN
+        PERFORM pgleases.consumer_no_row(p_consumer, p_id);
+    END IF;
+    PERFORM pgleases.consumer_changed('row retried'::text, p_consumer, p_id, 1, who, p_reason);
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_retry FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_retry(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Makes a blocked row due now, with all attempts. A row that is being skipped is no longer skipped.';
+
+CREATE OR REPLACE FUNCTION pgleases.consumer_retry_all(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('retry'::text, p_consumer, p_actor, p_reason);
+    n   CONSTANT int := pgleases.consumer_retry_rows(p_consumer, NULL::bigint);
+BEGIN
     IF n > 0 THEN
-        INSERT INTO pgleases.consumer_changes (verb, consumer, row_id, rows, actor, reason) VALUES (p_verb, p_consumer, p_id, n, who, p_reason);
-        DELETE FROM pgleases.consumer_changes AS c WHERE c.consumer = p_consumer AND c.at < now() - interval '90 days'; -- clock_timestamp() would not use the index
-        PERFORM pgleases.notify('consumer/' || p_consumer);
-    ELSIF p_id IS NOT NULL THEN
-        RAISE EXCEPTION 'row % of consumer "%" %', p_id, p_consumer, CASE p_verb WHEN 'return' THEN 'is no dead letter' ELSE 'blocks no key' END
-            USING ERRCODE = 'undefined_object', HINT = CASE p_verb WHEN 'return' THEN 'It was returned or deleted, or its ID is another.'
-                ELSE 'It was handled, skipped or deleted, or it waits behind a blocked row of its key, or its ID is another.' END;
+        PERFORM pgleases.consumer_changed('rows retried'::text, p_consumer, NULL::bigint, n, who, p_reason);
     END IF;
     RETURN n;
 END
 $pgleases_body$;
-REVOKE EXECUTE ON FUNCTION pgleases.consumer_change FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_change(pg_catalog.text, pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Pauses, resumes or forgets a consumer, or retries or skips its blocked rows, and records who did that and why.';
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_retry_all FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_retry_all(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Makes all blocked rows due now, with all attempts, and returns how many.';
 
--- Returns a dead letter to its queue table for an operator, or all if p_id is null, with its ID and the other columns that
--- both have, and records each. It runs with the rights of its caller, who needs SELECT and INSERT on the table, and sets no
--- search_path: triggers of the table run as in any insert. 23505: the table has a row with the ID.
-CREATE OR REPLACE FUNCTION pgleases.consumer_return(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
+-- The owner of the row's partition moves it to the dead letters, so an operator needs no rights on queue tables.
+CREATE OR REPLACE FUNCTION pgleases.consumer_skip(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('skip'::text, p_consumer, p_actor, p_reason);
+BEGIN
+    UPDATE pgleases.consumer_blocked AS b SET next_at = clock_timestamp(), asked = true, skipped_by = who, skipped_reason = p_reason
+    WHERE b.consumer = p_consumer AND b.id = p_id;
+    IF NOT FOUND THEN
+        PERFORM pgleases.consumer_no_row(p_consumer, p_id);
+    END IF;
+    PERFORM pgleases.consumer_changed('row skipped'::text, p_consumer, p_id, 1, who, p_reason);
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_skip FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_skip(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Lets the owner of a blocked row move it to the dead letters.';
+
+CREATE OR REPLACE FUNCTION pgleases.consumer_no_row(p_consumer pg_catalog.text, p_id bigint) RETURNS void
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RAISE EXCEPTION 'row % of consumer "%" blocks no key', coalesce(p_id::text, 'null'), p_consumer USING ERRCODE = 'undefined_object',
+        HINT = 'It was handled, skipped or deleted, or it waits behind a blocked row of its key, or its ID is another.';
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_no_row FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_no_row(pg_catalog.text, bigint) IS 'Part of consumer_retry and consumer_skip: raises the error for a row that blocks no key.';
+
+-- Processes that begin meanwhile wait, and then find no consumer. The queue table and the dead letters stay.
+CREATE OR REPLACE FUNCTION pgleases.consumer_delete(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('delete'::text, p_consumer, p_actor, p_reason);
+BEGIN
+    PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE;
+    IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
+        RAISE EXCEPTION 'processes run the consumer "%"', p_consumer USING ERRCODE = 'object_in_use', HINT = 'End them first.';
+    END IF;
+    DELETE FROM pgleases.consumer_blocked AS b WHERE b.consumer = p_consumer;
+    DELETE FROM pgleases.consumer_owners AS o WHERE o.consumer = p_consumer;
+    DELETE FROM pgleases.consumers AS c WHERE c.name = p_consumer;
+    PERFORM pgleases.consumer_changed('consumer deleted'::text, p_consumer, NULL::bigint, NULL::int, who, p_reason);
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_delete FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_delete(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Deletes a consumer that no process runs, with its blocked rows. Its queue table and its dead letters stay.';
+
+-- Takes the latest dead letter with an ID, and returns its content. Until consumer_return has inserted it, in the same
+-- transaction, it is nowhere. It is handled before a blocked row of its key.
+CREATE OR REPLACE FUNCTION pgleases.consumer_take_letter(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    who CONSTANT text := pgleases.consumer_operator('return'::text, p_consumer, p_actor, p_reason);
+    letter pgleases.consumer_dead_letters;
+BEGIN
+    DELETE FROM pgleases.consumer_dead_letters AS d
+    WHERE d.consumer = p_consumer AND d.id = p_id
+      AND d.died_at = (SELECT max(o.died_at) FROM pgleases.consumer_dead_letters AS o WHERE o.consumer = p_consumer AND o.id = p_id)
+    RETURNING * INTO letter;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'row % of consumer "%" is no dead letter', coalesce(p_id::text, 'null'), p_consumer
+            USING ERRCODE = 'undefined_object', HINT = 'It was returned or deleted, or its ID is another.';
+    END IF;
+    INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, asked)
+    SELECT c.name, letter.partition, p_id, letter.key, '', 0, clock_timestamp(), true
+    FROM pgleases.consumers AS c WHERE c.name = p_consumer AND c.partitions > letter.partition -- the number may have changed
+    ON CONFLICT DO NOTHING;
+    PERFORM pgleases.consumer_changed('row returned'::text, p_consumer, p_id, 1, who, p_reason);
+    RETURN letter.content;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_take_letter FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_take_letter(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Part of consumer_return: takes a dead letter, and records who did that and why.';
+
+-- Returns a dead letter to its queue table, with its ID and the other columns that both have. It runs with the rights of
+-- its caller, who needs SELECT and INSERT on the table, and sets no search_path: triggers of the table run as in any insert.
+-- 23505: the table has a row with the ID.
+CREATE OR REPLACE FUNCTION pgleases.consumer_return(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
+    letter  CONSTANT pg_catalog.jsonb := pgleases.consumer_take_letter(p_consumer, p_id, p_actor, p_reason);
     queue   pg_catalog.regclass;
     column_ pg_catalog.text;
-    letter  pg_catalog.jsonb;
     names   pg_catalog.text;
-    id      bigint;
     n       int;
 BEGIN
-    IF p_id IS NULL THEN
-        n := pgleases.consumer_change('return'::pg_catalog.text, p_consumer, p_id, p_actor, p_reason); -- 0, or an error
-        FOR id IN SELECT DISTINCT d.id FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer ORDER BY d.id LOOP
-            n := n OPERATOR(pg_catalog.+) pgleases.consumer_return(p_consumer, id, p_actor, p_reason);
-        END LOOP;
-        RETURN n;
-    END IF;
     SELECT pg_catalog.to_regclass(c.queue), c.id_column INTO queue, column_ FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) p_consumer;
-    SELECT d.content INTO letter FROM pgleases.consumer_dead_letters AS d
-    WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer AND d.id OPERATOR(pg_catalog.=) p_id ORDER BY d.died_at DESC LIMIT 1;
-    n := pgleases.consumer_change('return'::pg_catalog.text, p_consumer, p_id, p_actor, p_reason);
     SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname::pg_catalog.text), ', ') INTO names FROM pg_catalog.pg_attribute AS a
     WHERE a.attrelid OPERATOR(pg_catalog.=) queue AND a.attnum OPERATOR(pg_catalog.>) 0 AND a.attgenerated OPERATOR(pg_catalog.=) '' AND letter OPERATOR(pg_catalog.?) a.attname::pg_catalog.text;
     EXECUTE pg_catalog.format('INSERT INTO %1$s (%2$s) OVERRIDING SYSTEM VALUE SELECT %2$s FROM pg_catalog.jsonb_populate_record(NULL::%1$s, $1) '
@@ -428,11 +514,30 @@ BEGIN
     IF n OPERATOR(pg_catalog.=) 0 THEN
         RAISE EXCEPTION 'table % has a row with ID %', queue, p_id USING ERRCODE = 'unique_violation', HINT = 'IDs are given once: insert the letter''s content as a new row.';
     END IF;
-    RETURN n;
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_return FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_return(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Returns a dead letter, or all if p_id is null, to the queue table, and records who did that and why.';
+COMMENT ON FUNCTION pgleases.consumer_return(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Returns a dead letter to the queue table. It is handled before other rows of its key.';
+
+-- All or none: an error leaves all letters where they are.
+CREATE OR REPLACE FUNCTION pgleases.consumer_return_all(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+DECLARE
+    id bigint;
+    n  int := 0;
+BEGIN
+    IF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name OPERATOR(pg_catalog.=) p_consumer) THEN
+        RAISE EXCEPTION 'there is no consumer "%"', p_consumer USING ERRCODE = 'undefined_object';
+    END IF;
+    FOR id IN SELECT DISTINCT d.id FROM pgleases.consumer_dead_letters AS d WHERE d.consumer OPERATOR(pg_catalog.=) p_consumer ORDER BY d.id LOOP
+        PERFORM pgleases.consumer_return(p_consumer, id, p_actor, p_reason);
+        n := n OPERATOR(pg_catalog.+) 1;
+    END LOOP;
+    RETURN n;
+END
+$pgleases_body$;
+REVOKE EXECUTE ON FUNCTION pgleases.consumer_return_all FROM PUBLIC;
+COMMENT ON FUNCTION pgleases.consumer_return_all(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Returns all dead letters to the queue table, and returns how many. An error leaves all of them where they are.';
 
 INSERT INTO pgleases.consumer_version AS v (version, min_code) VALUES (1, 1)
 ON CONFLICT ((true)) DO UPDATE SET version = EXCLUDED.version, min_code = EXCLUDED.min_code WHERE v.version OPERATOR(pg_catalog.<) EXCLUDED.version;

@@ -78,7 +78,7 @@ func (c *consumption) start(ctx context.Context, n int, opts ...consumer.Option)
 		c.running.Go(func() { _ = of.Run(running) })
 	}
 	c.until(ctx, "all is owned", "SELECT count(*) > 0 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status WHERE lease = 'consumer/orders'", n)
-	c.until(ctx, "all has begun", "SELECT count(*) = count(c.begun) FROM pgleases.partitions AS p LEFT JOIN pgleases.consumer_partitions AS c ON c.consumer = 'orders' AND c.partition = p.partition AND c.begun = p.epoch WHERE p.lease = 'consumer/orders'")
+	c.until(ctx, "all has begun", "SELECT count(*) = count(c.begun) FROM pgleases.partitions AS p LEFT JOIN pgleases.consumer_owners AS c ON c.consumer = 'orders' AND c.partition = p.partition AND c.begun = p.epoch WHERE p.lease = 'consumer/orders'")
 }
 
 // process returns the client and the pool of another process, which halt closes.
@@ -339,7 +339,7 @@ func measureIdleConsumers(ctx context.Context, l *lab, out *part) {
 	}
 	c.until(ctx, "all is owned", "SELECT count(*) = $2 AND count(*) = count(owner) AND count(DISTINCT owner) = $1 AND count(*) FILTER (WHERE moving_to IS NOT NULL) = 0 FROM pgleases.status",
 		consumerProcesses, consumers*consumerPartitions)
-	c.until(ctx, "all has begun", "SELECT count(*) >= $1 FROM pgleases.consumer_partitions", consumers*consumerPartitions)
+	c.until(ctx, "all has begun", "SELECT count(*) >= $1 FROM pgleases.consumer_owners", consumers*consumerPartitions)
 	c.all(ctx, "VACUUM ANALYZE", "CHECKPOINT")
 	c.calm(ctx, time.Duration(l.pick(1, 15))*time.Second) // after a notification they poll more often for 10 s
 	span := time.Duration(l.pick(1, 10)) * time.Second

@@ -15,6 +15,8 @@ CREATE TABLE IF NOT EXISTS pgleases.events (
     to_id      pg_catalog.text COLLATE pg_catalog."C",
     partitions pg_catalog.int4multirange,
     generation bigint,
+    row_id     bigint,
+    rows       int,
     PRIMARY KEY (tx, id),
     -- Clients may write events, but no actor. So what an operator is said to have done has passed through a verb.
     CONSTRAINT events_actor CHECK (actor IS NOT NULL OR cause OPERATOR(pg_catalog.=) ANY ('{joined,left,evicted,handed over,given,accepted}'::pg_catalog.text[]))
@@ -24,13 +26,16 @@ COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote the event. T
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When the event was written.';
 COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: the event concerns all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), accepted (a promoted server), dropped; replaced, replaces (of the new lease); or the name of an operator''s verb.';
+COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), accepted (a promoted server), dropped; replaced, replaces (of the new lease); or an operator''s verb, of a consumer for example row skipped.';
 COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it, or ordered the override that has expired; null: the protocol did it automatically.';
 COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of an accepted server: its generation.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of the owner before; or of the client that left or was evicted.';
 COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of the owner after (null: no owner); or of the client that joined.';
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
 COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before the event.';
+COMMENT ON COLUMN pgleases.events.row_id IS 'Of a verb on one row of a consumer: the ID of the row.';
+COMMENT ON COLUMN pgleases.events.rows IS 'Of a verb on rows of a consumer: how many were changed.';
+CREATE INDEX IF NOT EXISTS events_of_operators ON pgleases.events (lease, tx, id) WHERE actor IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS pgleases.events_kept (
     age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
