@@ -33,7 +33,8 @@
 // growing distance. After the last attempt the key stays blocked, or the row moves to the dead
 // letters: see [WithOnFailure]. An outage of a system that handlers need blocks no key: if three
 // keys fail without a success in between, or the handler returns [Unavailable], the partition
-// pauses and no attempt is counted.
+// pauses and no attempt is counted. A handler that knows better says so: [Discard] ends the
+// attempts of a row at once, and [Snooze] lets it wait.
 //
 // A row that crashes its process is found. After a crash the next owner notes which rows it has in
 // hand. If it crashes too, these rows are handled alone, and a row that is alone in three crashes has

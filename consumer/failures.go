@@ -25,59 +25,104 @@ const (
 	maxTroubles = 10
 )
 
-// charge records that an attempt at a row has failed, and reports whether it did. If too many keys
-// failed in a row, the partition pauses, and no row is charged. final is true if the row must not
-// be handled again.
+// An ending is what is recorded about a row whose attempt did not succeed.
+type ending struct {
+	attempts int            // that have failed
+	text     string         // the error
+	wait     *time.Duration // until the next attempt; nil: there is none
+	dead     bool           // it moves to the dead letters
+	counts   bool           // the attempt has failed
+}
+
+// endingOf returns what to record about a row, after an attempt that ended with an error. final is
+// true if the row must not be handled again, nor moved.
+func (g *group) endingOf(r row, failure error, final bool) ending {
+	e := ending{attempts: r.attempts + 1, text: handlers.Storable(failure.Error()), counts: true}
+	if len(e.text) > maxError { // for example with a stack
+		e.text = handlers.Storable(e.text[:maxError])
+	}
+	verdict, snooze := worker.Verdict(failure)
+	switch {
+	case verdict == worker.Snoozed:
+		e.attempts, e.wait, e.counts = r.attempts, &snooze, false
+	case final:
+	case verdict == worker.Discarded || e.attempts >= g.options.attempts:
+		e.dead = g.options.onFailure == DeadLetter
+	default:
+		wait := worker.PauseAfter(e.attempts, g.options.backoff)
+		e.wait = &wait
+	}
+	return e
+}
+
+// charge records that an attempt at a row has failed, or that the row waits, and reports whether it
+// did. If too many keys failed in a row, the partition pauses, and nothing is recorded. final is
+// true if the row must not be handled again.
 func (g *group) charge(j *job, r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys
-	if !final && g.seemsAway(r) {
+	if !final && !decided(failure) && g.seemsAway(r) {
 		if j.retry == nil {
 			p.rows.tried = append(p.rows.tried, r.key)
 		}
 		g.pause(j, p, failure)
 		return false
 	}
-	attempts, text, version := r.attempts+1, handlers.Storable(failure.Error()), fmt.Sprint(r.version)
-	if len(text) > maxError { // for example with a stack
-		text = handlers.Storable(text[:maxError])
+	e := g.endingOf(r, failure, final)
+	err := g.record(r, e)
+	if e.dead && worker.Whose(err) == worker.Refused { // for example no jsonb can have its content
+		e.dead, e.text = false, fmt.Sprintf("%s\nnot moved to the dead letters: %v", e.text, err)
+		err = g.record(r, e)
 	}
-	var wait *int64
-	if attempts < g.options.attempts && !final {
-		ms := max(1, worker.PauseAfter(attempts, g.options.backoff).Milliseconds())
-		wait = &ms
+	if e.counts {
+		g.counts.failures.Add(1)
 	}
-	buried := wait == nil && !final && g.options.onFailure == DeadLetter
-	record := func(ctx context.Context, tx *handlers.Transaction, xact string) error {
-		if !buried {
-			_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, version, attempts, text, wait)
-			return err
-		}
-		return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, version, attempts, text, xact).Scan(nil)
-	}
-	err := g.guarded([]*partition{p}, record)
-	if buried && worker.Whose(err) == worker.Refused { // for example no jsonb can have its content
-		buried, text = false, fmt.Sprintf("%s\nnot moved to the dead letters: %v", text, err)
-		err = g.guarded([]*partition{p}, record)
-	}
-	g.counts.failures.Add(1)
-	log := g.log.With(slog.Int("partition", p.Number), slog.Int64("id", r.id), slog.String("key", r.key), slog.Int("attempt", attempts), slog.String("error", text))
-	switch {
-	case err != nil:
+	if err != nil {
 		if !p.lost {
 			j.standing(p).notBefore = time.Now().Add(troubleWait)
 			g.log.Warn("consumer: failed attempt not recorded, row handled again", slog.Int64("id", r.id), slog.Any("error", err))
 		}
 		return false
-	case buried:
+	}
+	g.report(r, e)
+	return true
+}
+
+// record writes the ending of an attempt at a row.
+func (g *group) record(r row, e ending) error {
+	p, version := r.partition, fmt.Sprint(r.version)
+	return g.guarded([]*partition{p}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
+		if e.dead {
+			return tx.QueryRow(ctx, g.sql.Bury, g.name, p.Number, r.id, version, e.attempts, e.text, xact).Scan(nil)
+		}
+		var wait *int64
+		if e.wait != nil {
+			ms := max(1, e.wait.Milliseconds())
+			wait = &ms
+		}
+		_, err := tx.Exec(ctx, g.sql.Charge, g.name, p.Number, r.id, version, e.attempts, e.text, wait)
+		return err
+	})
+}
+
+// report counts and logs the ending of an attempt at a row.
+func (g *group) report(r row, e ending) {
+	log := g.log.With(slog.Int("partition", r.partition.Number), slog.Int64("id", r.id), slog.String("key", r.key))
+	if !e.counts {
+		g.counts.snoozed.Add(1)
+		log.Info("consumer: row snoozed, its key waits", slog.Duration("again", *e.wait))
+		return
+	}
+	log = log.With(slog.Int("attempt", e.attempts), slog.String("error", e.text))
+	switch {
+	case e.dead:
 		g.counts.dead.Add(1)
 		log.Error("consumer: row moved to the dead letters")
-	case wait == nil:
+	case e.wait == nil:
 		log.Error("consumer: row blocks its key until somebody retries or skips it")
 	default:
-		log.Warn("consumer: row failed, its key waits", slog.Duration("again", time.Duration(*wait)*time.Millisecond))
+		log.Warn("consumer: row failed, its key waits", slog.Duration("again", *e.wait))
 	}
-	return true
 }
 
 // seemsAway notes that the key of a row failed, and reports whether so many have failed since the
@@ -133,8 +178,10 @@ func safe(err error) error {
 			s.text = "RowError without an error"
 		}
 	}
-	s.unavailable = errors.As(err, new(*unavailableError))
 	s.deadline = errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	if v, _ := worker.Verdict(err); v != worker.None {
+		s.verdict = worker.Copy(err)
+	}
 	return s
 }
 
@@ -146,14 +193,21 @@ func known(err error) safeError {
 }
 
 type safeError struct {
-	text        string
-	deadline    bool // a context of the handler's own ended
-	index       int  // of RowError; -1: it is not
-	unavailable bool
-	fault       worker.Fault
+	text     string
+	deadline bool // a context of the handler's own ended
+	index    int  // of RowError; -1: it is not
+	fault    worker.Fault
+	verdict  error // Snooze, Discard or Unavailable
 }
 
 func (e safeError) Error() string { return e.text }
+func (e safeError) Unwrap() error { return e.verdict }
 
 // transient reports whether the database is at fault, and not the row.
 func (e safeError) transient() bool { return e.fault.Blameless() }
+
+// decided reports whether the handler says what happens to the row.
+func decided(err error) bool {
+	v, _ := worker.Verdict(err)
+	return v == worker.Snoozed || v == worker.Discarded
+}

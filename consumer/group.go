@@ -101,7 +101,7 @@ type group struct {
 	stop       context.CancelCauseFunc // ends the Run
 	listener   *listen.Listener        // a probe that is under way uses it
 	events     chan func()
-	ends       chan ending
+	ends       chan endedPartition
 	life       context.Context
 	stopped    <-chan struct{} // closed when the goroutine ends
 
@@ -136,8 +136,8 @@ type group struct {
 	heldTill time.Time // until then other work waits for suspects; zero: no suspect is due
 }
 
-// An ending is the end of work on a partition.
-type ending struct {
+// An ended partition is one on which all work has ended.
+type endedPartition struct {
 	p    *partition
 	done chan struct{}
 }
@@ -145,7 +145,7 @@ type ending struct {
 func newGroup(c *Consumer, lease *pgleases.Lease, places *worker.Share, untilEmpty bool, stop context.CancelCauseFunc) *group {
 	return &group{
 		Consumer: c, lease: lease, places: places, untilEmpty: untilEmpty, stop: stop, listener: c.newListener(),
-		events: make(chan func()), ends: make(chan ending), polls: polls{every: c.options.poll, quiet: c.times.quiet},
+		events: make(chan func()), ends: make(chan endedPartition), polls: polls{every: c.options.poll, quiet: c.times.quiet},
 	}
 }
 
@@ -178,7 +178,7 @@ func (g *group) serve(ctx context.Context, owned pgleases.Partition) error {
 		}
 	}
 	<-p.idle
-	e := ending{p, make(chan struct{})}
+	e := endedPartition{p, make(chan struct{})}
 	g.ends <- e
 	<-e.done
 	return nil
@@ -190,7 +190,7 @@ func (g *group) recordEnds(stopped <-chan struct{}) {
 	var owned []*partition // whose ends are to be recorded
 	var logged time.Time
 	for pause := time.Duration(0); ; {
-		var ends []ending
+		var ends []endedPartition
 		var again <-chan time.Time
 		if len(owned) > 0 {
 			again = time.After(pause)

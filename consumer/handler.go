@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A Row is a row of the queue table.
@@ -54,7 +56,8 @@ func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error)
 
 // InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
 // IDs, see [ByKey]. If it fails, everything is rolled back. It may return [RowError] to say which row
-// failed. Otherwise smaller batches find that row. For the rest it is as Each.
+// failed. Otherwise smaller batches find that row, also for [Snooze] and [Discard]. For the rest it
+// is as Each.
 func InTx[T any](handler func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error) Handler[T] {
 	return Handler[T]{calls: inTx, call: handler}
 }
@@ -86,8 +89,9 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 	return all
 }
 
-// RowError returns an error for a handler of a batch to return: row i has failed with err, and the
-// rows before it have succeeded. They are committed; of InTx they are handled again for that.
+// RowError returns an error for a handler of a batch to return: row i is the cause, and the rows
+// before it have succeeded. They are committed; of InTx they are handled again for that. err says
+// what happens to row i: it has failed, unless err is a [Snooze], [Discard] or [Unavailable].
 func RowError(i int, err error) error { return &rowError{i, err} }
 
 type rowError struct {
@@ -101,12 +105,16 @@ func (e *rowError) Unwrap() error { return e.err }
 // Unavailable returns an error for a handler to return: something that it needs is away, and no row
 // is at fault. The rows are handled again after a pause, which grows from 100 ms to 1 min, and no
 // attempt is counted.
-func Unavailable(err error) error { return &unavailableError{err} }
+func Unavailable(err error) error { return worker.Unavailable(err) }
 
-type unavailableError struct{ err error }
+// Discard returns an error for a handler to return: the row has failed, and another attempt would
+// fail too. So the policy of [WithOnFailure] applies at once, whatever [WithMaxAttempts] says.
+func Discard(err error) error { return worker.Discard(err) }
 
-func (e *unavailableError) Error() string { return fmt.Sprintf("unavailable: %v", e.err) }
-func (e *unavailableError) Unwrap() error { return e.err }
+// Snooze returns an error for a handler to return: the row is handled again after d, by the
+// database's clock. A negative d is 0. Its key waits, and other keys continue. This is not a failed
+// attempt, and the number of snoozes has no limit.
+func Snooze(d time.Duration) error { return worker.Snooze(d) }
 
 // ErrTimeout is the cause of a handler's context if the batch took longer than [WithTimeout].
 var ErrTimeout = errors.New("consumer: the batch took longer than its timeout")

@@ -14,6 +14,7 @@ type Stats struct {
 	Batches     int64         // calls of the handler for a batch, or for the rows of one
 	HandlerTime time.Duration // total time of these
 	Failures    int64         // failed attempts
+	Snoozed     int64         // rows whose handler returned Snooze
 	DeadLetters int64         // rows moved to the dead letters
 	Pauses      int64         // pauses of partitions because something was away
 	BrokenOff   int64         // batches that were broken off by the database, the connection or a lock
@@ -32,10 +33,10 @@ type Stats struct {
 }
 
 type counts struct {
-	rows, batches, failures, dead, pauses, troubles, probes, probeErrors, overdue atomic.Int64
-	handlerTime, probeTime                                                        atomic.Int64
-	slow                                                                          [3]atomic.Int64 // by worker.Reason
-	pace, size                                                                    atomic.Int64    // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
+	rows, batches, failures, snoozed, dead, pauses, troubles, probes, probeErrors, overdue atomic.Int64
+	handlerTime, probeTime                                                                 atomic.Int64
+	slow                                                                                   [3]atomic.Int64 // by worker.Reason
+	pace, size                                                                             atomic.Int64    // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
 }
 
 // lately follows a value that differs from one time to the next.
@@ -75,7 +76,7 @@ func (c *counts) handler(took time.Duration, o outcome) {
 func (c *Consumer) Stats() Stats {
 	n := &c.counts
 	return Stats{
-		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), DeadLetters: n.dead.Load(),
+		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), Snoozed: n.snoozed.Load(), DeadLetters: n.dead.Load(),
 		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
 		Overdue: n.overdue.Load(),
 		Pauses:  n.pauses.Load(), BrokenOff: n.troubles.Load(), Polls: n.probes.Load(), PollErrors: n.probeErrors.Load(), PollTime: time.Duration(n.probeTime.Load()),

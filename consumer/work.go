@@ -68,6 +68,7 @@ func (g *group) workOnRows(j *job, parts []*partition) {
 		limit = 1
 	}
 	var failing *partition // its first row failed, after rows of the batch that are committed before
+	var away *outcome      // that row only said that something is away
 	for {
 		if parts = ownedOf(parts); len(parts) == 0 {
 			return
@@ -78,17 +79,23 @@ func (g *group) workOnRows(j *job, parts []*partition) {
 			continue
 		case o.verdict == handled:
 			g.took(j, parts, o)
-			if failing != nil { // what was read before is not used again: another row may come first now
+			switch {
+			case away != nil: // it is known already
+				g.pauseAll(j, []*partition{failing}, *away)
+			case failing != nil: // what was read before is not used again: another row may come first now
 				g.workOnOne(j, failing)
 			}
 			return
+		case o.verdict == unavailable && o.at < 0:
+			g.pauseAll(j, parts, o)
+			return
+		case o.verdict == unavailable && o.at > 0 && g.handler.calls != atLeastOnce && !o.slow: // the rows before are committed first
+			limit, failing, away = o.at, o.rows[o.at].partition, &o
 		case o.verdict == unavailable:
-			for _, p := range parts {
-				if o.at < 0 || o.rows[o.at].partition == p {
-					p.due = true
-					g.pause(j, p, o.err)
-				}
+			if o.at > 0 && g.handler.calls == atLeastOnce {
+				g.took(j, parts, o)
 			}
+			g.pauseAll(j, []*partition{o.rows[o.at].partition}, o)
 			return
 		case o.verdict == troubled && len(parts) > 1 && store.LockTimeout(o.err):
 			for _, p := range parts { // each comes alone next, which finds the one
@@ -117,9 +124,21 @@ func (g *group) workOnRows(j *job, parts []*partition) {
 			g.workOnOne(j, o.rows[o.at].partition)
 			return
 		case o.at > 0:
-			limit, failing = o.at, o.rows[o.at].partition
+			limit, failing, away = o.at, o.rows[o.at].partition, nil
 		default:
-			limit, failing = len(o.rows)/2, nil
+			limit, failing, away = len(o.rows)/2, nil, nil
+		}
+	}
+}
+
+// pauseAll pauses partitions, because a handler said that something is away. If it took its whole
+// timeout to find that out, they are slow too.
+func (g *group) pauseAll(j *job, parts []*partition, o outcome) {
+	for _, p := range parts {
+		p.due = true
+		g.pause(j, p, o.err)
+		if o.slow {
+			j.fell(p, worker.TimedOut)
 		}
 	}
 }
@@ -307,6 +326,8 @@ func (g *group) attempt(parts []*partition, limit int, retry *blockedRow, slow b
 	watched()
 	server := tx.Conn().PgConn()
 	switch {
+	case o.verdict == failed && decided(o.err):
+		return o
 	case server.IsClosed() && context.Cause(calling) == errGone:
 		return g.cutOff(o, errGone)
 	case o.verdict == refused:
@@ -581,14 +602,16 @@ func (g *group) call(ctx context.Context, parts []*partition, tx *handlers.Trans
 			o.at = -1
 		}
 	}
+	cause := context.Cause(ctx)
 	switch {
+	case ctx.Err() != nil && !o.slow && cause != errGone:
+		o.verdict = refused
+	case of.fault == worker.Away:
+		o.verdict = unavailable
+	case decided(o.err):
 	case o.slow:
 		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(o.err.Error(), ErrTimeout.Error()+": "))
-	case context.Cause(ctx) == errGone: // if the connection still works, a statement of the handler has failed
-	case ctx.Err() != nil:
-		o.verdict = refused
-	case of.unavailable:
-		o.verdict = unavailable
+	case cause == errGone: // if the connection still works, a statement of the handler has failed
 	case of.transient():
 		o.verdict = troubled
 	}

@@ -288,6 +288,7 @@ CROSS JOIN LATERAL (
     SELECT pg_catalog.count(DISTINCT ROW(k.partition, k.key))::int AS keys, pg_catalog.min(k.since) AS since
     FROM pgleases.consumer_blocked AS k
     WHERE k.consumer OPERATOR(pg_catalog.=) c.name
+      AND (k.attempts OPERATOR(pg_catalog.>) 0 OR k.crashed IS NOT NULL) -- not one that was only snoozed
 ) AS k
 CROSS JOIN LATERAL pgleases.consumer_backlog(c) AS b;
 COMMENT ON VIEW pgleases.consumers_status IS 'Every consumer, with what waits in its queue table. waiting, oldest, timed and unhandled are null if the role that asks may not read the table, or if the table is gone.';

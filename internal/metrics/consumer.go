@@ -24,6 +24,8 @@ var ofConsumer = []entry[consumer.Stats]{
 		seconds(func(c *consumer.Stats) time.Duration { return c.HandlerTime }), nil},
 	{Metric{"pgleases.consumer.failures", "{attempt}", Counter, "Failed attempts.", nil},
 		count(func(c *consumer.Stats) int64 { return c.Failures }), nil},
+	{Metric{"pgleases.consumer.snoozed", "{row}", Counter, "Rows that wait because their handler said so.", nil},
+		count(func(c *consumer.Stats) int64 { return c.Snoozed }), nil},
 	{Metric{"pgleases.consumer.dead_letters", "{row}", Counter, "Rows that were moved to the dead letters.", nil},
 		count(func(c *consumer.Stats) int64 { return c.DeadLetters }), nil},
 	{Metric{"pgleases.consumer.pauses", "{pause}", Counter, "Pauses of partitions, because something that handlers need was away.", nil},
