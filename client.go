@@ -193,9 +193,10 @@ func (c *Client) Err() error { return c.engine.Err() }
 // client still releases what is free, for up to 2 s. Partitions in work are not released: their
 // contexts are canceled with ErrClosed, and they move when the session expires, a TTL after its
 // last heartbeat. Close returns an error that names them, joined with the cause of ctx. If the
-// client cannot connect to the database, Close returns when ctx has ended or the trust deadline has
-// passed; if only heartbeats fail, when none has succeeded for two TTLs. In any case Close returns
-// within 6 s after the end of ctx.
+// database does not answer, Close returns when ctx has ended or the trust deadline has passed. If
+// ctx has a deadline and the client can connect, the server may be slow, so Close returns only when
+// no heartbeat has succeeded for two TTLs. In any case Close returns within 6 s after the end of
+// ctx.
 //
 // When Close returns, the client has no goroutine and no connection. Close is idempotent, and never
 // closes the pool.
@@ -204,6 +205,5 @@ func (c *Client) Err() error { return c.engine.Err() }
 // returns when its ctx ends, and names the partition. If a callback calls Close with its own ctx,
 // Close returns at once, because Close ends that ctx.
 //
-// Give ctx a deadline. If a function of the application does not return, for example a tracer of
-// the client's connection, a Close without a deadline waits for it too.
+// Give ctx a deadline. Work that does not end keeps a Close without a deadline waiting.
 func (c *Client) Close(ctx context.Context) error { return c.engine.Close(ctx) }

@@ -78,6 +78,27 @@ func TestCloseWaitsForServerThatAnswersLate(t *testing.T) {
 	})
 }
 
+// It accepts connections, and answers no statement, or a tracer of statements does not return.
+func TestCloseWithoutDeadlineEndsWithTrust(t *testing.T) {
+	for name, hang := range map[string]fault{"server": {before: time.Hour}, "tracer": {deaf: time.Minute}} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				p := w.start("a")
+				p.owning("x", 2)
+				w.inject(func(client, op string) (fault, bool) { return hang, client == p.name && op != "connect" })
+				began := time.Now()
+				if err := p.c.Close(context.Background()); err == nil {
+					t.Error("Close returned no error about what it left behind")
+				}
+				if took := time.Since(began); took > 10*time.Second {
+					t.Errorf("Close took %v, with a TTL of 6s", took)
+				}
+				time.Sleep(time.Minute) // until the tracer has returned
+			})
+		})
+	}
+}
+
 func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")

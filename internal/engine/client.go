@@ -117,7 +117,11 @@ func (c *Client) Leases() iter.Seq[*Lease] {
 // Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
 // left behind. In a callback that it would wait for, it returns at once.
 func (c *Client) Close(ctx context.Context) error {
-	c.post(func(e *engine) { e.close(e.config.Errors.Closed) })
+	_, patient := ctx.Deadline()
+	c.post(func(e *engine) {
+		e.closing.patient = e.closing.patient || patient
+		e.close(e.config.Errors.Closed)
+	})
 	if err := c.callbacks.of(); err != nil {
 		return err
 	}

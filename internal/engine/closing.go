@@ -6,6 +6,7 @@ import "time"
 // operator.
 type closing struct {
 	reason       error     // nil: the client does not end
+	patient      bool      // a call of Close has a deadline, so it says how long to wait for a server that answers late
 	lookUp       bool      // read which process superseded it, for the reason's text
 	hurried      error     // why Close no longer waits for work; nil: it waits
 	giveUpAt     time.Time // when to leave behind what is not released by then

@@ -199,6 +199,7 @@ func (e *engine) work(now time.Time) time.Time {
 		}
 	case running != nil && t != nil && running.task == waitForNotifications:
 		running.cancel()
+		running.endsBy = earlier(running.endsBy, now)
 	}
 	if t != nil {
 		at = never // the end of the operation under way wakes the engine
@@ -210,7 +211,7 @@ func (e *engine) work(now time.Time) time.Time {
 func (e *engine) begin(t *task, now time.Time) {
 	op := t.begin(e, now)
 	ctx, cancel := context.WithTimeout(context.Background(), op.limit)
-	op.task, op.cancel = t, cancel
+	op.task, op.cancel, op.endsBy = t, cancel, now.Add(op.limit)
 	e.progress.running, e.progress.last = op, t
 	c := e.connection.conn
 	go func() {
@@ -651,7 +652,8 @@ func (e *engine) onlySessionRemains() bool {
 
 // unreachableAt returns when a client that ends, and has no trust any more, takes the database for
 // unreachable; never: it is reached. A server under load may miss the limits of some statements
-// and still answer the next, so failed heartbeats count only after a TTL more.
+// and still answer the next. So if the caller of Close has a deadline, failed heartbeats count only
+// after a TTL more. A function of the application in a statement may not return at all.
 func (e *engine) unreachableAt() time.Time {
 	switch {
 	case !e.closing.ends() || e.trust.held():
@@ -659,7 +661,12 @@ func (e *engine) unreachableAt() time.Time {
 	case !e.session.registered || e.connection.failed:
 		return atOnce
 	case e.connection.conn == nil || e.session.beatFailed:
-		return e.session.sent.Add(2 * e.config.TTL)
+		if e.closing.patient {
+			return e.session.sent.Add(2 * e.config.TTL)
+		}
+		return atOnce
+	case e.progress.running != nil:
+		return e.progress.running.endsBy.Add(closeGrace)
 	}
 	return never
 }

@@ -175,7 +175,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 		e.connected(c)
 		e.members.add("l", 2, LeaseOptions{}).become(member)
 		_ = beginHoldLiveness(e, time.Now()).call(t.Context(), c)(nil)
-		time.Sleep(2 * e.config.TTL)
+		time.Sleep(e.config.TTL)
 		e.checkTrust(time.Now())
 		if e.closing.reason = errorsOfTests.Closed; !e.finished(time.Now()) {
 			t.Error("it waits for ever")

@@ -311,6 +311,7 @@ type operation struct {
 	limit  time.Duration
 	call   func(context.Context, Conn) func(error) error
 	cancel context.CancelFunc
+	endsBy time.Time // when its context has ended
 }
 
 // query returns the operation that sends a statement. Its error is the statement's, whatever take
