@@ -2,9 +2,11 @@ package pgleases_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -13,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -166,6 +169,65 @@ func TestHungPoolFunctionDelaysNeitherOpenNorClose(t *testing.T) {
 	}
 	if n := len(entered); n > 0 {
 		t.Errorf("%d more attempts began while one went on", n)
+	}
+}
+
+// Functions of the application in an attempt to connect may panic, end their goroutine, or return an
+// error whose methods panic. The attempt has failed then, and the client makes the next one.
+func TestPoolFunctionsMayNotReturn(t *testing.T) {
+	t.Parallel()
+	url := direct(t)
+	db := testkit.Pool(t, url)
+	faults := map[string]func() error{
+		"panics":                     func() error { panic("a fault of the application") },
+		"ends its goroutine":         func() error { runtime.Goexit(); return nil },
+		"returns an error of no use": func() error { return (*net.DNSError)(nil) },
+	}
+	places := map[string]func(c *pgx.ConnConfig, f func() error){
+		"DialFunc": func(c *pgx.ConnConfig, f func() error) {
+			dial := c.DialFunc
+			c.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if err := f(); err != nil {
+					return nil, err
+				}
+				return dial(ctx, network, address)
+			}
+		},
+		"AfterConnect": func(c *pgx.ConnConfig, f func() error) {
+			c.AfterConnect = func(context.Context, *pgconn.PgConn) error { return f() }
+		},
+	}
+	for what, fault := range faults {
+		for where, put := range places {
+			t.Run(where+" "+what, func(t *testing.T) {
+				t.Parallel()
+				var armed atomic.Bool
+				calls := make(chan struct{}, 1000)
+				config := testkit.Must(pgx.ParseConfig(url))(t)
+				config.RuntimeParams["application_name"] = "pgleases " + rand.Text()
+				put(config, func() error {
+					if !armed.Load() {
+						return nil
+					}
+					calls <- struct{}{}
+					return fault()
+				})
+				c := newClient(t, db, pgleases.WithConnConfig(config))
+				armed.Store(true)
+				if _, err := pgleases.NewClient(t.Context(), db, pgleases.WithConnConfig(config)); err == nil {
+					t.Error("NewClient returned no error")
+				}
+				for len(calls) > 0 {
+					<-calls
+				}
+				testkit.Execute(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`,
+					config.RuntimeParams["application_name"])
+				testkit.Receive(t, "the client connects", calls)
+				testkit.Receive(t, "it connects once more", calls)
+				armed.Store(false)
+				testkit.Until(t, "it is connected", func() bool { return c.Stats().Reconnects > 0 })
+			})
+		}
 	}
 }
 

@@ -18,6 +18,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // ParseConfig reads a connection string. Its errors contain no part of the string, because the
@@ -165,7 +167,13 @@ func (cr *Connector) try(ctx context.Context, attempt func() (*Conn, error)) (*C
 	}
 	result := make(chan made)
 	go func() {
-		conn, err := attempt()
+		var conn *Conn
+		err := handlers.Call(func() (err error) {
+			if conn, err = attempt(); err != nil { // it may be a nil pointer of the application, whose methods panic
+				_, _ = err.Error(), errors.Is(err, errHangs)
+			}
+			return err
+		})
 		<-cr.attempt
 		select {
 		case result <- made{conn, err}:
@@ -195,12 +203,17 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified 
 		}
 	}
 	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
+	connected := false
+	defer func() {
+		if !connected { // also if a function of the application panics
+			line.close()
+		}
+	}()
 	c := &Conn{Traced: config.Tracer != nil, line: line}
 	cr.adapt(config, limit, c, comes)
 	config.OnNotification = notified
 	var err error
 	if c.Pgx, err = pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config); err != nil {
-		line.close()
 		return nil, err
 	}
 	if cr.FastFailover > 0 {
@@ -209,6 +222,7 @@ func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified 
 			return nil, err
 		}
 	}
+	connected = true
 	return c, nil
 }
 

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net"
+	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -131,6 +134,46 @@ func TestCallsEndWithoutAnAnswer(t *testing.T) {
 		}
 		time.Sleep(2 * time.Minute)
 	})
+}
+
+// A tracer, or another function in a statement, may panic, or end its goroutine. The client gives its
+// connection up, and goes on.
+func TestFunctionsInStatementsMayNotReturn(t *testing.T) {
+	var missing *proc
+	for name, does := range map[string]func(){
+		"panic": func() { missing.late = true }, "Goexit": runtime.Goexit, "panic that cannot be printed": func() { panic((*net.DNSError)(nil)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				var mu sync.Mutex
+				seen, opening := make(map[string]int), true // what calls NewClient sees a panic itself when it connects
+				w.inject(func(client, op string) (fault, bool) {
+					mu.Lock()
+					defer mu.Unlock()
+					if opening && op == "connect" {
+						return fault{}, false
+					}
+					seen[op]++
+					return fault{does: does}, seen[op] <= 2
+				})
+				a, b := w.start("a"), w.start("b")
+				mu.Lock()
+				opening = false
+				mu.Unlock()
+				l, m := a.mustJoin("x", 4), b.mustJoin("x", 4)
+				w.within(time.Minute, "both own", func() bool { return len(shown(l)) == 2 && len(shown(m)) == 2 })
+				w.ok(a.c.Close(context.Background()))
+				w.within(time.Minute, "b owns all", func() bool { return len(shown(m)) == 4 })
+				mu.Lock()
+				defer mu.Unlock()
+				for _, op := range []string{"connect", "register", "heartbeat", "listen", "join", "snapshot", "apply", "read", "release", "end"} {
+					if seen[op] < 2 {
+						t.Errorf("the function ran in %d statements %q, of %v", seen[op], op, seen)
+					}
+				}
+			})
+		})
+	}
 }
 
 // A tracer of statements, or another function in a statement, may not return.

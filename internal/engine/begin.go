@@ -121,7 +121,7 @@ func beginJoin(e *engine, now time.Time) *operation {
 	m, number := e.members.beginJoin(now)
 	session, l, weight, calls := e.session.number, m.lease, m.weight, maps.Clone(m.weightCalls)
 	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
-		join, err := c.Join(ctx, session, l.Name, l.Partitions, weight, number)
+		join, err := called(func() (store.Join, error) { return c.Join(ctx, session, l.Name, l.Partitions, weight, number) })
 		return func(error) error { return e.joined(m, join, err, weight, calls) }
 	}}
 }
@@ -287,7 +287,11 @@ func beginPlan(e *engine, now time.Time) *operation {
 	p, limit := e.plans.begin(longest, now), e.config.limit()
 	n := e.plans.portion(now)
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
-		applied, took, err := p.proceed(ctx, c, e.config.Plan, n)
+		var took time.Duration
+		applied, err := called(func() (applied store.Applied, err error) {
+			applied, took, err = p.proceed(ctx, c, e.config.Plan, n)
+			return applied, err
+		})
 		return func(ended error) error {
 			if took > 0 {
 				e.plans.batch = fitting(e.plans.batch, MaxPartitions, took, limit, ended)
@@ -348,7 +352,7 @@ func beginEnd(e *engine, _ time.Time) *operation {
 // beginWait waits for a notification until a task is due.
 func beginWait(e *engine, _ time.Time) *operation {
 	return &operation{limit: time.Hour, call: func(ctx context.Context, c Conn) func(error) error {
-		err := c.Wait(ctx)
+		_, err := called(func() (struct{}, error) { return struct{}{}, c.Wait(ctx) })
 		return func(canceled error) error {
 			switch {
 			case err == nil:

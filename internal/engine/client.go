@@ -58,7 +58,7 @@ func Start(ctx context.Context, first Conn, config Config) (*Client, error) {
 	e := newEngine(c, first)
 	if err := e.registerFirst(ctx); err != nil {
 		if e.connection.conn != nil {
-			e.connection.conn.Close()
+			e.connection.close()
 		}
 		return nil, err
 	}

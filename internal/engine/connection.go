@@ -3,6 +3,8 @@ package engine
 import (
 	"math/rand/v2"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // connection is the client's own connection, and what is known about it.
@@ -35,7 +37,7 @@ func (c *connection) close() {
 	conn, closed := c.conn, make(chan struct{})
 	go func() {
 		defer close(closed)
-		conn.Close()
+		closeQuietly(conn)
 	}()
 	late := time.NewTimer(closingAtMost)
 	defer late.Stop()
@@ -44,6 +46,15 @@ func (c *connection) close() {
 	case <-late.C:
 	}
 	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, never
+}
+
+// closeQuietly closes a connection. Functions of the application run in it, for example of a
+// connection that its DialFunc has made: it is given up, whatever they do.
+func closeQuietly(conn Conn) {
+	_ = handlers.Call(func() error {
+		conn.Close()
+		return nil
+	})
 }
 
 // backOff spaces attempts to connect and to register. The first attempt is immediate.

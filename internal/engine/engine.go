@@ -238,7 +238,7 @@ func (e *engine) completed(t *task, err error) {
 	e.progress.log(e.log, t, err)
 	switch {
 	case e.connection.conn == nil:
-	case e.connection.conn.Closed() || worker.Whose(err) == worker.Standby:
+	case e.connection.conn.Closed() || worker.Whose(err) == worker.Standby || cutShort(err):
 		e.disconnect()
 	case t.traits&ownPause == 0:
 		e.progress.failed(t, e.config.Heartbeat)
@@ -751,5 +751,5 @@ func (e *engine) endOperation() bool {
 // goroutine of its own after the client's end.
 func (e *engine) closeAfterUse(conn Conn) {
 	<-e.progress.results
-	conn.Close()
+	closeQuietly(conn)
 }

@@ -21,6 +21,7 @@ type fault struct {
 	late          bool          // it is executed also when its context ends on the way there
 	survives      bool          // the connection survives the end of a statement's context
 	deaf          time.Duration // a function of the application takes so long, whatever the context
+	does          func()        // a function of the application; nil: there is none
 }
 
 var (
@@ -45,6 +46,9 @@ func (w *world) connect(ctx context.Context, client string) (*faultyConn, error)
 	defer cancel()
 	if !wait(ctx, nil, f.before+f.after) {
 		return nil, context.Cause(ctx)
+	}
+	if f.does != nil {
+		f.does()
 	}
 	if f.err != nil {
 		return nil, f.err
@@ -128,6 +132,9 @@ func (c *faultyConn) carry(ctx context.Context, op string, statement func(*fakes
 	}
 	sent := time.Now()
 	time.Sleep(ft.deaf)
+	if ft.does != nil {
+		ft.does()
+	}
 	if !wait(ctx, c.Ended(), ft.before) {
 		if rest := ft.before - time.Since(sent); ft.late && !ft.survives {
 			go func() {

@@ -8,6 +8,8 @@ import (
 	"maps"
 	"strings"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // The task table: the statements that the engine sends, in which order, and when. The schedule is
@@ -318,13 +320,26 @@ type operation struct {
 // does with it.
 func query[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
-		answer, err := send(ctx, c)
+		answer, err := called(func() (T, error) { return send(ctx, c) })
 		return func(error) error {
 			take(answer, err)
 			return err
 		}
 	}}
 }
+
+// called calls what sends statements. Functions of the application run in it, for example a tracer,
+// which may panic or end the goroutine. That becomes an error.
+func called[T any](send func() (T, error)) (answer T, err error) {
+	err = handlers.Call(func() (err error) {
+		answer, err = send()
+		return err
+	})
+	return answer, err
+}
+
+// cutShort reports whether a function of the application has panicked, or has ended the goroutine.
+func cutShort(err error) bool { return errors.As(err, new(handlers.CutShort)) }
 
 // exec is query for a statement without an answer.
 func exec(limit time.Duration, send func(context.Context, Conn) error, take func(error)) *operation {

@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/connect"
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // Named locks. They are acquired and released on connections of the application. Statements about
@@ -235,9 +237,21 @@ func (l *Locks) answersIn() time.Duration {
 	return 2*time.Duration(l.LockWait)*time.Millisecond + patience
 }
 
-// ask sends a statement after OnConn has provided a connection, within soon.
+// ask sends a statement after OnConn has provided a connection, within soon. Functions of the
+// application run in it, of the pool and of its tracer. If they panic or end their goroutine, that
+// becomes an error. If they do not return in time, they keep the connection, and are left behind.
 func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
-	err = l.OnConn(soon, func(alive context.Context, conn *pgx.Conn) (err error) {
+	var got T
+	var begun atomic.Bool
+	late, isLate := context.WithCancel(context.Background())
+	defer isLate()
+	defer context.AfterFunc(soon, func() {
+		if !begun.Load() {
+			isLate()
+		}
+	})()
+	send := func(alive context.Context, conn *pgx.Conn) (err error) {
+		begun.Store(true)
 		caller := ctx
 		ctx, cancel := context.WithCancelCause(alive)
 		defer cancel(nil)
@@ -245,15 +259,18 @@ func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...a
 			timer := time.AfterFunc(patience, func() { cancel(context.Cause(caller)) })
 			context.AfterFunc(ctx, func() { timer.Stop() })
 		})()
-		silent := time.AfterFunc(l.answersIn(), func() { cancel(context.DeadlineExceeded) })
+		silent := time.AfterFunc(l.answersIn(), func() { cancel(context.DeadlineExceeded); isLate() })
 		defer silent.Stop()
-		sent = true
-		answer, err = tolerant(func(notify bool) (T, error) {
+		got, err = tolerant(func(notify bool) (T, error) {
 			return value[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
 		})
 		return err
-	})
-	return answer, sent, Advised(err)
+	}
+	err = handlers.Within(late, patience, func() error { return l.OnConn(soon, send) })
+	if errors.Is(err, handlers.ErrHangs) { // it may still write got
+		return answer, begun.Load(), err
+	}
+	return got, begun.Load(), Advised(err)
 }
 
 // value sends a statement that returns one value, in the protocol that is the connection's default,

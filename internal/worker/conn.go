@@ -254,18 +254,23 @@ func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Con
 			release()
 			return err
 		}
-		alive, done := line.outlives(context.WithoutCancel(ctx))
-		err = f(alive, conn)
-		done()
-		standby := Whose(err) == Standby
-		if standby {
-			_ = conn.Conn().Close(ctx)
-		}
-		release()
-		if !standby || left == 0 || ctx.Err() != nil {
+		err = useOnce(ctx, line, conn, release, f)
+		if Whose(err) != Standby || left == 0 || ctx.Err() != nil {
 			return err
 		}
 	}
+}
+
+// useOnce calls f with a connection, and releases it, also if f panics.
+func useOnce(ctx context.Context, line *Line, conn *pgxpool.Conn, release func(), f func(context.Context, *pgxpool.Conn) error) error {
+	defer release()
+	alive, done := line.outlives(context.WithoutCancel(ctx))
+	defer done()
+	err := f(alive, conn)
+	if Whose(err) == Standby {
+		_ = conn.Conn().Close(ctx)
+	}
+	return err
 }
 
 // Read calls f with a connection of the pool, and begins anew as Acquire does. f must not have an
