@@ -15,9 +15,9 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// This file blocks what is of a kind that this process does not register. There may be any number of
-// such jobs during a deploy, so they take no places: a statement blocks a page of them, while polls
-// leave out their kinds.
+// This file blocks what is of a kind that this process does not register. There may be any number
+// of such jobs during a deploy, so they take no places: a statement blocks a page of them, while
+// polls leave out their kinds.
 
 // blockPage is how many schedules, and how many jobs, one statement blocks at most.
 const blockPage = 1000
@@ -103,7 +103,8 @@ func (b blockedKind) item(o *ownership) item {
 	return item{subject: subject{b.ID, b.Job}, Key: b.Key, Kind: b.Kind, Partition: o.Number}
 }
 
-// block blocks a page of what is due of these kinds by then. It sets more to whether more may be due.
+// block blocks a page of what is due of these kinds by then. It sets more to whether more may be
+// due.
 func (d *db) block(kinds []string, until time.Time, more *bool, found *[]blockedKind) opening {
 	var reasons []string
 	for _, kind := range kinds {

@@ -48,8 +48,8 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 }
 
 // parse reads the arguments of a run, which may call code of the application. It is counted as
-// running, and if it takes longer than a handler may, parse logs that, because the place of the run is
-// in use meanwhile.
+// running, and if it takes longer than a handler may, parse logs that, because the place of the run
+// is in use meanwhile.
 func (e *execution) parse(r *record) (bound boundHandler, err error) {
 	ctx, cancel := e.limited()
 	defer cancel()

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// maxStep is how large a step of the database's clock is accepted at once. A larger step is doubted,
-// so a clock that is wrong for a moment does no harm.
+// maxStep is how large a step of the database's clock is accepted at once. A larger step is
+// doubted, so a clock that is wrong for a moment does no harm.
 const maxStep = time.Minute
 
 // A serverClock computes the database's time between two answers, from the time that elapses on

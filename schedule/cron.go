@@ -16,8 +16,8 @@ import (
 // are Sunday). Each is *, or a list of values, ranges and steps, for example 5, 1-5, MON-FRI, */15,
 // 8-18/2. A range may wrap around, for example 22-2. A step is at most the number of the field's
 // values, so */60 is valid for minutes, and */90 is not. @yearly, @monthly, @weekly, @daily and
-// @hourly are expressions too. The zone is a name of the zone database, for example Europe/Berlin or
-// UTC.
+// @hourly are expressions too. The zone is a name of the zone database, for example Europe/Berlin
+// or UTC.
 //
 // If both days are given, a day that matches either matches, as in cron: 0 6 1 * MON ticks on the
 // first of the month, and on each Monday. If one of the two begins with *, a day must match both:
@@ -75,7 +75,8 @@ var descriptors = map[string]string{
 	"@hourly":   "0 * * * *",
 }
 
-// maxExpression limits the length of an expression, in bytes, because its text is stored and logged.
+// maxExpression limits the length of an expression, in bytes, because its text is stored and
+// logged.
 const maxExpression = 1024
 
 // parse parses an expression.
@@ -163,7 +164,8 @@ func (f field) parseElement(element string) (uint64, error) {
 	return set, nil
 }
 
-// parseRange parses *, a or a-b. A range that wraps around has a last value beyond that of the field.
+// parseRange parses *, a or a-b. A range that wraps around has a last value beyond that of the
+// field.
 func (f field) parseRange(text string, stepped bool) (first, last int, err error) {
 	if text == "*" {
 		return f.first, f.last, nil
@@ -246,8 +248,8 @@ type clock struct {
 
 const allHours = 1<<24 - 1
 
-// ticks reports whether there is a date that matches. Each date of the calendar falls on each day of
-// the week in some year, 29 February too.
+// ticks reports whether there is a date that matches. Each date of the calendar falls on each day
+// of the week in some year, 29 February too.
 func (c *clock) ticks() bool {
 	if !c.bothDays {
 		return true

@@ -86,7 +86,8 @@ func idled(err error) bool { return store.Code(err) == "25P03" }
 // tookTooLong reports whether the server ended a transaction by its transaction_timeout.
 func tookTooLong(err error) bool { return store.Code(err) == "25P04" }
 
-// decisive reports whether the handler said what is to happen, so that it counts whatever else failed.
+// decisive reports whether the handler said what is to happen, so that it counts whatever else
+// failed.
 func decisive(err error) bool {
 	verdict, _ := worker.Verdict(err)
 	return verdict != worker.None

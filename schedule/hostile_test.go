@@ -103,7 +103,8 @@ func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
 				return schedule.AtMostOnce(w.Scheduler, name, out, limit)
 			}
 			k := register(kind)
-			// What cannot be decoded makes its kind slow, and what hangs may hold all places of slow work.
+			// What cannot be decoded makes others doubt its kind for a while, and what hangs may hold all places
+			// of slow work meanwhile.
 			decoded := register(kind + " decoded")
 			hung := map[string]string{"handler": "handler still running", "decoder": "arguments still being read", "Error": "handler still running", "Unwrap": "handler still running"}
 			short := int64(0)

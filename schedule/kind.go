@@ -90,13 +90,13 @@ type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 // The same holds if ctx ends or the process crashes.
 //
 // The context ends with ErrTimeout, with ErrCanceled, with ErrDrained, or with the ownership of the
-// partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout is WithTimeout plus 1
-// s, and its idle_in_transaction_session_timeout is WithIdleTimeout; the handler may change them.
-// If one of them ends the transaction, that is an error of the handler. So is a context of the
-// handler's own that ends during a statement. The error that the handler returns must wrap the
-// error of the statement. Otherwise the connection seems lost, and the handler is called again. The
-// commit may take as long as WithTimeout, and at least 10 s. A handler that sets a role must reset
-// it, because the run is recorded with the rights at the end of the transaction.
+// partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout is
+// WithTimeout plus 1 s, and its idle_in_transaction_session_timeout is WithIdleTimeout; the handler
+// may change them. If one of them ends the transaction, that is an error of the handler. So is a
+// context of the handler's own that ends during a statement. The error that the handler returns
+// must wrap the error of the statement. Otherwise the connection seems lost, and the handler is
+// called again. The commit may take as long as WithTimeout, and at least 10 s. A handler that sets
+// a role must reset it, because the run is recorded with the rights at the end of the transaction.
 //
 // Args are stored as JSON. Register all kinds before Run. A schedule or job is blocked, and not
 // late, while its process does not know its kind. Run, and every method of the Kind, return each

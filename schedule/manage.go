@@ -53,8 +53,8 @@ func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
 	return s.edited(ctx, "resume", name, map[string]any{"catch_up": from == CatchUp}, passed)
 }
 
-// Delete deletes a schedule and keeps its history. A run that is under way ends as for Cancel. If the
-// code declares the schedule, the next process that starts creates it again. Delete returns
+// Delete deletes a schedule and keeps its history. A run that is under way ends as for Cancel. If
+// the code declares the schedule, the next process that starts creates it again. Delete returns
 // ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
 	return s.edited(ctx, "delete", name, map[string]any{}, passed)
@@ -146,8 +146,8 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 
 // Cancel cancels a job. A run that is under way cannot commit, and its context ends with
 // ErrCanceled, at once after a notification, and otherwise within about 1 s. The effects of its
-// handler outside of the database stay. Cancel does not wait for the handler. It returns ErrNotFound
-// if the group has no live job with this ID.
+// handler outside of the database stay. Cancel does not wait for the handler. It returns
+// ErrNotFound if the group has no live job with this ID.
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
 	_, err := s.change(ctx, "cancel", s.named("job %d", id), nil, map[string]any{"job": id}, nil)
 	return err

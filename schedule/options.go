@@ -54,8 +54,8 @@ func WithSchema(name string) Option {
 }
 
 // WithPartitions sets the number of partitions of the group's lease. The default is 128; valid
-// values are 1 to 65,536. All processes of a group must give the same number. To change it, stop them
-// all, and run: pgleases drop schedule/GROUP --partitions N --reason '...'
+// values are 1 to 65,536. All processes of a group must give the same number. To change it, stop
+// them all, and run: pgleases drop schedule/GROUP --partitions N --reason '...'
 func WithPartitions(n int) Option {
 	return option("WithPartitions", func(o *options) { o.partitions = n })
 }

@@ -50,8 +50,8 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 // after WithDrainTimeout or WithTimeout has ended its context. A handler without any effect yet may
 // return Discard, which is failed also then, or Snooze, and is then called again.
 //
-// The record of a call says that it is made at most once. So the handler is not called again for the
-// tick after a deploy that registers the kind with InTx or AtLeastOnce.
+// The record of a call says that it is made at most once. So the handler is not called again for
+// the tick after a deploy that registers the kind with InTx or AtLeastOnce.
 //
 // A commit with synchronous_commit = on records the call before it is made. A failover to an
 // asynchronous standby may lose that record, and the handler is called once more. For at most once

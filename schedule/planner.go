@@ -180,6 +180,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	known, unknown := p.s.registry.sort(q.due, server)
 	p.blockStrange(ctx, unknown, server)
 	p.s.counts.suspects.Store(int64(p.queue.replace(known, q.left)))
+	p.queue.forget(func(partition int) bool { return p.owned.get(partition) != nil }, time.Now())
 	for partition, at := range p.queue.earliest() {
 		p.poller.lower(partition, at)
 	}
@@ -238,7 +239,8 @@ func (p *planner) begin() time.Duration {
 	}
 }
 
-// caught is run for an item that must not end the process, if a hook of the application's pool panics.
+// caught is run for an item that must not end the process, if a hook of the application's pool
+// panics.
 func (p *planner) caught(ctx context.Context, o *ownership, it item) result {
 	r := result{outcome: gone, from: it.due(), slow: true, why: worker.Hung}
 	err := handlers.Call(func() error {

@@ -206,8 +206,9 @@ func (p *poller) accepted(q *poll) {
 	}
 }
 
-// lower records that something in a partition is due at an instant, and has not ended. One that waits
-// for long makes polls of its own partition slower only, which read what has ended since then.
+// lower records that something in a partition is due at an instant, and has not ended. One that
+// waits for long makes polls of its own partition slower only, which read what has ended since
+// then.
 func (p *poller) lower(partition int, t time.Time) {
 	low, known := p.lows[partition]
 	if !known {
@@ -241,8 +242,8 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	return min(wait, time.Until(p.next))
 }
 
-// most returns how many rows of a partition the answer has at most, of schedules, and of jobs of each
-// priority. Runs under way are still due there, and take no room of what may begin.
+// most returns how many rows of a partition the answer has at most, of schedules, and of jobs of
+// each priority. Runs under way are still due there, and take no room of what may begin.
 func (q *poll) most(partition int) int { return q.least + q.waiting[partition] }
 
 // mostOf returns most of each partition.

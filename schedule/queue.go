@@ -35,6 +35,14 @@ type item struct {
 
 func (i item) due() time.Time { return time.UnixMicro(i.DueMicro) }
 
+// A piece is an item as worker.Slots know it. It is forgotten with its partition.
+type piece struct {
+	subject
+	partition int
+}
+
+func (i item) piece() piece { return piece{i.subject, i.Partition} }
+
 // A finish is the end of a run.
 type finish struct {
 	item
@@ -44,8 +52,8 @@ type finish struct {
 // A queue has what is due soon, and what is running. It decides which item begins next. Of those
 // that are due the highest priority goes first, then the earliest due time. At most one item of a
 // key runs at a time, and at most as many of a kind as its limit. A crash suspect runs alone. What
-// took long to no effect comes after what did not, see worker.Slots. The queue knows no database and
-// no clock. One goroutine uses it.
+// took long to no effect comes after what did not, see worker.Slots. The queue knows no database
+// and no clock. One goroutine uses it.
 type queue struct {
 	times *timings
 	most  func() int            // the limit of runs at once
@@ -62,8 +70,7 @@ type queue struct {
 	held   time.Time
 	beside map[subject]struct{} // suspects that began beside other runs in that time
 
-	slots worker.Slots[subject]
-	vain  map[string]bool // kinds whose last run was in vain: it took as long as it may, or was blocked
+	slots worker.Slots[piece] // its groups are the kinds
 
 	ofKind map[string]int     // number of runs of each kind
 	scarce map[string]*scarce // kinds whose last run found no slot
@@ -95,7 +102,8 @@ func (l leftOut) has(it item) bool {
 func newQueue(times *timings, most func() int, limit func(kind string) int) queue {
 	return queue{
 		times: times, most: most, limit: limit, running: make(map[subject]item), keys: make(map[string]struct{}),
-		parked: make(map[subject]bool), vain: make(map[string]bool), finished: make(map[subject]finish), beside: make(map[subject]struct{}), ofKind: make(map[string]int), scarce: make(map[string]*scarce),
+		parked: make(map[subject]bool), finished: make(map[subject]finish), beside: make(map[subject]struct{}),
+		ofKind: make(map[string]int), scarce: make(map[string]*scarce),
 	}
 }
 
@@ -110,11 +118,15 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	if !q.hasRoom() {
 		return item{}, wait, false
 	}
-	healthy, after := q.first(worker.Healthy, now, server)
+	healthy, after := q.first(trusted, now, server)
 	wait = min(wait, after)
 	slow := place{}
-	if q.anySlow() {
-		slow, after = q.first(worker.Slow, now, server)
+	if q.slots.AnyDoubts() {
+		slow, after = q.first(doubted, now, server)
+		wait = min(wait, after)
+	}
+	if !slow.found && q.slots.AnySlow() {
+		slow, after = q.first(ill, now, server)
 		wait = min(wait, after)
 	}
 	at := healthy
@@ -130,7 +142,26 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 			return item{}, min(wait, left), false
 		}
 	}
-	return q.remove(at), 0, true
+	return q.remove(at, now), 0, true
+}
+
+// A health is what is known of an item before it begins.
+type health int
+
+const (
+	trusted health = iota
+	doubted        // an item of its kind, which was not known as ill, took long to no effect, or was blocked
+	ill            // it did so itself
+)
+
+func (q *queue) healthOf(it item, now time.Time) health {
+	switch _, slow := q.slots.Slow(it.piece()); {
+	case slow:
+		return ill
+	case q.slots.Doubts(it.Kind, now):
+		return doubted
+	}
+	return trusted
 }
 
 // A place is that of an item in the queue.
@@ -139,8 +170,9 @@ type place struct {
 	band, index int
 }
 
-// first returns the first item of a lane that may begin now. Otherwise it returns how long to wait.
-func (q *queue) first(lane worker.Lane, now, server time.Time) (p place, wait time.Duration) {
+// first returns the first item of a health that may begin now. Otherwise it returns how long to
+// wait.
+func (q *queue) first(of health, now, server time.Time) (p place, wait time.Duration) {
 	wait = q.times.Poll
 	for n := priorities - 1; n >= 0; n-- {
 		for i, it := range q.bands[n] {
@@ -148,7 +180,7 @@ func (q *queue) first(lane worker.Lane, now, server time.Time) (p place, wait ti
 				wait = min(wait, early)
 				break
 			}
-			if q.laneOf(it) != lane {
+			if q.healthOf(it, now) != of {
 				continue
 			}
 			if after := q.mustWait(it, now); after > 0 {
@@ -162,7 +194,7 @@ func (q *queue) first(lane worker.Lane, now, server time.Time) (p place, wait ti
 }
 
 // remove removes an item from the queue, and returns it as it begins.
-func (q *queue) remove(p place) item {
+func (q *queue) remove(p place, now time.Time) item {
 	band := q.bands[p.band]
 	it := band[p.index]
 	if p.index == 0 {
@@ -170,27 +202,18 @@ func (q *queue) remove(p place) item {
 	} else {
 		q.bands[p.band] = slices.Delete(band, p.index, p.index+1)
 	}
-	_, ill := q.slots.Slow(it.subject)
-	it.locked = ill && q.slots.Why(it.subject) == worker.Locked
-	it.lane = q.laneOf(it)
+	it.lane = worker.Slow
+	switch q.healthOf(it, now) {
+	case trusted:
+		it.lane = worker.Healthy
+	case ill:
+		it.locked = q.slots.Why(it.piece()) == worker.Locked
+	}
 	return it
 }
 
-// laneOf returns whether an item is slow: it, or the last run of its kind, took long to no effect.
-func (q *queue) laneOf(it item) worker.Lane {
-	if _, ill := q.slots.Slow(it.subject); ill || q.vain[it.Kind] {
-		return worker.Slow
-	}
-	return worker.Healthy
-}
-
-// anySlow reports whether there may be slow items.
-func (q *queue) anySlow() bool {
-	return len(q.vain) > 0 || slices.ContainsFunc(worker.Reasons, func(r worker.Reason) bool { return q.slots.Waiting(r) > 0 })
-}
-
-// mustWait returns after which time to ask again whether an item may begin beside the running items;
-// 0: it may begin now.
+// mustWait returns after which time to ask again whether an item may begin beside the running
+// items; 0: it may begin now.
 func (q *queue) mustWait(it item, now time.Time) time.Duration {
 	if after := q.waitsForSlot(it, now); after > 0 {
 		return after
@@ -201,11 +224,18 @@ func (q *queue) mustWait(it item, now time.Time) time.Duration {
 	if it.Crashes > 0 && q.runsSuspect() { // other items do not wait for the suspect
 		return max(0, q.suspect.Add(q.times.SuspectHold).Sub(now))
 	}
-	// one that took too long has its own distance: that of its retry, or of its rule
-	if again, ill := q.slots.Slow(it.subject); ill && q.slots.Why(it.subject) != worker.TimedOut {
-		return max(0, again.Sub(now))
+	again, slow := q.slots.Slow(it.piece())
+	if !slow || q.hasDistance(it) {
+		return 0
 	}
-	return 0
+	return max(0, again.Sub(now))
+}
+
+// hasDistance reports whether the database says when an ill item comes back: by its retry, by its
+// rule, or as one that is blocked.
+func (q *queue) hasDistance(it item) bool {
+	why := q.slots.Why(it.piece())
+	return why == worker.TimedOut || why == worker.Blocked
 }
 
 func (q *queue) hold(now time.Time) {
@@ -271,7 +301,9 @@ func (q *queue) park(s subject, now time.Time) {
 // end records the end of a run.
 func (q *queue) end(f finish, now time.Time) {
 	q.endOfKind(f, now)
-	if it := q.running[f.subject]; !q.parked[f.subject] {
+	it := q.running[f.subject]
+	f.begun = it.begun
+	if !q.parked[f.subject] {
 		q.slots.End(it.lane, q.most(), now.Sub(it.begun), now)
 	}
 	q.judge(f, now)
@@ -284,18 +316,37 @@ func (q *queue) end(f finish, now time.Time) {
 
 // judge decides whether an item whose run has ended, and those of its kind, are slow from now on.
 func (q *queue) judge(f finish, now time.Time) {
+	of := f.piece()
 	switch {
 	case f.slow:
-		q.slots.Fail(f.subject, f.why, now)
-		if f.why == worker.TimedOut {
-			q.vain[f.Kind] = true
+		_, known := q.slots.Slow(of)
+		q.slots.Fail(of, f.why, now)
+		if !known && q.hasDistance(f.item) { // a lock, or a connection, says nothing about the kind
+			q.slots.Doubt(f.Kind, now.Sub(f.begun), now)
 		}
-	case f.vain:
-		q.vain[f.Kind] = true
 	case f.outcome == stepped || f.outcome == callable:
-		q.slots.Heal(f.subject)
-		delete(q.vain, f.Kind)
+		q.slots.Heal(of)
+		q.slots.Trust(f.Kind)
 	}
+}
+
+// forget forgets what is known of ill items whose partition this process does not own any more, and
+// of those that have not come back for long.
+func (q *queue) forget(owns func(partition int) bool, now time.Time) {
+	if !q.slots.AnySlow() {
+		return
+	}
+	waits := make(map[piece]bool)
+	for _, it := range q.running {
+		waits[it.piece()] = true
+	}
+	for _, band := range q.bands {
+		for _, it := range band {
+			waits[it.piece()] = true
+		}
+	}
+	here := func(p piece) bool { return owns(p.partition) }
+	q.slots.Forget(here, func(p piece) bool { return waits[p] }, now)
 }
 
 // insert inserts an item that is due again, in the order of due times.
@@ -350,8 +401,8 @@ func (q *queue) replace(due []item, left leftOut) (suspects int) {
 	return suspects
 }
 
-// earliest returns the earliest due time in each partition of the items that are queued, running, or
-// have ended since the last poll was sent.
+// earliest returns the earliest due time in each partition of the items that are queued, running,
+// or have ended since the last poll was sent.
 func (q *queue) earliest() map[int]time.Time {
 	first := make(map[int]time.Time)
 	note := func(it item, t time.Time) {
@@ -410,19 +461,19 @@ func (q *queue) has(key string) bool {
 // short reports whether fewer of the queued items are due than can run at once.
 func (q *queue) short(server time.Time) bool { return q.due(server) < q.most() }
 
-// waitIn returns how many items in each partition run, or are ill and wait for that: they are due, but
-// not what an answer is to find.
+// waitIn returns how many items in each partition run, or are ill and wait for that: they are due,
+// but not what an answer is to find.
 func (q *queue) waitIn() map[int]int {
 	n := make(map[int]int)
 	for _, it := range q.running {
 		n[it.Partition]++
 	}
-	if !q.anySlow() {
+	if !q.slots.AnySlow() {
 		return n
 	}
 	for _, band := range q.bands {
 		for _, it := range band {
-			if _, ill := q.slots.Slow(it.subject); ill {
+			if _, slow := q.slots.Slow(it.piece()); slow {
 				n[it.Partition]++
 			}
 		}
@@ -442,8 +493,8 @@ func (q *queue) due(server time.Time) (n int) {
 	return n
 }
 
-// waitsForSlot returns after which time to ask again whether the limit of the item's kind lets it try
-// to begin; 0: it may try now.
+// waitsForSlot returns after which time to ask again whether the limit of the item's kind lets it
+// try to begin; 0: it may try now.
 func (q *queue) waitsForSlot(it item, now time.Time) time.Duration {
 	if q.limit(it.Kind) == 0 {
 		return 0

@@ -103,7 +103,7 @@ func TestIllWorkDelaysNoHealthyWork(t *testing.T) {
 	}{
 		{"locked", 200 * time.Millisecond, result{outcome: rowLocked, slow: true, why: worker.Locked}},
 		{"timed out", time.Minute, result{outcome: stepped, slow: true, why: worker.TimedOut}},
-		{"blocked", 10 * time.Millisecond, result{outcome: stepped, vain: true}},
+		{"blocked", 10 * time.Millisecond, result{outcome: stepped, slow: true, why: worker.Blocked}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			q := newQueue(&defaultTimings, func() int { return places }, func(string) int { return 0 })
@@ -204,5 +204,78 @@ func TestAPollAsksForNoMoreThanCanBegin(t *testing.T) {
 		if want := map[bool]int64{true: time.Hour.Microseconds()}[q.partitions[i] == 7]; further != want {
 			t.Errorf("partition %d is read back %d µs further, want %d", q.partitions[i], further, want)
 		}
+	}
+}
+
+// A job that cannot be decoded comes again and again, and two handlers of its kind hang for ever. The
+// other jobs of the kind are delayed for a minute at most.
+func TestDoubtOfKindEndsByItself(t *testing.T) {
+	t.Parallel()
+	q := newQueue(&defaultTimings, func() int { return 4 }, func(string) int { return 0 })
+	now, ends := processStart, make(map[subject]time.Time)
+	insert := func(id int64, due time.Time) {
+		it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", DueMicro: due.UnixMicro()}
+		q.insert(finish{it, result{again: &it}})
+	}
+	const unreadable, hangs = 0, 2 // the first IDs
+	began, late := 0, time.Duration(0)
+	for id := int64(0); now.Before(processStart.Add(10 * time.Minute)); id++ {
+		insert(id, now)
+		for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+			q.began(it, now)
+			switch {
+			case it.ID == unreadable:
+				ends[it.subject] = now
+			case it.ID > hangs:
+				ends[it.subject] = now.Add(50 * time.Millisecond)
+				began, late = began+1, max(late, now.Sub(it.due()))
+			}
+		}
+		now = now.Add(time.Second)
+		for s, end := range ends {
+			if now.Before(end) {
+				continue
+			}
+			delete(ends, s)
+			r := result{outcome: stepped}
+			if s.ID == unreadable {
+				r.slow, r.why = true, worker.Blocked
+			}
+			q.end(finish{q.running[s], r}, now)
+			if s.ID == unreadable {
+				insert(unreadable, now.Add(time.Minute))
+			}
+		}
+	}
+	if left := q.due(now); began < 500 || late > time.Minute+time.Second || left > 1 {
+		t.Errorf("%d jobs began, the latest %v late, and %d wait", began, late, left)
+	}
+}
+
+// What is known of ill items is forgotten when their partition has moved away, or when they have not
+// come back for long. Items that wait in the queue are remembered.
+func TestIllItemsThatAreGoneAreForgotten(t *testing.T) {
+	t.Parallel()
+	q := newQueue(&defaultTimings, func() int { return 4 }, func(string) int { return 0 })
+	now := processStart
+	for id := range int64(4) {
+		it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", Partition: int(id), DueMicro: now.UnixMicro()}
+		r := result{outcome: stepped, slow: true, why: worker.TimedOut}
+		if id == 1 {
+			r.again = &it
+		}
+		q.began(it, now)
+		q.end(finish{it, r}, now)
+	}
+	waiting := func() int { return q.slots.Waiting(worker.TimedOut) }
+	own := func(partition int) bool { return partition != 3 }
+	if q.forget(own, now); waiting() != 3 {
+		t.Errorf("%d ill items are remembered, want those of the partitions 0 to 2", waiting())
+	}
+	if q.forget(own, now.Add(2*time.Hour)); waiting() != 1 {
+		t.Errorf("%d ill items are remembered, want that in the queue", waiting())
+	}
+	if _, ill := q.slots.Slow(piece{subject{1, true}, 1}); !ill {
+		t.Error("the item in the queue is forgotten")
 	}
 }

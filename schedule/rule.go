@@ -80,10 +80,11 @@ func (r Rule) Err() error {
 	return r.err
 }
 
-// Next returns the first tick after after; false if the rule is invalid. It uses the instant of after, and its Local if that is not zero. The new tick has a later local
-// time, even if the zone data has changed since, or differs from that of the host that computed
-// after. (A rule that follows elapsed time does not need Local, because it repeats an hour anyway.)
-// To begin at an instant t, or after a change of the rule, pass Tick{At: t}.
+// Next returns the first tick after after; false if the rule is invalid. It uses the instant of
+// after, and its Local if that is not zero. The new tick has a later local time, even if the zone
+// data has changed since, or differs from that of the host that computed after. (A rule that
+// follows elapsed time does not need Local, because it repeats an hour anyway.) To begin at an
+// instant t, or after a change of the rule, pass Tick{At: t}.
 //
 // Every uses the anchor, and k may be negative; Cron ignores it.
 func (r Rule) Next(anchor time.Time, after Tick) (Tick, bool) {

@@ -40,9 +40,8 @@ type result struct {
 	again   *item     // the item when it is due again; nil: the next poll finds out
 	from    time.Time // it is not due before this instant
 
-	slow bool          // it took long to no effect
+	slow bool          // it took long to no effect, or is blocked
 	why  worker.Reason // if it is slow
-	vain bool          // it is blocked, and so may be others of its kind
 }
 
 // An execution runs one item until it has an outcome, or until only the next poll can find out.
@@ -110,9 +109,10 @@ func (e *execution) judged(r result, a *attempt) result {
 		r.why = worker.TimedOut
 	case r.outcome == slowCommit:
 		r.why = worker.Hung
+	case r.outcome == stepped && a.decided.BlockedReason != nil:
+		r.why = worker.Blocked
 	default:
 		r.slow = false
-		r.vain = r.outcome == stepped && a.decided.BlockedReason != nil
 	}
 	return r
 }
@@ -194,8 +194,8 @@ func (e *execution) giveUp(a *attempt) result {
 	return e.unsettled(a.outcome)
 }
 
-// canceled reports whether the schedule or job was deleted during the run, so that no outcome of the
-// run can be recorded.
+// canceled reports whether the schedule or job was deleted during the run, so that no outcome of
+// the run can be recorded.
 func (e *execution) canceled() bool { return context.Cause(e.ctx) == ErrCanceled }
 
 // settled returns the result after a committed decision: when the item is due again.
@@ -301,8 +301,8 @@ func (e *execution) writing() context.Context {
 	return e.late
 }
 
-// write writes a step in a transaction without a handler. If the handler's transaction timed out, and
-// its server is not this one any more, the server was the cause, so write returns errGone.
+// write writes a step in a transaction without a handler. If the handler's transaction timed out,
+// and its server is not this one any more, the server was the cause, so write returns errGone.
 func (e *execution) write(life context.Context, row *record, st step, inTime bool) error {
 	run := rand.Text()
 	var now *record

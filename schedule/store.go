@@ -264,8 +264,8 @@ func (d *db) sendClose(
 }
 
 // lockWait returns how long the end of a run waits for the row of its schedule or job, after a
-// handler that took this long. To run it again costs as much, and a longer wait would keep its place
-// from others.
+// handler that took this long. To run it again costs as much, and a longer wait would keep its
+// place from others.
 func (d *db) lockWait(took time.Duration) time.Duration {
 	return min(max(leastLockWait, took), d.times.LockWait)
 }

@@ -47,7 +47,8 @@ type opening struct {
 	read      func(pgx.Row) error
 }
 
-// calling is guarded for an f that calls code of the application, which may need the pool once more.
+// calling is guarded for an f that calls code of the application, which may need the pool once
+// more.
 func (t *transactions) calling(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	if err := t.places.Take(life); err != nil {
 		return worker.Lost(fmt.Errorf("place for a handler on the pool: %w", err))

@@ -9,8 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/handlers"
 )
 
-// This file treats rows of the tables that this process cannot read, because somebody edited them by
-// hand, or a newer version wrote them. Each is left as it is, blocked, and the others go on.
+// This file treats rows of the tables that this process cannot read, because somebody edited them
+// by hand, or a newer version wrote them. Each is left as it is, blocked, and the others go on.
 
 // unreadable is the error of a row that cannot be read.
 type unreadable struct{ error }

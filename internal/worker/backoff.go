@@ -19,7 +19,8 @@ const longestBackoff = 30 * 24 * time.Hour
 // after each further one, up to max.
 func Backoff(min, max time.Duration) BackoffPolicy { return BackoffPolicy{min: min, max: max} }
 
-// The functions below are no methods, so that users of the packages that name the type do not see them.
+// The functions below are no methods, so that users of the packages that name the type do not see
+// them.
 
 // CheckBackoff returns an error for a policy that is out of range.
 func CheckBackoff(p BackoffPolicy) error {
@@ -38,8 +39,8 @@ func WithoutJitter(p BackoffPolicy) BackoffPolicy {
 	return p
 }
 
-// PauseAfter returns the pause after this number of failed attempts. It is up to 10 % longer than the
-// policy says, at random.
+// PauseAfter returns the pause after this number of failed attempts. It is up to 10 % longer than
+// the policy says, at random.
 func PauseAfter(failed int, p BackoffPolicy) time.Duration {
 	d := p.max
 	if doublings := failed - 1; doublings < 62 && p.min <= p.max>>doublings {

@@ -1,3 +1,3 @@
-// Package worker has what everything shares that works for the application: runs of schedules, batches
-// of consumers, locks, and callbacks of leases.
+// Package worker has what everything shares that works for the application: runs of schedules,
+// batches of consumers, locks, and callbacks of leases.
 package worker

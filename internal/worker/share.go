@@ -9,9 +9,9 @@ import (
 )
 
 // A Share is what one Run may take of a pool. All Runs of a process on one pool are counted here,
-// of whatever package. A handler that works in a transaction may need the pool once more, and so may
-// what it calls. If the transactions of handlers had all connections, each of them would wait for
-// another. So a Run takes a place for each such transaction, and the places are fewer than the
+// of whatever package. A handler that works in a transaction may need the pool once more, and so
+// may what it calls. If the transactions of handlers had all connections, each of them would wait
+// for another. So a Run takes a place for each such transaction, and the places are fewer than the
 // connections.
 type Share struct {
 	of    *shared
@@ -89,8 +89,9 @@ func (s *Share) Crowded() (crowded bool, handlers, places int) {
 	return handlers > places, handlers, places
 }
 
-// Take waits for a place, for a transaction that calls a handler. Places go to those that have waited
-// longest, so no Run is left without one. The caller must call Give after the connection is released.
+// Take waits for a place, for a transaction that calls a handler. Places go to those that have
+// waited longest, so no Run is left without one. The caller must call Give after the connection is
+// released.
 func (s *Share) Take(ctx context.Context) error {
 	turn := s.of.ask()
 	select {

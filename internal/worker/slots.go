@@ -9,13 +9,16 @@ const (
 	TimedOut Reason = iota // the application's call took as long as it may
 	Locked                 // somebody else keeps a row locked
 	Hung                   // a statement was not answered
+	Blocked                // this process cannot do it
 	reasons
 )
 
 // String returns what ill work waits for, as logs and metrics name it.
-func (r Reason) String() string { return [reasons]string{"timeout", "lock", "connection"}[r] }
+func (r Reason) String() string {
+	return [reasons]string{"timeout", "lock", "connection", "blocked"}[r]
+}
 
-// Reasons are all reasons.
+// Reasons are those with which work waits for something that may end at any time.
 var Reasons = []Reason{TimedOut, Locked, Hung}
 
 // distances say how long ill work waits before it is tried again: least at first, then twice as
@@ -24,6 +27,7 @@ var distances = [reasons]struct{ least, most time.Duration }{
 	TimedOut: {time.Second, time.Minute},
 	Locked:   {100 * time.Millisecond, 5 * time.Second},
 	Hung:     {time.Second, time.Minute},
+	Blocked:  {time.Minute, time.Hour},
 }
 
 const (
@@ -32,6 +36,11 @@ const (
 	slowShare = 10
 	// restMost is the longest time for which slow work waits because healthy work does.
 	restMost = 10 * time.Minute
+	// doubtLeast is how long a group is doubted at least. It is doubted for slowShare times as long as
+	// its work took, up to restMost.
+	doubtLeast = time.Minute
+	// remembered is how long ill work that does not come back is remembered.
+	remembered = time.Hour
 )
 
 // A Lane is the kind of work that may begin.
@@ -49,6 +58,10 @@ const (
 // slots at most, and never the last one. While healthy work waits for a slot, slow work gets a
 // tenth of the time. K identifies the work that is ill, for example a partition.
 //
+// Work may have a group, such as the kind of a job. When work that was not known as ill takes long,
+// its group is doubted: until some work of the group succeeds, or for a while, all of it is slow.
+// So a hundred pieces of work that hang do not each hold a slot of healthy work to become known.
+//
 // The caller has the clock and the lock: Slots read no time, and one goroutine uses them.
 type Slots[K comparable] struct {
 	ill   map[K]*illness
@@ -56,6 +69,8 @@ type Slots[K comparable] struct {
 	busy  int       // calls under way
 	slow  int       // those of slow work
 	rest  time.Time // until then no slow work begins while healthy work waits
+
+	doubts map[string]time.Time // until when each group is doubted
 }
 
 type illness struct {
@@ -133,6 +148,43 @@ func (s *Slots[K]) Heal(k K) {
 	if of := s.ill[k]; of != nil {
 		s.count[of.why]--
 		delete(s.ill, k)
+	}
+}
+
+// Doubt notes that work of a group, which was not known as ill, took so long to no effect.
+func (s *Slots[K]) Doubt(group string, took time.Duration, now time.Time) {
+	if s.doubts == nil {
+		s.doubts = make(map[string]time.Time)
+	}
+	s.doubts[group] = now.Add(min(max(slowShare*min(took, restMost), doubtLeast), restMost))
+}
+
+// Trust notes that work of a group has succeeded.
+func (s *Slots[K]) Trust(group string) { delete(s.doubts, group) }
+
+// Doubts reports whether a group is doubted.
+func (s *Slots[K]) Doubts(group string, now time.Time) bool {
+	until, doubted := s.doubts[group]
+	if doubted && !now.Before(until) {
+		delete(s.doubts, group)
+		return false
+	}
+	return doubted
+}
+
+// AnyDoubts reports whether a group may be doubted.
+func (s *Slots[K]) AnyDoubts() bool { return len(s.doubts) > 0 }
+
+// AnySlow reports whether there may be slow work.
+func (s *Slots[K]) AnySlow() bool { return len(s.ill) > 0 || s.AnyDoubts() }
+
+// Forget forgets what is known of ill work that is not here any more, and of work that has not come
+// back for an hour, unless it waits.
+func (s *Slots[K]) Forget(here, waits func(K) bool, now time.Time) {
+	for k, of := range s.ill {
+		if !here(k) || !waits(k) && now.Sub(of.next) > remembered {
+			s.Heal(k)
+		}
 	}
 }
 

@@ -3,6 +3,7 @@ package worker
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -18,6 +19,7 @@ type plant struct {
 	every   time.Duration
 	takes   time.Duration
 	ill     int
+	grouped bool // ill items are of one group
 	why     Reason
 	hangs   time.Duration
 	under   []call
@@ -58,7 +60,11 @@ func (p *plant) finish() {
 		}
 		p.slots.End(c.lane, p.size, c.ends.Sub(c.began), p.now)
 		if c.of >= 0 {
+			_, known := p.slots.Slow(c.of)
 			p.slots.Fail(c.of, p.why, p.now)
+			if p.grouped && !known {
+				p.slots.Doubt("ill", p.hangs, p.now)
+			}
 			delete(p.busyIll, c.of)
 		}
 		return true
@@ -83,6 +89,9 @@ func (p *plant) begin() (next time.Time) {
 			case next.IsZero() || at.Before(next):
 				next = at
 			}
+		}
+		if fresh >= 0 && p.slots.Doubts("ill", p.now) { // it comes before what is known as ill
+			slow, fresh = fresh, -1
 		}
 		lane := p.slots.Next(p.size, len(p.healthy) > 0 || fresh >= 0, slow >= 0, p.now)
 		c := call{began: p.now, lane: lane, of: -1, ends: p.now.Add(p.takes)}
@@ -138,6 +147,52 @@ func TestIllWorkDelaysNoHealthyWork(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// While each of 100 ill items of a group hangs for the first time, healthy work goes on. Only the calls
+// that begin before the first of them has failed may fill all slots.
+func TestHealthyWorkGoesOnWhileIllWorkIsLearned(t *testing.T) {
+	for _, size := range []int{2, 4, 10} {
+		t.Run(fmt.Sprint(size), func(t *testing.T) {
+			p := newPlant(size, 100, TimedOut, 10*time.Second)
+			p.grouped = true
+			p.every = 2 * p.takes * 2 / time.Duration(size) // a quarter of the slots
+			p.run(p.hangs + time.Minute)
+			begin, healthy := p.now, 0
+			var waits []time.Duration
+			for p.slots.Waiting(TimedOut) < 100 {
+				p.run(time.Minute)
+				healthy, waits = healthy+len(p.waits), append(waits, p.waits...)
+			}
+			learned := p.now.Sub(begin)
+			slices.Sort(waits)
+			p99 := waits[len(waits)*99/100]
+			t.Logf("%d slots: all are known after %v; meanwhile 99 %% of the calls waited for %v at most", size, learned, p99)
+			if want := int(learned / p.every * 9 / 10); healthy < want || p99 > time.Second {
+				t.Errorf("%d healthy calls, want %d; the 99th percentile of their waits is %v", healthy, want, p99)
+			}
+		})
+	}
+}
+
+// Doubt of a group ends when some of its work succeeds, and otherwise by itself.
+func TestDoubtEnds(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	var s Slots[int]
+	for took, lasts := range map[time.Duration]time.Duration{
+		0: time.Minute, 10 * time.Second: 100 * time.Second, time.Hour: 10 * time.Minute, math.MaxInt64: 10 * time.Minute,
+	} {
+		s.Doubt("mail", took, now)
+		if !s.Doubts("mail", now.Add(lasts-1)) || s.Doubts("fax", now) || s.Doubts("mail", now.Add(lasts)) || s.AnyDoubts() {
+			t.Errorf("after work that took %v, the doubt does not last for %v, or is of other groups too", took, lasts)
+		}
+	}
+	s.Doubt("mail", time.Second, now)
+	s.Trust("mail")
+	if s.Doubts("mail", now) || s.AnySlow() {
+		t.Error("the group is doubted after a success")
 	}
 }
 

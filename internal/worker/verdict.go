@@ -36,7 +36,8 @@ func (v verdict) Unwrap() error { return v.cause }
 // Snooze returns an error for handlers to return: not now, but after d. A negative d is 0.
 func Snooze(d time.Duration) error { return verdict{of: Snoozed, wait: max(0, d)} }
 
-// Discard returns an error for handlers to return: it has failed, and another attempt would fail too.
+// Discard returns an error for handlers to return: it has failed, and another attempt would fail
+// too.
 func Discard(err error) error {
 	return verdict{of: Discarded, cause: cmp.Or(err, errors.New("discarded"))}
 }
