@@ -10,7 +10,7 @@
 //
 // Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go,
 // large.go, owners.go, wide.go, tenants.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go,
-// consumers.go. They share measure.go (samples, rounds, tables), lab.go (servers and their usage),
+// consumers.go, ill.go, backlog.go. They share measure.go (samples, rounds, tables), lab.go (servers and their usage),
 // group.go (clients and their partitions) and worker.go (clients in processes that can be killed).
 package main
 
@@ -50,6 +50,8 @@ var parts = []struct {
 	{"jobs", "Jobs", measureJobs},
 	{"schedules", "Schedules", measureSchedules},
 	{"consumers", "Consumers of a queue table", measureConsumers},
+	{"ill", "Healthy work beside ill work", measureIll},
+	{"backlogs", "Backlogs", measureBacklogs},
 }
 
 const introduction = `# Figures

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// measureBacklogs measures what waiting jobs cost a poll, and how fast a backlog in one partition is
+// done beside schedules.
+func measureBacklogs(ctx context.Context, l *lab, out *part) {
+	measurePollsBesideRuns(ctx, l, out)
+	measureOnePartition(ctx, l, out)
+	out.note("Handlers of the backlog do nothing. Its jobs have a key each, and all keys are in one partition. Schedules tick every 5 s, and delayed jobs are due in the minute that follows.")
+}
+
+// measurePollsBesideRuns compares polls of a process by the number of its runs under way.
+func measurePollsBesideRuns(ctx context.Context, l *lab, out *part) {
+	waiting := l.pick(1000, 100_000)
+	few := pollBeside(ctx, l, 10, waiting)
+	for _, running := range []int{200, 300} {
+		if l.quick {
+			running /= 10
+		}
+		many := pollBeside(ctx, l, running, waiting)
+		ratio := float64(many) / float64(few)
+		out.figure(fmt.Sprintf("a poll at %d runs, beside %s waiting jobs", running, grouped(waiting)), duration(many)).
+			than("at 10 runs", duration(few), significant(ratio)+"x").goal("<= 2x", ratio <= 2)
+	}
+}
+
+// pollBeside returns how long a poll of a process takes whose places are all taken.
+func pollBeside(ctx context.Context, l *lab, running, waiting int) time.Duration {
+	s := newScheduling(ctx, l, 0)
+	defer s.end()
+	r := newRunner(ctx, s.url, "jobs", 0, running)
+	s.runners = append(s.runners, r)
+	var begun atomic.Int64
+	kind := schedule.AtLeastOnce(r.Scheduler, "holds", func(ctx context.Context, _ schedule.Run[struct{}]) error {
+		begun.Add(1)
+		return hang(ctx)
+	}, schedule.WithTimeout(time.Hour))
+	must(kind.EnqueueMany(ctx, make([]struct{}, running+waiting)))
+	s.all(ctx, "VACUUM ANALYZE pgleases.jobs", "CHECKPOINT")
+	r.run()
+	for began := time.Now(); begun.Load() < int64(running); {
+		if time.Sleep(time.Millisecond); time.Since(began) > patience {
+			check(fmt.Errorf("%d of %d runs began within %v", begun.Load(), running, patience))
+		}
+	}
+	before := r.Stats()
+	s.calm(ctx, time.Duration(l.pick(3, 15))*time.Second)
+	after := r.Stats()
+	return (after.PollTime - before.PollTime) / time.Duration(max(1, after.Polls-before.Polls))
+}
+
+// measureOnePartition compares a backlog in one partition with the same beside schedules and delayed
+// jobs.
+func measureOnePartition(ctx context.Context, l *lab, out *part) {
+	jobs, delayed := l.pick(50, 1000), l.pick(50, 1000)
+	beside := func(name string, schedules, delayed int) side {
+		return side{name, perSecond, func() float64 { return onePartition(ctx, l, jobs, schedules, delayed) }}
+	}
+	paces := l.alternate(3, beside("alone", 0, 0), beside("", 4, 0), beside("", 100, 0), beside("", 0, delayed), beside("", 100, delayed))
+	for i, what := range []string{"4 schedules", "100 schedules", grouped(delayed) + " delayed jobs", "100 schedules and " + grouped(delayed) + " delayed jobs"} {
+		out.compare(fmt.Sprintf("%s jobs in one partition, beside %s", grouped(jobs), what), paces[i+1], paces[0]).
+			goal(">= 0.9x", paces[i+1].over(paces[0]) >= 0.9)
+	}
+}
+
+// onePartition returns how many jobs of one partition a process does in a second.
+func onePartition(ctx context.Context, l *lab, jobs, schedules, delayed int) float64 {
+	s := newScheduling(ctx, l, 0)
+	defer s.end()
+	if schedules > 0 {
+		s.put(ctx, schedules, 5*time.Second, s.now(ctx), 5*time.Second)
+	}
+	r := newRunner(ctx, s.url, "jobs", 0, runsAtOnce)
+	s.runners = append(s.runners, r)
+	var first, done atomic.Int64
+	ended := make(chan time.Time, 1)
+	kind := schedule.InTx(r.Scheduler, "backlog", func(context.Context, pgx.Tx, schedule.Run[struct{}]) error {
+		first.CompareAndSwap(0, time.Now().UnixNano())
+		if done.Add(1) == int64(jobs) {
+			ended <- time.Now()
+		}
+		return nil
+	})
+	later := schedule.InTx(r.Scheduler, "later", func(context.Context, pgx.Tx, schedule.Run[struct{}]) error { return nil })
+	if delayed > 0 {
+		must(later.EnqueueMany(ctx, make([]struct{}, delayed)))
+		s.all(ctx, "UPDATE pgleases.jobs SET due = clock_timestamp() + interval '1 s' + random() * interval '1 minute'")
+	}
+	key := 0
+	for range jobs {
+		for key++; !one[bool](ctx, s.database, "SELECT pgleases.partition_for($1, 128) = 7", fmt.Sprint("key ", key)); key++ {
+		}
+		must(kind.Enqueue(ctx, struct{}{}, schedule.WithJobKey(fmt.Sprint("key ", key))))
+	}
+	s.all(ctx, "VACUUM ANALYZE pgleases.jobs", "CHECKPOINT")
+	r.run()
+	select {
+	case end := <-ended:
+		return float64(jobs) / end.Sub(time.Unix(0, first.Load())).Seconds()
+	case <-time.After(patience):
+		check(fmt.Errorf("%d of %d jobs were done within %v", done.Load(), jobs, patience))
+		return 0
+	}
+}
