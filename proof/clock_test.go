@@ -188,8 +188,8 @@ func TestWrongClocksRunNoTickTwiceAndNoneEarly(t *testing.T) {
 		}
 		closeWorkers(t, workers)
 		l := readLedger(t, pool, dir)
-		l.stepped = true
-		l.report(t)
+		l.Stepped = true
+		judge(t, l)
 	})
 }
 

@@ -58,8 +58,8 @@ func TestQueueIsHandledInOrderUnderFaults(t *testing.T) {
 				l := q.report(0)
 				tally.Faults(t, q.Counts)
 				t.Logf("faults: %v", q.Counts)
-				if least := 10 * int(time.Since(began).Seconds()); len(l.handled) < least || sum(q.Counts) < *queueFaults {
-					t.Missed(began, time.Since(began), "%d rows handled, not at least %d, and %d faults: the test covered too little", len(l.handled), least, sum(q.Counts))
+				if least := 10 * int(time.Since(began).Seconds()); l.Handled() < least || sum(q.Counts) < *queueFaults {
+					t.Missed(began, time.Since(began), "%d rows handled, not at least %d, and %d faults: the test covered too little", l.Handled(), least, sum(q.Counts))
 				}
 			})
 		})

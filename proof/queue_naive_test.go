@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle/queues"
 	"github.com/pgleases/pgleases/proof/pgserver"
 )
 
@@ -32,15 +33,15 @@ func TestQueueOracleCatchesNaiveLoops(t *testing.T) {
 		attack  bool // with faults of processes
 		finds   []string
 	}{
-		"SKIP LOCKED has no order":               {loop: skipLocked, finds: []string{disorder, atOnce}},
-		"SKIP LOCKED charges a failure to all":   {loop: skipLocked, poison: []string{faults.FailsAlways}, finds: []string{charged}},
-		"SKIP LOCKED charges a pair":             {loop: skipLocked, poison: []string{faults.FailsTogether, faults.FailsTogether}, finds: []string{charged}},
-		"SKIP LOCKED stops at a crash":           {loop: skipLocked, poison: []string{faults.KillsProcess}, finds: []string{remains}},
-		"an owner without a guard":               {loop: owner, attack: true, finds: []string{twice, zombie, outdated, deleted}},
-		"an owner that never looks back":         {loop: owner, finds: []string{remains}},
-		"an owner that continues after failures": {loop: owner, poison: []string{faults.FailsThrice, faults.FailsAlways}, finds: []string{disorder, overtaken}},
-		"an owner that counts each failure":      {loop: owner, outage: true, finds: []string{charged}},
-		"an owner with effects outside":          {loop: owner, outside: true, attack: true, finds: []string{outdated, remains}},
+		"SKIP LOCKED has no order":               {loop: skipLocked, finds: []string{queues.Disorder, queues.AtOnce}},
+		"SKIP LOCKED charges a failure to all":   {loop: skipLocked, poison: []string{faults.FailsAlways}, finds: []string{queues.Charged}},
+		"SKIP LOCKED charges a pair":             {loop: skipLocked, poison: []string{faults.FailsTogether, faults.FailsTogether}, finds: []string{queues.Charged}},
+		"SKIP LOCKED stops at a crash":           {loop: skipLocked, poison: []string{faults.KillsProcess}, finds: []string{queues.Remains}},
+		"an owner without a guard":               {loop: owner, attack: true, finds: []string{queues.Twice, queues.Zombie, queues.Outdated, queues.Deleted}},
+		"an owner that never looks back":         {loop: owner, finds: []string{queues.Remains}},
+		"an owner that continues after failures": {loop: owner, poison: []string{faults.FailsThrice, faults.FailsAlways}, finds: []string{queues.Disorder, queues.Overtaken}},
+		"an owner that counts each failure":      {loop: owner, outage: true, finds: []string{queues.Charged}},
+		"an owner with effects outside":          {loop: owner, outside: true, attack: true, finds: []string{queues.Outdated, queues.Remains}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -64,15 +65,15 @@ func TestQueueOracleCatchesNaiveLoops(t *testing.T) {
 				halt := q.produce(20)
 				var found map[string][]string
 				q.run(2*time.Minute, func() bool {
-					l := readQueue(t, q.pool, q.receiver)
-					found = l.problems()
-					return (test.poison != nil || test.outage || len(l.handled) > 1000) &&
-						!slices.ContainsFunc(test.finds, func(kind string) bool { return kind != remains && found[kind] == nil })
+					l := q.read()
+					found = l.Check()
+					return (test.poison != nil || test.outage || l.Handled() > 1000) &&
+						!slices.ContainsFunc(test.finds, func(kind string) bool { return kind != queues.Remains && found[kind] == nil })
 				})
 				halt()
-				if slices.Contains(test.finds, remains) {
+				if slices.Contains(test.finds, queues.Remains) {
 					pause(t.Context(), 2*time.Second) // a row that is left now stays
-					found[remains] = readQueue(t, q.pool, q.receiver).problems()[remains]
+					found[queues.Remains] = q.read().Check()[queues.Remains]
 				}
 				for _, kind := range test.finds {
 					if found[kind] == nil {

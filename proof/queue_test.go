@@ -6,8 +6,10 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -20,6 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle/queues"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -151,8 +154,8 @@ func (q *queueFleet) drained() {
 	n, since := -1, time.Now()
 	for time.Since(since) < patience {
 		q.replace()
-		l := readQueue(q.t, q.pool, q.receiver)
-		now := len(l.problems()[remains]) + testkit.Value[int](q.t, q.pool, "SELECT count(*)"+due)
+		l := q.read()
+		now := len(l.Check()[queues.Remains]) + testkit.Value[int](q.t, q.pool, "SELECT count(*)"+due)
 		if now == 0 {
 			return
 		}
@@ -162,11 +165,11 @@ func (q *queueFleet) drained() {
 		pause(q.t.Context(), 200*time.Millisecond)
 	}
 	q.t.Errorf("nothing has changed for %v, but it is not over: rows without a reason to stay: %q; rows with another attempt: %q", patience,
-		readQueue(q.t, q.pool, q.receiver).problems()[remains], structs[struct{ Line string }](q.t, q.pool, "SELECT b::text"+due))
+		q.read().Check()[queues.Remains], testkit.Must(queues.Structs[struct{ Line string }](q.t.Context(), q.pool, "SELECT b::text"+due))(q.t))
 }
 
 // report ends the fleet, and fails the test if the ledger has problems.
-func (q *queueFleet) report(attempts int) *queueLedger {
+func (q *queueFleet) report(attempts int) *queues.Ledger {
 	q.t.Helper()
 	ctx, cancel := context.WithTimeout(q.t.Context(), patience)
 	defer cancel()
@@ -175,10 +178,23 @@ func (q *queueFleet) report(attempts int) *queueLedger {
 			q.t.Error(err)
 		}
 	}
-	l := readQueue(q.t, q.pool, q.receiver)
-	l.attempts, l.promoted, l.killed = attempts, attempts == 0, q.killed
-	l.report(q.t)
+	l := q.read()
+	l.Attempts, l.Promoted, l.Killed = attempts, attempts == 0, q.killed
+	found := l.Check()
+	tally.Checked(q.t, "rows", l.Rows())
+	tally.Violations(q.t, "queues", 0)
+	for _, kind := range slices.Sorted(maps.Keys(found)) {
+		tally.Violations(q.t, "queues", len(found[kind]))
+		q.t.Errorf("%s: %d\n%s", kind, len(found[kind]), found[kind][:min(5, len(found[kind]))])
+	}
+	q.t.Log(l)
 	return l
+}
+
+// read reads what became of the queue.
+func (q *queueFleet) read() *queues.Ledger {
+	q.t.Helper()
+	return testkit.Must(queues.Read(q.t.Context(), q.pool, q.receiver))(q.t)
 }
 
 // eachConsumer runs a scenario with each handler of package consumer.

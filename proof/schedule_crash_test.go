@@ -310,5 +310,5 @@ func (v *scheduleVictims) finish() {
 	if _, err := v.living[last].Close(ctx); err != nil {
 		v.t.Error(err)
 	}
-	readLedger(v.t, v.pool, v.dir).report(v.t)
+	judge(v.t, readLedger(v.t, v.pool, v.dir))
 }

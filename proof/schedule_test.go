@@ -6,17 +6,16 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"maps"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle/schedules"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 	"github.com/pgleases/pgleases/schedule"
@@ -98,11 +97,11 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 		t.Error(err)
 	}
 	l := readLedger(t, pool, fleet.Dir)
-	l.report(t)
+	judge(t, l)
 	tally.Faults(t, fleet.Counts)
 	t.Logf("faults: %v", fleet.Counts)
-	if least := len(l.schedules) * int(time.Since(began).Seconds()) / 10; len(l.effects) < least {
-		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test covered too little", len(l.effects), least)
+	if least := l.Schedules() * int(time.Since(began).Seconds()) / 10; l.Effects() < least {
+		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test covered too little", l.Effects(), least)
 	}
 }
 
@@ -143,8 +142,8 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		mail()
 		closeWorkers(t, workers)
 		l := readLedger(t, pool, dir)
-		l.promoted = true
-		l.report(t)
+		l.Promoted = true
+		judge(t, l)
 	})
 }
 
@@ -172,53 +171,30 @@ func waitForOutcomes(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 // outcomeless returns the schedules that have a tick up to an instant without an outcome, and what
 // is known of the tick.
 func outcomeless(t testing.TB, pool *pgxpool.Pool, until time.Time, kinds []string) (names []string) {
-	all := readSchedules(t, pool)
+	all := testkit.Must(schedules.ReadSchedules(t.Context(), pool))(t)
 	for _, s := range faults.Schedules(kinds...) {
-		if have, ok := all[s.Name]; !ok || len(have.ticks(have.Cursor, until)) > 0 {
+		if have, ok := all[s.Name]; !ok || len(have.Ticks(have.Cursor, until)) > 0 {
 			names = append(names, fmt.Sprintf("%s, which has come as far as %v", s.Name, have.Cursor))
 		}
 	}
 	return names
 }
 
-// A scheduled is a schedule in the database, beside what it should be.
-type scheduled struct {
-	faults.Schedule
-	Anchor, Cursor time.Time
-}
-
-// ticks returns the expected ticks after an instant, up to another, computed without package
-// schedule.
-func (s scheduled) ticks(after, until time.Time) (ticks []time.Time) {
-	at := s.First(s.Anchor)
-	if n := after.Sub(at) / s.Every; n > 0 {
-		at = at.Add(n * s.Every)
-	}
-	for ; !at.After(until); at = at.Add(s.Every) {
-		if at.After(after) {
-			ticks = append(ticks, at)
-		}
-	}
-	return ticks
-}
-
-func readSchedules(t testing.TB, pool *pgxpool.Pool) map[string]scheduled {
+func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *schedules.Ledger {
 	t.Helper()
-	all := make(map[string]scheduled)
-	for _, s := range faults.Schedules() {
-		all[s.Name] = scheduled{Schedule: s}
+	return testkit.Must(schedules.Read(t.Context(), pool, dir))(t)
+}
+
+// judge reports the violations that a ledger has, and records what it has looked at.
+func judge(t testing.TB, l *schedules.Ledger) {
+	t.Helper()
+	violations := l.Check()
+	for _, v := range violations {
+		t.Error(v)
 	}
-	rows, _ := pool.Query(t.Context(), "SELECT name, anchor, cursor FROM pgleases.schedules") // ForEachRow returns its error
-	var name string
-	var anchor, cursor time.Time
-	_, err := pgx.ForEachRow(rows, []any{&name, &anchor, &cursor}, func() error {
-		s := all[name]
-		s.Anchor, s.Cursor = anchor, cursor
-		all[name] = s
-		return nil
-	})
-	testkit.OK(t, err)
-	// Schedules that are not created yet.
-	maps.DeleteFunc(all, func(_ string, s scheduled) bool { return s.Anchor.IsZero() })
-	return all
+	for things, n := range l.Checked() {
+		tally.Checked(t, things, n)
+	}
+	tally.Violations(t, "schedules and jobs", len(violations))
+	t.Log(l)
 }

@@ -1,135 +1,51 @@
 //go:build unix
 
-package proof_test
+package schedules
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
-	"github.com/pgleases/pgleases/proof/tally"
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// A scheduleLedger holds what should have run, the history, and what the handlers did.
-type scheduleLedger struct {
-	// A standby was promoted that may have missed commits; the calls are known anyway.
-	promoted  bool
-	stepped   bool // the database's clock was stepped, so its times have no order
-	schedules map[string]scheduled
-	orders    map[int64][]scheduleOrder // by job, in the order in which they took it
-	names     map[string]bool           // of all orders
-	history   map[string][]scheduleEntry
-	jobs      map[int64][]scheduleEntry
-	living    map[int64]bool   // jobs that have not ended
-	effects   []scheduleEffect // in the order in which they began
-	calls     []faults.Call    // in the order in which they began
-
-	problems []string
-	// Calls that began while another process owned their key: their process had stood still.
-	zombies int
-}
-
-// A scheduleOrder is the order of a job.
-type scheduleOrder struct {
-	Name, Kind string
-	Job        *int64 // null: its unique key was taken
-}
-
-// A scheduleEntry is an entry of the history, which is in the order of writing.
-type scheduleEntry struct {
-	Name         string
-	Job          *int64
-	Since, Until time.Time
-	Ticks        int64
-	Outcome      schedule.Outcome
-	Error        string
-	Attempts     int
-	Epoch        *int64
-	Started      *time.Time
-	Ended        time.Time
-}
-
-func (e scheduleEntry) ran() bool {
-	return e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown
-}
-
-// A scheduleEffect is what a handler wrote in its transaction.
-type scheduleEffect struct {
-	Name, Key, Worker string
-	Partition         int
-	Epoch             int64
-	Job               int64 // 0: the effect of a tick
-	Order             string
-	At, Began         time.Time
-	Whole             bool
-	Committed         time.Time
-}
-
-// readLedger reads the tables, and the calls that the workers wrote to a directory.
-func readLedger(t testing.TB, pool *pgxpool.Pool, dir string) *scheduleLedger {
-	t.Helper()
-	l := &scheduleLedger{
-		schedules: readSchedules(t, pool), orders: make(map[int64][]scheduleOrder), names: make(map[string]bool),
-		history: make(map[string][]scheduleEntry), jobs: make(map[int64][]scheduleEntry), living: make(map[int64]bool),
-	}
-	for _, o := range structs[scheduleOrder](t, pool, "SELECT name, kind, job FROM orders ORDER BY n") {
-		l.names[o.Name] = true
-		if o.Job != nil {
-			l.orders[*o.Job] = append(l.orders[*o.Job], o)
-		}
-	}
-	for _, e := range structs[scheduleEntry](t, pool, `SELECT name, job, since, until, ticks, outcome, coalesce(error, ''), attempts, epoch, started_at, ended_at
-		FROM pgleases.history ORDER BY id`) {
-		if e.Job != nil {
-			l.jobs[*e.Job] = append(l.jobs[*e.Job], e)
-		} else {
-			l.history[e.Name] = append(l.history[e.Name], e)
-		}
-	}
-	rows, _ := pool.Query(t.Context(), "SELECT id FROM pgleases.jobs") // CollectRows returns its error
-	ids := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[int64]))(t)
-	for _, id := range ids {
-		l.living[id] = true
-	}
-	l.effects = structs[scheduleEffect](t, pool, `SELECT name, key, worker, partition, epoch, job, made_for, at, began, ended IS NOT NULL, pg_xact_commit_timestamp(xmin)
-		FROM ticks ORDER BY began, n`)
-	l.calls = testkit.Must(faults.Calls(dir))(t)
-	slices.SortFunc(l.calls, func(a, b faults.Call) int { return cmp.Compare(a.Began, b.Began) })
-	return l
-}
-
-func structs[T any](t testing.TB, db interface {
-	Query(context.Context, string, ...any) (pgx.Rows, error)
-}, query string, args ...any) []T {
-	t.Helper()
-	rows, _ := db.Query(t.Context(), query, args...) // CollectRows returns its error
-	return testkit.Must(pgx.CollectRows(rows, pgx.RowToStructByPos[T]))(t)
-}
-
-// report reports violations, and logs the size of the ledger.
-func (l *scheduleLedger) report(t testing.TB) {
-	t.Helper()
+// Check returns the violations, in one line each. The promise is that there are none.
+func (l *Ledger) Check() []string {
+	l.problems, l.zombies = nil, 0
 	l.checkTicks()
 	l.checkEffects()
 	l.checkJobs()
 	l.checkCalls()
-	atOnce := l.checkTogether()
+	l.atOnce = l.checkTogether()
 	slices.Sort(l.problems)
-	for _, problem := range l.problems {
-		t.Error(problem)
+	return l.problems
+}
+
+// Checked returns how many things were looked at, by kind.
+func (l *Ledger) Checked() map[string]int {
+	ticks := 0
+	for _, entries := range l.history {
+		for _, e := range entries {
+			ticks += int(e.Ticks)
+		}
 	}
+	return map[string]int{"ticks": ticks, "jobs": len(l.jobs), "effects of runs": len(l.effects), "calls outside of the database": len(l.calls)}
+}
+
+// Schedules returns how many schedules there are.
+func (l *Ledger) Schedules() int { return len(l.schedules) }
+
+// Effects returns how many runs wrote in their transaction.
+func (l *Ledger) Effects() int { return len(l.effects) }
+
+// String describes what was checked. Call it after Check.
+func (l *Ledger) String() string {
 	outcomes, failures, ofJobs := make(map[schedule.Outcome]int64), make(map[string]int), make(map[schedule.Outcome]int)
 	for _, entries := range l.history {
 		for _, e := range entries {
@@ -148,25 +64,16 @@ func (l *scheduleLedger) report(t testing.TB) {
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		again += len(of) - 1
 	}
-	ticks := int64(0)
-	for _, n := range outcomes {
-		ticks += n
-	}
-	tally.Checked(t, "ticks", ticks)
-	tally.Checked(t, "jobs", len(l.jobs))
-	tally.Checked(t, "effects of runs", len(l.effects))
-	tally.Checked(t, "calls outside of the database", len(l.calls))
-	tally.Violations(t, "schedules and jobs", len(l.problems))
-	t.Logf("%d schedules, %d effects, outcomes of ticks: %v, failures: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
-		len(l.schedules), len(l.effects), outcomes, failures, len(l.names), ofJobs, len(l.calls), again, l.zombies, atOnce)
+	return fmt.Sprintf("%d schedules, %d effects, outcomes of ticks: %v, failures: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
+		len(l.schedules), len(l.effects), outcomes, failures, len(l.names), ofJobs, len(l.calls), again, l.zombies, l.atOnce)
 }
 
-func (l *scheduleLedger) wrong(format string, args ...any) {
+func (l *Ledger) wrong(format string, args ...any) {
 	l.problems = append(l.problems, fmt.Sprintf(format, args...))
 }
 
 // checkTicks compares the history with the ticks that the rules have.
-func (l *scheduleLedger) checkTicks() {
+func (l *Ledger) checkTicks() {
 	for name, s := range l.schedules {
 		reached := s.Anchor
 		for _, e := range l.history[name] {
@@ -174,7 +81,7 @@ func (l *scheduleLedger) checkTicks() {
 				l.wrong("outcomes: %s: an entry begins at %v, and the one before ends at %v: %+v", name, e.Since, reached, e)
 			}
 			reached = e.Until
-			ticks := s.ticks(e.Since, e.Until)
+			ticks := s.Ticks(e.Since, e.Until)
 			if int64(len(ticks)) != e.Ticks {
 				l.wrong("outcomes: %s: an entry has %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
 			}
@@ -196,18 +103,18 @@ func (l *scheduleLedger) checkTicks() {
 	}
 }
 
-// A scheduleTick is a tick of a schedule.
-type scheduleTick struct {
+// A tick is a tick of a schedule.
+type tick struct {
 	name string
 	at   int64
 }
 
-func tickOf(name string, at time.Time) scheduleTick { return scheduleTick{name, at.UnixMicro()} }
+func tickOf(name string, at time.Time) tick { return tick{name, at.UnixMicro()} }
 
 // checkEffects compares the writes in transactions with the ticks that succeeded. For ticks and
 // jobs: no owner writes after the next owner has begun, and runs under one key do not overlap.
-func (l *scheduleLedger) checkEffects() {
-	done := make(map[scheduleTick]int)
+func (l *Ledger) checkEffects() {
+	done := make(map[tick]int)
 	for name, entries := range l.history {
 		for _, e := range entries {
 			if outside, _ := faults.Outside(l.schedules[name].Kind); e.Outcome == schedule.OutcomeSucceeded && !outside {
@@ -216,8 +123,8 @@ func (l *scheduleLedger) checkEffects() {
 		}
 	}
 	// By partition: the last committed effect of the newest epoch so far.
-	owners := make(map[int]scheduleEffect)
-	latest := make(map[string]scheduleEffect) // by key
+	owners := make(map[int]effect)
+	latest := make(map[string]effect) // by key
 	for _, e := range l.effects {
 		if e.Job == 0 {
 			if done[tickOf(e.Name, e.At)]--; done[tickOf(e.Name, e.At)] < 0 {
@@ -227,7 +134,7 @@ func (l *scheduleLedger) checkEffects() {
 		if !e.Whole {
 			l.wrong("effects: one is incomplete: %+v", e)
 		}
-		if l.stepped {
+		if l.Stepped {
 			continue
 		}
 		if e.Began.Before(e.At) {
@@ -252,11 +159,11 @@ func (l *scheduleLedger) checkEffects() {
 	}
 }
 
-// A scheduleSpan is a time when something ran, on one clock.
-type scheduleSpan struct{ from, to int64 }
+// A span is a time when something ran, on one clock.
+type span struct{ from, to int64 }
 
 // most returns the maximum number of spans at one time.
-func most(spans []scheduleSpan) (n int) {
+func most(spans []span) (n int) {
 	type turn struct {
 		at   int64
 		more int
@@ -279,17 +186,17 @@ func most(spans []scheduleSpan) (n int) {
 // checkTogether checks that runs of a kind with a limit never exceed the limit at one time. A run
 // counts until its commit; a call outside counts while its process could trust itself. It returns
 // the maximum of each kind.
-func (l *scheduleLedger) checkTogether() map[string]int {
-	kinds := make(map[string][]scheduleSpan)
-	if !l.stepped {
+func (l *Ledger) checkTogether() map[string]int {
+	kinds := make(map[string][]span)
+	if !l.Stepped {
 		for _, e := range l.effects {
 			kind := l.schedules[e.Name].Kind
-			kinds[kind] = append(kinds[kind], scheduleSpan{e.Began.UnixMicro(), e.Committed.UnixMicro()})
+			kinds[kind] = append(kinds[kind], span{e.Began.UnixMicro(), e.Committed.UnixMicro()})
 		}
 	}
-	if !l.promoted { // a promoted standby does not know the slots that it missed
+	if !l.Promoted { // a promoted standby does not know the slots that it missed
 		for _, c := range l.calls {
-			kinds[c.Kind] = append(kinds[c.Kind], scheduleSpan{int64(c.Began), int64(c.Trusted - together)})
+			kinds[c.Kind] = append(kinds[c.Kind], span{int64(c.Began), int64(c.Trusted - together)})
 		}
 	}
 	atOnce := make(map[string]int)
@@ -306,8 +213,8 @@ func (l *scheduleLedger) checkTogether() map[string]int {
 }
 
 // checkJobs compares the outcomes of jobs with their orders and with their writes.
-func (l *scheduleLedger) checkJobs() {
-	effects := make(map[int64][]scheduleEffect)
+func (l *Ledger) checkJobs() {
+	effects := make(map[int64][]effect)
 	for _, e := range l.effects {
 		if e.Job != 0 {
 			effects[e.Job] = append(effects[e.Job], e)
@@ -329,7 +236,7 @@ func (l *scheduleLedger) checkJobs() {
 }
 
 // checkJob checks one job. A replaced job has more than one order and entry.
-func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []scheduleEntry, effects []scheduleEffect) {
+func (l *Ledger) checkJob(id int64, orders []order, entries []entry, effects []effect) {
 	wrong := func(what string) { l.wrong("jobs: %d: %s: %+v, %+v, %+v", id, what, orders, entries, effects) }
 	done, ended := 0, !l.living[id]
 	for _, e := range entries {
@@ -367,7 +274,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 	}
 	of := make(map[string]int)
 	for _, e := range effects {
-		if of[e.Order]++; of[e.Order] > 1 || !slices.ContainsFunc(orders, func(o scheduleOrder) bool { return o.Name == e.Order }) {
+		if of[e.Order]++; of[e.Order] > 1 || !slices.ContainsFunc(orders, func(o order) bool { return o.Name == e.Order }) {
 			wrong("it ran twice for an order, or for none: " + e.Order)
 		}
 		if faults.What(e.Order) == faults.Snoozed && e.Began.Before(e.At.Add(faults.SnoozedFor)) {
@@ -380,7 +287,7 @@ func (l *scheduleLedger) checkJob(id int64, orders []scheduleOrder, entries []sc
 }
 
 // jobKind returns the kind of a job, by its order or its schedule.
-func (l *scheduleLedger) jobKind(orders []scheduleOrder, entries []scheduleEntry) string {
+func (l *Ledger) jobKind(orders []order, entries []entry) string {
 	switch {
 	case len(orders) > 0:
 		return orders[0].Kind
@@ -394,7 +301,7 @@ func (l *scheduleLedger) jobKind(orders []scheduleOrder, entries []scheduleEntry
 // has lost its trust.
 const together = oracle.Instant(100 * time.Millisecond)
 
-func (l *scheduleLedger) callsOf(by func(faults.Call) string) map[string][]faults.Call {
+func (l *Ledger) callsOf(by func(faults.Call) string) map[string][]faults.Call {
 	all := make(map[string][]faults.Call)
 	for _, c := range l.calls {
 		all[by(c)] = append(all[by(c)], c)
@@ -403,10 +310,10 @@ func (l *scheduleLedger) callsOf(by func(faults.Call) string) map[string][]fault
 }
 
 // checkCalls checks the calls outside the database.
-func (l *scheduleLedger) checkCalls() {
+func (l *Ledger) checkCalls() {
 	for key, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		_, atMostOnce := faults.Outside(of[0].Kind)
-		if atMostOnce && len(of) > 1 && !l.promoted {
+		if atMostOnce && len(of) > 1 && !l.Promoted {
 			l.wrong("calls: at most once, and %d times: %+v", len(of), of)
 		}
 		for i, c := range of[1:] {
@@ -437,12 +344,12 @@ func (l *scheduleLedger) checkCalls() {
 const crashed = "processes crashed"
 
 // checkCalled compares calls with the outcomes of their ticks and jobs.
-func (l *scheduleLedger) checkCalled() {
+func (l *Ledger) checkCalled() {
 	type thing struct {
-		scheduleTick
+		tick
 		job int64
 	}
-	calls, entries := make(map[thing][]faults.Call), make(map[thing]scheduleEntry)
+	calls, entries := make(map[thing][]faults.Call), make(map[thing]entry)
 	for _, c := range l.calls {
 		k := thing{tickOf(c.Name, c.At), 0}
 		if c.Job != 0 {
@@ -463,7 +370,7 @@ func (l *scheduleLedger) checkCalled() {
 		}
 	}
 	for k, of := range calls {
-		if _, has := entries[k]; !has && !l.promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
+		if _, has := entries[k]; !has && !l.Promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
 			l.wrong("calls: called, without an outcome: %+v", of)
 		}
 	}
