@@ -102,6 +102,32 @@ func TestRunWithTheSameIDWaitsForTheFirst(t *testing.T) {
 	}
 }
 
+// Two runs from cron with one ID, in the same instant, both find no client that has it.
+func TestRunsWithTheSameIDAtOnceRunOne(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	pool := testkit.Pool(t, database)
+	tx := testkit.Must(pool.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.clients"))(t)
+	var both [2]*command.Command
+	for i := range both {
+		both[i] = command.Run(t, command.Database(database), "run", "nightly", "--try", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "sh", "-c", "echo ran; sleep 1")
+	}
+	testkit.Until(t, "both have looked for a client", func() bool {
+		waiting := testkit.Value[int](t, pool, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		return waiting == 2 || waiting == 1 && strings.Contains(both[0].Printed()+both[1].Printed(), `has the ID "web1-nightly"`)
+	})
+	testkit.OK(t, tx.Rollback(t.Context()))
+	codes, printed := map[int]int{}, ""
+	for _, c := range both {
+		codes[c.ExitCode()]++
+		printed += c.Printed()
+	}
+	if codes[0] != 1 || codes[75] != 1 || strings.Count(printed, "ran\n") != 1 {
+		t.Errorf("exit codes %v, want one 0 and one 75, with one run; output %q", codes, printed)
+	}
+}
+
 // Images of containers name SIGQUIT as their signal to end.
 func TestSIGQUITEndsTheCommandAsSIGTERMDoes(t *testing.T) {
 	t.Parallel()

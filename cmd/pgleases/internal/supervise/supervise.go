@@ -19,7 +19,6 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/connect"
 	"github.com/pgleases/pgleases/internal/shell"
-	"github.com/pgleases/pgleases/internal/store"
 )
 
 // The exit codes of the command itself: those of env(1) and timeout(1), and EX_TEMPFAIL of
@@ -164,14 +163,9 @@ func notifyUnlessIgnored(c chan<- os.Signal) {
 // closes the client before it returns.
 func (r *runner) work(ctx context.Context) error {
 	began := time.Now()
-	if r.ID != "" && (r.Once || r.Try || r.Wait > 0) {
-		if err := r.awaitID(ctx); err != nil {
-			return err
-		}
-	}
-	client, err := pgleases.Open(ctx, r.URL, r.options()...)
+	client, err := r.open(ctx)
 	if err != nil {
-		return r.Unreachable(err)
+		return err
 	}
 	defer r.close(client)
 	lease, err := client.Lease(ctx, r.Lease, r.Partitions)
@@ -210,6 +204,22 @@ func (r *runner) work(ctx context.Context) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
+}
+
+// open opens the client.
+func (r *runner) open(ctx context.Context) (*pgleases.Client, error) {
+	if r.ID != "" && (r.Once || r.Try || r.Wait > 0) {
+		claim, err := r.awaitID(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer claim.Close(context.WithoutCancel(ctx)) // others find the client instead
+	}
+	client, err := pgleases.Open(ctx, r.URL, r.options()...)
+	if err != nil {
+		return nil, r.Unreachable(err)
+	}
+	return client, nil
 }
 
 // close ends all programs and hands the partitions over. It returns when that is done, or soon
@@ -374,40 +384,35 @@ func (r *runner) connect(ctx context.Context) (*pgx.Conn, error) {
 	return pgx.ConnectConfig(ctx, config.ConnConfig)
 }
 
+// errClaimed says that another command is about to open a client with the ID.
+var errClaimed = errors.New("another command claims the ID")
+
 // awaitID returns when no live client has this command's ID. A client with that ID would end the
 // run in progress of the other one, and one that ran before from cron is no reason to. With Try
-// it returns NotOwned at once instead, and with Wait at that time.
-func (r *runner) awaitID(ctx context.Context) error {
-	var conn *pgx.Conn
-	defer func() {
-		if conn != nil {
-			_ = conn.Close(context.WithoutCancel(ctx))
-		}
-	}()
+// it returns NotOwned at once instead, and with Wait at that time. Until the connection that it
+// returns is closed, no other command that waits gets the ID: two that start in the same instant
+// both find no client.
+func (r *runner) awaitID(ctx context.Context) (claim *pgx.Conn, err error) {
 	for began, told, seen := time.Now(), false, false; ; {
-		var err error
-		if conn == nil || conn.IsClosed() {
-			conn, err = r.connect(ctx)
-		}
-		host, pid := "", 0
-		if err == nil {
-			host, pid, err = r.holderOfID(ctx, conn)
-		}
+		conn, host, pid, err := r.claimID(ctx)
 		switch {
-		case errors.Is(err, pgx.ErrNoRows):
-			return nil
+		case conn != nil:
+			return conn, nil
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case err != nil && !seen: // later, this run waits as a client does
-			return r.Unreachable(err)
+			return nil, context.Cause(ctx)
+		case err != nil && !errors.Is(err, errClaimed) && !seen: // later, this run waits as a client does
+			return nil, r.Unreachable(err)
 		}
 		seen = true
 		why := fmt.Errorf("a live client has the ID %q: host %q, pid %d", r.ID, host, pid)
+		if errors.Is(err, errClaimed) {
+			why = fmt.Errorf("another command that starts has the ID %q", r.ID)
+		}
 		switch {
 		case r.Try:
-			return r.notOwned(why)
+			return nil, r.notOwned(why)
 		case r.Wait > 0 && time.Since(began) >= r.Wait:
-			return r.notOwned(fmt.Errorf("no partition was owned in %v: %w", r.Wait, why))
+			return nil, r.notOwned(fmt.Errorf("no partition was owned in %v: %w", r.Wait, why))
 		case !told && time.Since(began) >= quiet:
 			told = true
 			r.Log.Info("standing by: a live client has the ID", slog.String("lease", r.Lease), slog.Any("reason", why))
@@ -419,17 +424,41 @@ func (r *runner) awaitID(ctx context.Context) error {
 	}
 }
 
-// holderOfID returns the process of a live client with this command's ID. It returns ErrNoRows if
-// there is none, or are no tables yet.
-func (r *runner) holderOfID(ctx context.Context, conn *pgx.Conn) (host string, pid int, err error) {
-	query := fmt.Sprintf(`SELECT host, pid FROM %s.clients
-		WHERE id = $1 AND incarnation >= 0 AND expires_at > pg_catalog.clock_timestamp()
-		ORDER BY incarnation DESC LIMIT 1`, pgx.Identifier{r.Schema}.Sanitize())
-	err = conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.ID).Scan(&host, &pid)
-	if code := store.Code(err); code == "42P01" || code == "3F000" { // no table, no schema
-		err = pgx.ErrNoRows
+// claimID returns a connection if no live client has this command's ID: its transaction keeps
+// other commands from claiming the ID. Otherwise it returns the process of the client, or
+// errClaimed.
+func (r *runner) claimID(ctx context.Context) (claim *pgx.Conn, host string, pid int, err error) {
+	conn, err := r.connect(ctx)
+	if err != nil {
+		return nil, "", 0, err
 	}
-	return host, pid, err
+	defer func() {
+		if claim == nil {
+			_ = conn.Close(context.WithoutCancel(ctx))
+		}
+	}()
+	clients, claimed, exists := pgx.Identifier{r.Schema, "clients"}.Sanitize(), false, false
+	if _, err = conn.Exec(ctx, "BEGIN"); err != nil {
+		return nil, "", 0, err
+	}
+	err = conn.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended($1, 0)), pg_catalog.to_regclass($2) IS NOT NULL`,
+		pgx.QueryExecModeExec, "pgleases run "+r.ID+" "+clients, clients).Scan(&claimed, &exists)
+	switch {
+	case err != nil:
+		return nil, "", 0, err
+	case !claimed:
+		return nil, "", 0, errClaimed
+	case !exists: // the client creates the tables
+		return conn, "", 0, nil
+	}
+	query := `SELECT host, pid FROM ` + clients + `
+		WHERE id = $1 AND incarnation >= 0 AND expires_at > pg_catalog.clock_timestamp()
+		ORDER BY incarnation DESC LIMIT 1`
+	err = conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.ID).Scan(&host, &pid)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return conn, "", 0, nil
+	}
+	return nil, host, pid, err
 }
 
 // keepRunning runs the program, again after each end, until ctx ends: while the partition is owned
