@@ -28,6 +28,7 @@ type Consumer struct {
 	pool    *pgxpool.Pool
 	name    string
 	queue   Queue
+	table   *table
 	handler *handler
 	options options
 	sql     statements
@@ -102,6 +103,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 		return err
 	}
 	c.queue, c.sql, c.announced = q, statementsFor(c.options.schema, namesIn(t, q, c.handler)), t.Announced
+	c.table = t
 	if q.Key != "" && t.N == 0 { // otherwise generated from the key alone
 		var id int64
 		var stored, key string

@@ -3,12 +3,15 @@ package consumer
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // beginAll records the begin of ownerships, and learns whether the owners before crashed. It goes
@@ -23,10 +26,24 @@ func (g *group) beginAll(fresh []*partition) error {
 	if err == nil && crashed > 0 {
 		g.log.Warn("consumer: previous owner crashed or was cut off", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
 	}
-	if errors.Is(err, pgleases.ErrNotOwner) { // of any
+	switch {
+	case errors.Is(err, pgleases.ErrNotOwner): // of any
 		return nil
+	case store.Code(err) == "42704": // the tables were restored or made anew, or an operator has deleted it
+		return g.registerAgain(err)
 	}
 	return err
+}
+
+// registerAgain stores the consumer, which is missing, as New did. The next attempt to begin finds it.
+func (g *group) registerAgain(missing error) error {
+	err := worker.InTx(context.WithoutCancel(g.life), g.line(), g.pool, func(ctx context.Context, tx pgx.Tx) error {
+		return g.sql.register(ctx, tx, g.name, g.table, g.queue)
+	})
+	if err != nil {
+		return err
+	}
+	return fmt.Errorf("it is stored again: %w", missing)
 }
 
 // learn records the begin of ownerships, and sets which of the partitions are watched. It returns

@@ -469,3 +469,18 @@ func TestOperatorsDeleteConsumers(t *testing.T) {
 	testkit.OK(t, newWorkerOf(db, queue, consumer.Each(effect)).RunUntilEmpty(t.Context()))
 	db.exact(1)
 }
+
+// A restored backup, or a schema that was installed anew, may lack the consumer. A process that runs
+// stores it again.
+func TestMissingConsumerIsStoredAgain(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect))
+	db.exec("DELETE FROM pgleases.consumers")
+	db.insert(3, 3)
+	w.run()
+	db.empty("all is handled")
+	expect(t, one[string](db, "SELECT concat_ws(' ', name, queue, key_column, partitions) FROM pgleases.consumers"), "orders public.outbox customer 8", "the consumer")
+	testkit.OK(t, w.end())
+	db.exact(3)
+}

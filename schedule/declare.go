@@ -10,6 +10,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -27,6 +30,10 @@ const maxStarts = 12
 // recent is how old the last record may be when a process starts, so that it need not write
 // another.
 const recent = 24 * time.Hour
+
+// restoreAgain is the time between two attempts to store the declared schedules on another server,
+// each of which lasts for up to 10 s.
+const restoreAgain = time.Minute
 
 // putDeclared stores the declared schedules that differ, in the order of the names, as all
 // processes do. It returns false, and stores none, if the lease has another number of partitions
@@ -93,13 +100,27 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error
 	return nil
 }
 
-// keepDeclared records that the code declares its schedules, until ctx ends.
-func (s *Scheduler) keepDeclared(ctx context.Context) {
+// keepDeclared records from time to time that the code declares its schedules, until ctx ends. When
+// another server serves the group, it stores all again: a server that lost commits in a failover,
+// or a restored backup, may lack them.
+func (s *Scheduler) keepDeclared(ctx context.Context, lease *pgleases.Lease) {
 	names, _ := s.registry.declarations()
-	failing := false
-	for len(names) > 0 {
-		if store.Pause(ctx, s.times.Declare); ctx.Err() != nil {
+	failing, server := false, bridge.LeaseNews(lease).Server
+	for {
+		news := s.awaitNews(ctx, lease, server)
+		if ctx.Err() != nil {
 			return
+		}
+		if news.Server != server {
+			if err := s.restore(ctx); err != nil {
+				s.log.Warn("schedule: declarations not stored on another server, retried", slog.Any("error", err))
+				store.Pause(ctx, restoreAgain)
+				continue
+			}
+			server = news.Server
+		}
+		if len(names) == 0 {
+			continue
 		}
 		err := s.db.briefly(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })
 		if err != nil && !failing && ctx.Err() == nil {
@@ -107,4 +128,36 @@ func (s *Scheduler) keepDeclared(ctx context.Context) {
 		}
 		failing = err != nil
 	}
+}
+
+// awaitNews returns the news of the lease when they name another server, or when declarations are
+// to be noted again.
+func (s *Scheduler) awaitNews(ctx context.Context, lease *pgleases.Lease, server int64) *engine.News {
+	due := time.NewTimer(s.times.Declare)
+	defer due.Stop()
+	for {
+		news := bridge.LeaseNews(lease)
+		if news.Server != server {
+			return news
+		}
+		select {
+		case <-news.Next:
+		case <-due.C:
+			return news
+		case <-ctx.Done():
+			return news
+		}
+	}
+}
+
+// restore stores what this process has stored at its start.
+func (s *Scheduler) restore(ctx context.Context) error {
+	if err := s.join(ctx); err != nil {
+		return err
+	}
+	fits, err := s.putDeclared(ctx)
+	if err == nil && !fits {
+		err = errors.New("the group has another number of partitions there")
+	}
+	return err
 }

@@ -38,6 +38,20 @@ func TestProcessRecordsDeclarations(t *testing.T) {
 	}
 }
 
+// A restored backup, or a server that lost commits in a failover, may lack what was declared since. A
+// process that runs stores it again, and jobs find their group.
+func TestDeclarationsReturnAfterFailover(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	w := newBriefWorker(db)
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	w.run().has("close")
+	db.exec("DELETE FROM pgleases.schedules; DELETE FROM pgleases.schedule_groups; SELECT pgleases.new_server_generation()")
+	w.has("close")
+	becomes(db, "its group is there", 1, "SELECT count(*) FROM pgleases.schedule_groups")
+	w.end()
+}
+
 // A change of clocks on 10 March is canceled, or added. A process that starts with new zone data
 // computes again when its declared schedules are due. Other schedules follow after their next tick
 // by the old data. No tick is lost, and no local time runs twice.

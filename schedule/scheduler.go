@@ -185,7 +185,7 @@ func (s *Scheduler) run(ctx context.Context) error {
 	defer stop()
 	declaring, cancel := context.WithCancel(life)
 	var keeping sync.WaitGroup
-	keeping.Go(func() { s.keepDeclared(declaring) })
+	keeping.Go(func() { s.keepDeclared(declaring, lease) })
 	defer keeping.Wait()
 	defer cancel()
 	s.planner.Store(p)
