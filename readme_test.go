@@ -25,7 +25,7 @@ import (
 var (
 	programs = []string{
 		"lock/example_program_test.go", "leader/example_test.go", "fence/example_program_test.go",
-		"schedule/example_program_test.go", "schedule/example_jobs_test.go",
+		"schedule/example_program_test.go", "schedule/example_jobs_test.go", "consumer/example_test.go",
 	}
 	exampleOfProgram = regexp.MustCompile(`(?m)^func Example\w*\(\) \{$`)
 	packageOfTest    = regexp.MustCompile(`(?m)^package \w+_test$`)
@@ -39,10 +39,12 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	sources := append([]string{
 		"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "lock/example_test.go",
 		"fence/recipes_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go",
-		"consumer/example_test.go", "consumer/example_table_test.go", "leader/example_exit_test.go",
+		"consumer/example_around_test.go", "consumer/example_atleastonce_test.go", "consumer/example_table_test.go",
+		"example_middleware_test.go", "leader/example_exit_test.go",
 		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "prometheus/example_test.go",
 		"examples/calls/main.go", "examples/dashboard/main.go", "examples/first/main.go", "examples/gorm/main.go",
 		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/quickstart/main.go", "examples/router/main.go",
+		"examples/state/main.go",
 		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go",
 	}, programs...)
 	for _, source := range sources {

@@ -18,23 +18,24 @@ type Message struct {
 	Payload struct{ Event string }
 }
 
-// broker stands for a system elsewhere. It is away at first.
-func broker() (publish func(ctx context.Context, key string, m Message) error) {
-	calls, seen := 0, make(map[string]bool)
-	return func(_ context.Context, key string, m Message) error {
-		if calls++; calls <= 2 {
-			return errors.New("connection refused")
+var errAway = errors.New("connection refused")
+
+// newBroker returns a call of a system elsewhere. It is away when it is called for the second time.
+func newBroker() (publish func(ctx context.Context, idempotencyKey, customer, event string) error) {
+	calls := 0
+	return func(_ context.Context, _, customer, event string) error {
+		if calls++; calls == 2 {
+			return errAway
 		}
-		if !seen[m.UID] {
-			fmt.Println(key, m.Payload.Event)
-			seen[m.UID] = true
-		}
+		fmt.Println(customer, event)
 		return nil
 	}
 }
 
-// A handler of a batch outside of a transaction, which publishes. While the broker is away, the
-// partition pauses, and no row is charged with a failed attempt.
+// A handler that makes one call for each row. Each call has the row's UID as its idempotency key, so
+// the receiver recognizes a call that a crash has repeated. While the broker is away, the handler
+// names the row that was not published. Then the rows before it are done, no call is repeated, and
+// no row is charged with a failed attempt.
 func ExampleAtLeastOnce() {
 	ctx := context.Background()
 	queue := consumer.Queue{Table: "outbox", Key: "customer"}
@@ -47,12 +48,16 @@ func ExampleAtLeastOnce() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	publish := broker()
+	publish := newBroker()
 	c, err := consumer.New(ctx, client, pool, "mails", queue,
 		consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Message]) error {
-			for _, row := range rows {
-				if err := publish(ctx, row.Key, row.Value); err != nil {
-					return consumer.Unavailable(err)
+			for i, row := range rows {
+				err := publish(ctx, row.Value.UID, row.Key, row.Value.Payload.Event)
+				if errors.Is(err, errAway) {
+					return consumer.RowError(i, consumer.Unavailable(err)) // an outage, and not the fault of the row
+				}
+				if err != nil {
+					return consumer.RowError(i, err) // an attempt of this row
 				}
 			}
 			return nil

@@ -2,56 +2,38 @@ package consumer_test
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log"
-	"time"
+	"os"
+	"os/signal"
+	"syscall"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
-	"github.com/pgleases/pgleases/internal/pgtest"
 )
 
-// exampleURL is the URL of a database with the library's tables, in which DDL has run.
-func exampleURL(ddl ...string) string {
-	schema, err := consumer.Schema()
+// A whole program that handles the rows of an outbox, and adds up the amounts of each customer. The
+// page docs/consumer.md has its tables. Start it in as many processes as you like.
+func Example() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
-		panic(err)
-	}
-	return pgtest.ExampleURL(append([]string{schema}, ddl...)...)
-}
-
-// docs/consumer.md shows this table and runOutbox. A table of TableSQL has a uuid, too.
-const outboxTables = `
-CREATE TABLE customers (name text PRIMARY KEY, total bigint NOT NULL DEFAULT 0);
-CREATE TABLE outbox (
-    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    customer   text NOT NULL,
-    partition  int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 1024)) STORED,
-    payload    jsonb NOT NULL,
-    created_at timestamptz NOT NULL DEFAULT now()
-);
-CREATE INDEX ON outbox (partition, id);
-CREATE TRIGGER consumer_inserted AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('orders');`
-
-func runOutbox(ctx context.Context, databaseURL string) (err error) { // in each process
-	pool, err := pgxpool.New(ctx, databaseURL)
-	if err != nil {
-		return err
+		log.Fatal(err)
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool)
+	err = pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		return runOutbox(ctx, client, pool)
+	})
 	if err != nil {
-		return err
+		log.Fatal(err)
 	}
-	defer func() { // Run has returned: hand the partitions over now
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
-	}()
+}
+
+// runOutbox handles rows until ctx ends.
+func runOutbox(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) error {
 	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
 	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
 		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
@@ -63,28 +45,4 @@ func runOutbox(ctx context.Context, databaseURL string) (err error) { // in each
 		return err
 	}
 	return c.Run(ctx) // until ctx ends
-}
-
-func Example() {
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	url := exampleURL(outboxTables)
-	pool, err := pgxpool.New(ctx, url)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer pool.Close()
-	ended := make(chan error)
-	go func() { ended <- runOutbox(ctx, url) }()
-	if _, err := pool.Exec(ctx, `INSERT INTO outbox (customer, payload) SELECT 'ada', '{"amount": 5}' FROM generate_series(1, 1000)`); err != nil {
-		log.Fatal(err)
-	}
-	for total := 0; total < 5000; time.Sleep(10 * time.Millisecond) {
-		if err := pool.QueryRow(ctx, "SELECT coalesce(max(total), 0) FROM customers").Scan(&total); err != nil {
-			log.Fatal(err)
-		}
-	}
-	stop()
-	fmt.Println(<-ended)
-	// Output: consumer: run "orders": context canceled
 }

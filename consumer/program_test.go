@@ -1,0 +1,51 @@
+package consumer_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
+)
+
+// exampleURL is the URL of a database with the library's tables, in which DDL has run.
+func exampleURL(ddl ...string) string {
+	schema, err := consumer.Schema()
+	if err != nil {
+		panic(err)
+	}
+	return pgtest.ExampleURL(append([]string{schema}, ddl...)...)
+}
+
+// docs/consumer.md shows these tables. A table of TableSQL has a uuid, too.
+const outboxTables = `
+CREATE TABLE customers (name text PRIMARY KEY, total bigint NOT NULL DEFAULT 0);
+CREATE TABLE outbox (
+    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    customer   text NOT NULL,
+    partition  int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 1024)) STORED,
+    payload    jsonb NOT NULL,
+    created_at timestamptz NOT NULL DEFAULT now()
+);
+CREATE INDEX ON outbox (partition, id);
+CREATE TRIGGER consumer_inserted AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('orders');`
+
+// The work of the example's program, which the example itself does not run.
+func TestProgramOfExampleAddsUp(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, exampleURL(outboxTables))
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	client := clients.New(t, pool)
+	go func() { ended <- runOutbox(ctx, client, pool) }()
+	testkit.Execute(t, pool, `INSERT INTO outbox (customer, payload)
+		SELECT 'ada', '{"amount": 5}' FROM generate_series(1, 1000)`)
+	testkit.Becomes(t, pool, "all amounts are added", int64(5000), "SELECT coalesce(max(total), 0) FROM customers")
+	stop()
+	if err := testkit.Receive(t, "it ends", ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+}
