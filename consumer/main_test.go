@@ -42,6 +42,7 @@ type database struct {
 	url string
 	*pgxpool.Pool
 	tracer pgx.QueryTracer // of the pools of workers; nil: none
+	ttl    time.Duration   // of the clients of workers
 }
 
 func newDatabase(t testing.TB) *database {
@@ -58,7 +59,7 @@ func newDirectDatabase(t testing.TB) *database {
 
 func databaseAt(t testing.TB, url string) *database {
 	t.Helper()
-	return &database{t: t, url: url, Pool: testkit.Pool(t, pgtest.OwnerURL(url))}
+	return &database{t: t, url: url, Pool: testkit.Pool(t, pgtest.OwnerURL(url)), ttl: clients.TTL}
 }
 
 // ddl makes what there is in a database.
@@ -162,7 +163,7 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 6, db.tracer })
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
-		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
+		pgleases.WithTTL(db.ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
 	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
 		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
 	w.LeaveWithin(testkit.Patience / 2) // on a busy machine too

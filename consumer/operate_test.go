@@ -177,6 +177,7 @@ func TestStatusCountsLiveOwners(t *testing.T) {
 	const owned = "SELECT owned FROM pgleases.consumers_status"
 	testkit.Becomes(t, db.Pool, "all is owned", partitions, owned)
 	w.wire.Cut()
+	db.expire(w.client.ID(), "")
 	testkit.Becomes(t, db.Pool, "the owner's TTL has passed", 0, owned)
 	expect(t, one[int](db, "SELECT count(owner)::int FROM pgleases.partitions"), partitions, "owners that nobody evicted")
 	w.wire.Mend()

@@ -16,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 )
 
 // A statement of a batch whose answer never comes delays its rows only for a while. A commit may
@@ -85,7 +86,9 @@ func TestOutageIsNoCrash(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	log := make(lines, 1000)
+	db.ttl = 6 * time.Second // for its trust to end
 	w := db.begun(consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	db.ttl = clients.TTL
 	begun := one[int64](db, "SELECT max(begun) FROM pgleases.consumer_owners")
 	w.wire.Cut()
 	w.evict()
