@@ -82,7 +82,7 @@ func TestHungReceiversLeaveWorkers(t *testing.T) {
 					}
 				}
 				return db.published(ctx, rows)
-			}), consumer.WithMaxRunning(2), consumer.WithTimeout(300*time.Millisecond), consumer.WithBatch(batch, 1<<20), backoff(time.Millisecond, 10*time.Millisecond)).run()
+			}), consumer.WithMaxRunning(2), consumer.WithTimeout(time.Second), consumer.WithBatch(batch, 1<<20), backoff(time.Millisecond, 10*time.Millisecond)).run()
 			testkit.Until(t, "each has taken too long", func() bool {
 				mu.Lock()
 				defer mu.Unlock()

@@ -303,10 +303,10 @@ func TestFencePassesNewServerGeneration(t *testing.T) {
 	leases := testkit.Pool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	check := func() error {
 		client := testkit.Must(pgleases.NewClient(t.Context(), leases, pgleases.WithTTL(time.Second)))(t)
-		defer func() { testkit.OK(t, client.Close(context.Background())) }()
+		defer func() { _ = client.Close(context.Background()) }() // an error: a busy machine has ended its trust
 		lease := testkit.Must(client.Lease(t.Context(), "orders", 1))(t)
-		testkit.OK(t, lease.Wait(t.Context()))
-		p, _ := lease.Partition(0)
+		var p pgleases.Partition
+		testkit.Until(t, "it owns the partition", func() (owns bool) { p, owns = lease.Partition(0); return owns })
 		return write(t.Context(), elsewhere, fence.Name(lease.Name(), p.Number), p.Epoch)
 	}
 	if err := check(); !errors.Is(err, fence.ErrFenced) {
