@@ -34,19 +34,21 @@ func TestWordsOfPicturesExist(t *testing.T) {
 		code += string(testkit.Must(os.ReadFile(file))(t))
 	}
 	label := regexp.MustCompile(`<text class="ink"[^>]*>([^<]*)</text>`)
+	titled := regexp.MustCompile(`<title>(?:\d\d:\d\d|a tick) (\w+)</title>`)
 	named := regexp.MustCompile(`(\w+\.)?\b[A-Z]\w+`)
 	found := 0
 	for name := range pictures {
 		page := string(testkit.Must(os.ReadFile("../docs/schedule-" + name + ".svg"))(t))
 		for _, text := range label.FindAllStringSubmatch(page, -1) {
 			for _, word := range named.FindAllStringSubmatch(text[1], -1) {
-				declared := regexp.MustCompile(`(?m)^(?:func |func \(s \*Scheduler\) |\t)` + word[0] + `(?:\(| [A-Za-z]+ = iota|$| +//)`)
+				declared := regexp.MustCompile(`(?m)^(?:func |func \(s \*Scheduler\) |\t)` + word[0] +
+					`(?:\(| [A-Za-z]+ = iota|$| +//)`)
 				if found++; word[1] == "" && !declared.MatchString(code) {
 					t.Errorf("%s: the package declares no %s", name, word[0])
 				}
 			}
 		}
-		for _, class := range regexp.MustCompile(`<title>(?:\d\d:\d\d|a tick) (\w+)</title>`).FindAllStringSubmatch(page, -1) {
+		for _, class := range titled.FindAllStringSubmatch(page, -1) {
 			if !slices.Contains(outcomes, Outcome(class[1])) {
 				t.Errorf("%s: %s is no outcome", name, class[1])
 			}
@@ -91,7 +93,8 @@ var pictures = map[string]picture{
 	"overlap": {scenes: []scene{
 		{label: "OverlapSkip, the default", takes: 140 * time.Minute},
 		{label: "OverlapBuffer", policy: policy{Overlap: OverlapBuffer}, takes: 140 * time.Minute},
-		{label: "OverlapBuffer, MissedAll", policy: policy{Overlap: OverlapBuffer, Missed: MissedAll}, takes: 140 * time.Minute},
+		{label: "OverlapBuffer, MissedAll", policy: policy{Overlap: OverlapBuffer, Missed: MissedAll},
+			takes: 140 * time.Minute},
 		{label: "one attempt, the default", fails: always(2)},
 		{label: "WithMaxAttempts(3, …), repaired", limits: thrice, fails: untilAttempt(2, 3)},
 		{label: "WithMaxAttempts(3, …), not repaired", limits: thrice, fails: always(2)},
@@ -151,7 +154,8 @@ type playedRun struct {
 func (s scene) play(t *testing.T, p picture) *play {
 	t.Helper()
 	start := midnight.Add(-30 * time.Minute)
-	out := &play{scene: s, now: start, record: &record{Name: "s", Rule: "CRON_TZ=UTC 0 * * * *", Anchor: start, Cursor: start, Policy: s.policy}}
+	r := &record{Name: "s", Rule: "CRON_TZ=UTC 0 * * * *", Anchor: start, Cursor: start, Policy: s.policy}
+	out := &play{scene: s, now: start, record: r}
 	out.limits.attempts = max(1, s.limits.attempts)
 	out.Due = out.next(testkit.Must(Parse(out.Rule))(t))
 	from, until := midnight.Add(p.away[0]), midnight.Add(p.away[1])
@@ -265,7 +269,9 @@ const (
 	top    = 34
 )
 
-const styleOfPictures = `<style>
+const headOfPictures = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" ` +
+	`font-family="sans-serif" font-size="12">
+<style>
 .ground { fill: #ffffff } .ink { fill: #1f2328 } .dim { fill: #59636e } .grid { stroke: #d1d9e0 } .line { stroke: #818b98; fill: none }
 .away { fill: #eaeef2 } .run { fill: #2da44e } .broken { fill: #fa4549 }
 .succeeded { fill: #1a7f37 } .failed { fill: #cf222e } .missed { fill: #bf8700 } .skipped { fill: #8250df } .canceled { fill: #6e7781 }
@@ -275,6 +281,7 @@ const styleOfPictures = `<style>
 .succeeded { fill: #3fb950 } .failed { fill: #f85149 } .missed { fill: #d29922 } .skipped { fill: #ab7df8 } .canceled { fill: #9198a1 }
 }
 </style>
+<rect class="ground" width="%[1]d" height="%[2]d"/>
 `
 
 // xOf leaves out what pauses between attempts are longer at random.
@@ -285,14 +292,14 @@ func clockTime(d time.Duration) string { return midnight.Add(d).Format("15:04") 
 func (p picture) draw(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder
-	width, height, bottom := labels+40+hour*hoursOfPictures, top+lane*len(p.scenes)+46, top+lane*len(p.scenes)
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%[1]d" height="%[2]d" font-family="sans-serif" font-size="12">`+"\n",
-		width, height)
-	fmt.Fprintf(&b, styleOfPictures+`<rect class="ground" width="%d" height="%d"/>`+"\n", width, height)
+	bottom := top + lane*len(p.scenes)
+	fmt.Fprintf(&b, headOfPictures, labels+40+hour*hoursOfPictures, bottom+46)
 	if p.what != "" {
 		from, until := xOf(p.away[0]), xOf(p.away[1])
-		fmt.Fprintf(&b, `<rect class="away" x="%.1f" y="%d" width="%.1f" height="%d"/>`+"\n", from, top-4, until-from, bottom-top+8)
-		fmt.Fprintf(&b, `<text class="dim" x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n", (from+until)/2, bottom+18, p.what)
+		fmt.Fprintf(&b, `<rect class="away" x="%.1f" y="%d" width="%.1f" height="%d"/>`+"\n",
+			from, top-4, until-from, bottom-top+8)
+		fmt.Fprintf(&b, `<text class="dim" x="%.1f" y="%d" text-anchor="middle">%s</text>`+"\n",
+			(from+until)/2, bottom+18, p.what)
 	}
 	for h := range hoursOfPictures + 1 {
 		x := xOf(time.Duration(h) * time.Hour)
@@ -325,8 +332,8 @@ func (p *play) draw(t *testing.T, b *strings.Builder, y int, shown map[Outcome]b
 		}
 		from, until := xOf(r.from), xOf(r.until)
 		fmt.Fprintf(b, `<path class="line" d="M%.1f %d L%.1f %d"/>`, xOf(r.tick), y+14, from, y+26)
-		fmt.Fprintf(b, `<rect class="%s" x="%.1f" y="%d" width="%.1f" height="12" rx="3"><title>the tick of %s %s</title></rect>`+"\n",
-			class, from, y+26, until-from, clockTime(r.tick), what)
+		fmt.Fprintf(b, `<rect class="%s" x="%.1f" y="%d" width="%.1f" height="12" rx="3">`, class, from, y+26, until-from)
+		fmt.Fprintf(b, "<title>the tick of %s %s</title></rect>\n", clockTime(r.tick), what)
 	}
 	ticks := p.ticks(t)
 	for d := time.Duration(0); d < hoursOfPictures*time.Hour; d += 30 * time.Minute {
