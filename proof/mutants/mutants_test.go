@@ -8,6 +8,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -749,4 +750,25 @@ func reason(text string) string {
 		}
 	}
 	return text[:min(1000, len(text))]
+}
+
+// The page about the proof says how many mutants there are, and what catches them.
+func TestPageCountsMutants(t *testing.T) {
+	counts := make(map[string]int)
+	for _, m := range mutants {
+		counts[detectors[m.by].folder]++
+	}
+	var want strings.Builder
+	fmt.Fprintf(&want, "| %d mutants are caught by tests in | mutants |\n|---|---|\n", len(mutants))
+	for _, folder := range slices.Sorted(maps.Keys(counts)) {
+		name := "`" + folder + "`"
+		if folder == "." {
+			name = "the root"
+		}
+		fmt.Fprintf(&want, "| %s | %d |\n", name, counts[folder])
+	}
+	page := string(testkit.Must(os.ReadFile(filepath.Join(root(t), "docs", "proof.md")))(t))
+	if !strings.Contains(page, want.String()) {
+		t.Errorf("docs/proof.md lacks this table:\n%s", &want)
+	}
 }
