@@ -50,7 +50,7 @@ var Checks = []string{"connect", "server", "pooler", "notifications", "round-tri
 
 // DoctorOptions configure Doctor.
 type DoctorOptions struct {
-	Role string // the role of the clients, whose rights are checked; empty: the role that connects
+	Role string // the role of the clients, whose rights are checked; empty: the role that connects, and those of live clients
 	// minimum age of handoffs, waits, late schedules and jobs, idle transactions and expired sessions
 	// that are reported, 10 times that for transactions that work and rows of consumers, and 60 times
 	// that for blocked keys; 0: one minute
@@ -131,6 +131,7 @@ type facts struct {
 	Relations  []string // names of tables, views and indexes
 	Executable []string // functions that PUBLIC may execute
 	Rights     []string
+	ofClients  []string // the other roles that live clients use
 }
 
 // A session is a session of the server that makes others wait.
@@ -182,6 +183,7 @@ func (d *doctor) examine(ctx context.Context) {
 	d.functions(f)
 	d.sessions(f)
 	if d.tableLocks(f) {
+		f.ofClients = d.rolesOfClients(ctx, f)
 		columns := make(map[string]string)
 		for _, p := range parts {
 			if slices.Contains(f.Parts, p.table) {
@@ -190,6 +192,7 @@ func (d *doctor) examine(ctx context.Context) {
 		}
 		d.state(ctx, f, columns, trip)
 	}
+	d.rightsOfClients(ctx, f)
 	d.rights(f)
 	d.vacuum(f)
 }
@@ -204,7 +207,7 @@ var parts = []struct {
 	files  fs.ReadFileFS
 }{
 	{"schedule_version", "schedules", "schedules UPDATE", "duties", func(*facts) []any { return nil }, schedulesql.Files},
-	{"consumer_version", "consumers", "consumers UPDATE", "queues", func(f *facts) []any { return []any{f.Role} }, consumersql.Files},
+	{"consumer_version", "consumers", "consumers UPDATE", "queues", func(f *facts) []any { return []any{append([]string{f.Role}, f.ofClients...)} }, consumersql.Files},
 }
 
 // roundTrip returns the shortest of 5 round trips.
@@ -321,6 +324,37 @@ func (d *doctor) rights(f *facts) {
 		d.found("rights", Fault, remedy, "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
 	default:
 		d.otherRights(f)
+	}
+}
+
+// rolesOfClients returns the roles that live clients use, unless DoctorOptions name one. An error
+// is found by state, which reads the same table.
+func (d *doctor) rolesOfClients(ctx context.Context, f *facts) []string {
+	if d.Role != "" {
+		return nil
+	}
+	roles, _ := collect(ctx, d.Admin, d.conn, "roles", pgx.RowTo[string])
+	return slices.DeleteFunc(roles, func(role string) bool { return role == f.Role })
+}
+
+// rightsOfClients finds what live clients lack.
+func (d *doctor) rightsOfClients(ctx context.Context, f *facts) {
+	for _, role := range f.ofClients {
+		all, err := collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, role, d.Long.Seconds())
+		if err != nil || !all[0].RoleExists {
+			d.found("rights", Fault, "create it again, or let its clients connect as another", "live clients use the role %q, whose rights cannot be read: %v", role, err)
+			continue
+		}
+		if lacks := append(slices.DeleteFunc([]string{"USAGE"}, all[0].has), all[0].lacks(enginesql.Files)...); len(lacks) > 0 {
+			d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", shell.Word(role)),
+				"live clients use the role %q, which lacks %s", role, listed(lacks))
+		}
+		for _, p := range parts {
+			if lacks := all[0].lacks(p.files); slices.Contains(f.Parts, p.table) && all[0].has(p.writes) && len(lacks) > 0 {
+				d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s --for=%s prints", shell.Word(role), p.flag),
+					"live clients use the role %q, which cannot run %s, it lacks %s", role, p.flag, listed(lacks))
+			}
+		}
 	}
 }
 
@@ -550,8 +584,8 @@ var duties = []struct {
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
 	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", Warning},
 	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers delete GROUP --reason '...', and start them", Fault},
-	{"rights", "some", "the role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
-	{"rights", "all", "the role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
+	{"rights", "some", "a role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
+	{"rights", "all", "a role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
 	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
@@ -560,6 +594,8 @@ var duties = []struct {
 	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers delete GROUP --reason '...'", Warning},
 	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers delete GROUP --reason '...'", Note},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", Warning},
+	{"consumers", "unlooked", "no process can read their queue tables, so no row is handled", "%[2]q for %[4]v", "the log says why, such as \"consumer: probe failed\"; see also rights", Warning},
+	{"consumers", "still", "the oldest row that is not blocked stays the same", "row %[3]s of %[2]q for %[4]v", "find out what its handler waits for: the log of its process says \"consumer: partition paused\" in an outage, and \"handler still running\" if it hangs; pgleases describe LEASE shows who runs", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
 	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; when the cause is repaired, pgleases consumers return GROUP --all --reason '...', or one of them; or delete them from consumer_dead_letters as the tables' owner", Note},

@@ -53,7 +53,7 @@ const (
 		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
 		schedule_history() schedule_instant() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_since() schedule_set_aside() schedule_status_json() schedule_list() schedule_poll()
 		schedule_locked() schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_take_slot() schedule_trim()`
-	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted()`
+	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted() consumer_look()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() replace_lease() resume() uncordon() undrain() unfreeze() unpin()`

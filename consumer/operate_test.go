@@ -471,6 +471,29 @@ func TestOperatorsDeleteConsumers(t *testing.T) {
 	db.exact(1)
 }
 
+// From what is noted, doctor sees that no row is handled, also without a time in the table.
+func TestOldestRowIsNoted(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(3, 3)
+	out := make(chan struct{})
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		<-out
+		return effect(ctx, tx, row)
+	}))
+	w.SweepEvery(20 * time.Millisecond)
+	w.run()
+	release := closer(t, out)
+	testkit.Becomes(t, db.Pool, "the oldest row is noted", int64(1), "SELECT coalesce(first_id, 0) FROM pgleases.consumers")
+	noted := one[time.Time](db, "SELECT first_since FROM pgleases.consumers")
+	testkit.Becomes(t, db.Pool, "a process has looked again", true, "SELECT looked_at > $1 FROM pgleases.consumers", noted)
+	expect(t, one[bool](db, "SELECT first_id = 1 AND first_since = $1 FROM pgleases.consumers", noted), true, "that it is the same row since then")
+	release()
+	db.empty("all is handled")
+	testkit.Becomes(t, db.Pool, "there is no oldest row", true, "SELECT first_id IS NULL AND first_since IS NULL FROM pgleases.consumers")
+	testkit.OK(t, w.end())
+}
+
 // A restored backup, or a schema that was installed anew, may lack the consumer. A process that runs
 // stores it again.
 func TestMissingConsumerIsStoredAgain(t *testing.T) {

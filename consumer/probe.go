@@ -170,6 +170,7 @@ func (g *group) ask(ctx context.Context, listener *listen.Listener, q *probe) er
 		batch.Queue(g.sql.Sweep, g.name, q.owned)
 		if slices.Contains(q.owned, 0) { // one of all processes
 			batch.Queue(g.sql.Beyond, g.name, g.queue.Partitions)
+			batch.Queue(g.sql.Look, g.name)
 		}
 	}
 	batch.Queue(g.sql.Probe, q.idle, g.name).Query(func(rows pgx.Rows) error {

@@ -14,9 +14,9 @@ import (
 
 // statements has the statements of folder sql by the names of their files: see store.Fill.
 type statements struct {
-	Register, Inspect, Due, State, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why, Beyond string
-	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced        string // on the user's table
-	Open, Begin, End, Ours, Theirs                                                                   string
+	Register, Inspect, Due, State, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why, Beyond, Look string
+	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced              string // on the user's table
+	Open, Begin, End, Ours, Theirs                                                                         string
 }
 
 // settings are those of our statements on the user's table. A plan that was made while the table

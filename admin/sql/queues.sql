@@ -2,13 +2,13 @@
 -- must be pg_catalog only, and enable_seqscan off.
 --
 -- $1 double precision  seconds; a row waits for long after 10 times that, and a key is blocked for long after 60 times that
--- $2 text              role whose rights on queue tables are checked, if it may run consumers
+-- $2 text[]            roles whose rights on queue tables are checked, if they may run consumers
 --
 -- One row for each fault of a consumer: the check; the fault; the consumer; a count; the name of the worst, or empty; its
 -- seconds or rows; and a reason, the statement that mends it, or the rights that are missing. The row with the fault
 -- column has no fault: its name is the generated column of a consumer's partition. One row with the fault none.
 WITH s AS MATERIALIZED (
-    SELECT s.*, c.id_column, c.key_column, c.partition_column, c.time_column, make_interval(secs => $1) AS long,
+    SELECT s.*, c.id_column, c.key_column, c.partition_column, c.time_column, c.since, c.looked_at, c.first_id AS noted, c.first_since, make_interval(secs => $1) AS long,
            EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()) AS lease_paused,
            NOT EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = 'consumer/' || s.consumer)
                AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || s.consumer AND p.owner IS NOT NULL) AS unattended
@@ -26,15 +26,15 @@ lacking AS MATERIALIZED ( -- columns that a queue table lacks, or has with a typ
     LEFT JOIN pg_attribute AS a ON a.attrelid = q.oid AND a.attname = w.name AND a.attnum > 0
     WHERE w.name IS NOT NULL AND (a.atttypid = ANY (w.types::oid[])) IS NOT TRUE
 ),
-rights AS MATERIALIZED ( -- on queue tables, of the role if it may run consumers
-    SELECT q.consumer, q.queue, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
+rights AS MATERIALIZED ( -- on queue tables, of the roles that may run consumers
+    SELECT q.consumer, q.queue, r.rolname, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
            concat_ws('; ', min(format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, r.rolname)) FILTER (WHERE k.kind = 'USAGE' AND NOT k.held),
                'GRANT ' || string_agg(k.kind, ', ') FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
-    FROM queues AS q JOIN pg_roles AS r ON r.rolname = $2::text
+    FROM queues AS q JOIN pg_roles AS r ON r.rolname = ANY ($2::text[])
     CROSS JOIN LATERAL (VALUES ('USAGE', has_schema_privilege(r.oid, q.nspname, 'USAGE')), ('SELECT', has_table_privilege(r.oid, q.oid, 'SELECT')),
         ('UPDATE', has_any_column_privilege(r.oid, q.oid, 'UPDATE')), ('DELETE', has_table_privilege(r.oid, q.oid, 'DELETE'))) AS k (kind, held)
     WHERE has_table_privilege(r.oid, 'pgleases.consumers'::regclass, 'UPDATE')
-    GROUP BY q.consumer, q.queue
+    GROUP BY q.consumer, q.queue, r.rolname
 ),
 vacuums AS ( -- the number of dead rows from which autovacuum removes them, if it is on
     SELECT q.consumer, q.queue, v.n_dead_tup AS dead, greatest(v.last_autovacuum, v.last_vacuum) AS at, coalesce(o.on, true) AS on,
@@ -47,7 +47,7 @@ vacuums AS ( -- the number of dead rows from which autovacuum removes them, if i
 )
 SELECT 'consumers', 'gone', s.consumer, 1, s.queue, 0::float8, '' FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
 UNION ALL SELECT 'consumers', 'lacking', l.consumer, 1, format('%I of %s', l.name, l.queue), 0, l.why FROM lacking AS l
-UNION ALL SELECT 'rights', CASE WHEN r.handles THEN 'some' ELSE 'all' END, r.consumer, 1, r.lacks || ' on ' || r.queue, 0, r.grants FROM rights AS r WHERE r.lacks <> ''
+UNION ALL SELECT 'rights', CASE WHEN r.handles THEN 'some' ELSE 'all' END, r.consumer, 1, format('%s on %s for %I', r.lacks, r.queue, r.rolname), 0, r.grants FROM rights AS r WHERE r.lacks <> ''
 UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE INDEX CONCURRENTLY ON %s (%I, %I)', q.queue, q.partition_column, q.id_column) FROM queues AS q
 WHERE NOT EXISTS (SELECT FROM lacking AS l WHERE l.consumer = q.consumer)
   AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
@@ -73,6 +73,11 @@ UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, 
 UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
 UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND NOT s.unattended AND s.oldest > 10 * s.long
+UNION ALL SELECT 'consumers', 'unlooked', s.consumer, s.waiting, s.queue, extract(epoch FROM clock_timestamp() - greatest(s.since, s.looked_at)), '' FROM s
+WHERE s.owned > 0 AND s.waiting > 0 AND greatest(s.since, s.looked_at) < clock_timestamp() - 10 * s.long
+UNION ALL SELECT 'consumers', 'still', s.consumer, s.waiting, s.first_id::text, extract(epoch FROM clock_timestamp() - s.first_since), '' FROM s
+WHERE s.owned > 0 AND s.paused_at IS NULL AND NOT s.lease_paused AND s.first_id = s.noted AND s.first_since < clock_timestamp() - 10 * s.long
+  AND (s.oldest > 10 * s.long) IS NOT TRUE AND greatest(s.since, s.looked_at) >= clock_timestamp() - 10 * s.long
 UNION ALL SELECT 'consumers', CASE WHEN q.waiting > 0 AND coalesce(q.oldest > 10 * q.long, true) THEN 'unattended' ELSE 'unused' END, q.consumer, 1, q.queue, 0,
     'rows that wait: ' || CASE WHEN q.waiting >= 1000 THEN '1000 or more' ELSE coalesce(q.waiting::text, 'unknown') END
 FROM queues AS q WHERE q.unattended AND q.paused_at IS NULL AND NOT q.lease_paused

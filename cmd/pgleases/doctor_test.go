@@ -578,6 +578,10 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 			`blocked keys: 1 of "orders", such as "c2" for 59m`},
 		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '61 minutes'", "DELETE FROM pgleases.consumer_blocked", "warning consumers",
 			`keys blocked for long: 1 of "orders", such as "c2" for 1h1m`},
+		{"UPDATE pgleases.consumers SET since = now() - interval '11 minutes', looked_at = now() - interval '11 minutes'", "UPDATE pgleases.consumers SET since = now()", "warning consumers",
+			`no process can read their queue tables, so no row is handled: "orders" for 11m`},
+		{"UPDATE pgleases.consumers SET looked_at = now(), first_id = 1, first_since = now() - interval '11 minutes'", "UPDATE pgleases.consumers SET first_since = now()", "warning consumers",
+			`the oldest row that is not blocked stays the same: row 1 of "orders" for 11m`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'", "UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "warning consumers", `rows wait for long: the oldest of "orders" for 11m`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; UPDATE pgleases.consumers SET paused_at = now() - interval '59 minutes', paused_by = 'maria', paused_reason = 'why'", "SELECT", "note consumers",
 			`paused, so no row is handled: "orders" for 59m`},
@@ -667,20 +671,40 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks consumer_blocked DELETE", "--role", role)
 	execute(t, database, output1(t, database, "grants", role, "--for=consumers"))
 	grant = `GRANT USAGE ON SCHEMA "a b" TO ` + role + `; GRANT SELECT, UPDATE, DELETE ON "a b".outbox TO ` + role
-	expectIll(t, database, "note rights", `the role may not handle rows, it lacks rights on queue tables: USAGE, SELECT, UPDATE, DELETE on "a b".outbox of "orders" > if it runs this consumer, as the table's owner: `+grant, "--role", role)
+	expectIll(t, database, "note rights", `a role may not handle rows, it lacks rights on queue tables: USAGE, SELECT, UPDATE, DELETE on "a b".outbox for `+role+` of "orders" > if it runs this consumer, as the table's owner: `+grant, "--role", role)
 	execute(t, database, `GRANT USAGE ON SCHEMA "a b" TO `+role+`; GRANT SELECT, INSERT ON "a b".outbox TO `+role)
-	expectIll(t, database, "note rights", `: UPDATE, DELETE on "a b".outbox of "orders"`, "--role", role) // it only reads and inserts
+	expectIll(t, database, "note rights", `: UPDATE, DELETE on "a b".outbox for `+role+` of "orders"`, "--role", role) // it only reads and inserts
 	execute(t, database, grant)
 	expectIll(t, database, "", "", "--role", role)
 	execute(t, database, `REVOKE UPDATE ON "a b".outbox FROM `+role, `GRANT UPDATE (payload) ON "a b".outbox TO `+role)
 	expectIll(t, database, "", "", "--role", role) // to lock rows, one column is enough
 	execute(t, database, `REVOKE DELETE ON "a b".outbox FROM `+role)
-	expectIll(t, database, "fault rights", `the role cannot handle rows, it lacks rights on queue tables: DELETE on "a b".outbox of "orders" > as the table's owner: GRANT DELETE ON "a b".outbox TO `+role, "--role", role)
+	expectIll(t, database, "fault rights", `a role cannot handle rows, it lacks rights on queue tables: DELETE on "a b".outbox for `+role+` of "orders" > as the table's owner: GRANT DELETE ON "a b".outbox TO `+role, "--role", role)
 	execute(t, database, `GRANT DELETE ON "a b".outbox TO `+role)
 	execute(t, database, "REVOKE DELETE ON pgleases.consumer_blocked FROM "+role)
 	expectIll(t, database, "fault rights", "cannot run consumers, it lacks consumer_blocked DELETE > as the tables' owner, run what pgleases grants", "--role", role)
 	execute(t, database, "ALTER FUNCTION pgleases.consumer_end RENAME TO elsewhere")
 	expectIll(t, database, "fault functions, fault rights", "missing: consumer_end > as their owner, run pgleases migrate --consumers", "--role", role)
+}
+
+// Whoever runs doctor may do more than the clients.
+func TestDoctorChecksTheRolesOfLiveClients(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	execute(t, database, sound)
+	output1(t, database, "migrate", "--consumers")
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role, "--for=consumers"), "UPDATE pgleases.clients SET role = '"+role+"'")
+	expectIll(t, database, "", "")
+	execute(t, database, "REVOKE DELETE ON pgleases.consumer_blocked FROM "+role)
+	expectIll(t, database, "fault rights", `live clients use the role "`+role+`", which cannot run consumers, it lacks consumer_blocked DELETE > as the tables' owner, run what pgleases grants `+role+" --for=consumers prints")
+	execute(t, database, "GRANT DELETE ON pgleases.consumer_blocked TO "+role, "REVOKE UPDATE ON pgleases.partitions FROM "+role)
+	expectIll(t, database, "fault rights", `live clients use the role "`+role+`", which lacks partitions UPDATE > as the tables' owner, run what pgleases grants `+role+" prints")
+	execute(t, database, "GRANT UPDATE ON pgleases.partitions TO "+role, consumer.TableSQL("orders", "", consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 2}),
+		"INSERT INTO pgleases.consumers VALUES ('orders', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 2); GRANT UPDATE, DELETE ON public.outbox TO "+role)
+	expectIll(t, database, "fault rights, note consumers", `it lacks rights on queue tables: SELECT on public.outbox for `+role+` of "orders"`)
+	execute(t, database, "GRANT SELECT ON public.outbox TO "+role, "UPDATE pgleases.clients SET role = 'gone'")
+	expectIll(t, database, "fault rights, note consumers", `live clients use the role "gone", whose rights cannot be read`)
 }
 
 func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {

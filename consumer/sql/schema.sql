@@ -25,7 +25,10 @@ CREATE TABLE IF NOT EXISTS pgleases.consumers (
     since            pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     paused_at        pg_catalog.timestamptz,
     paused_by        pg_catalog.text,
-    paused_reason    pg_catalog.text
+    paused_reason    pg_catalog.text,
+    looked_at        pg_catalog.timestamptz,
+    first_id         bigint,
+    first_since      pg_catalog.timestamptz
 );
 COMMENT ON TABLE pgleases.consumers IS 'The consumers, each with its queue table.';
 COMMENT ON COLUMN pgleases.consumers.name IS 'The consumer''s name. The name of its lease is "consumer/" and this name.';
@@ -39,6 +42,9 @@ COMMENT ON COLUMN pgleases.consumers.since IS 'When the consumer was first opene
 COMMENT ON COLUMN pgleases.consumers.paused_at IS 'When an operator paused it; null: it is not paused.';
 COMMENT ON COLUMN pgleases.consumers.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers.paused_reason IS 'Why.';
+COMMENT ON COLUMN pgleases.consumers.looked_at IS 'When a process last looked for the oldest row, which one of them does each minute.';
+COMMENT ON COLUMN pgleases.consumers.first_id IS 'The lowest ID of a row whose key was not blocked then; null: there was none, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers.first_since IS 'When this ID was first found to be the lowest.';
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_owners (
     consumer   pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -222,7 +228,8 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 --   oldest: the time of the oldest among these rows whose key is not blocked
 --   timed: whether oldest is known: there is a column for the time, and an index that begins with the ID
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
-CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT timed boolean, OUT unhandled int)
+--   first_id: the lowest ID among these rows of a row whose key is not blocked
+CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest pg_catalog.timestamptz, OUT timed boolean, OUT unhandled int, OUT first_id bigint)
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off SET lock_timeout = '50ms'
 AS $pgleases_body$
 DECLARE
@@ -245,12 +252,13 @@ BEGIN
     IF fits < num_nonnulls(p_consumer.id_column, p_consumer.partition_column, p_consumer.key_column) THEN
         RETURN;
     END IF;
-    EXECUTE format('SELECT count(*), min(r.at) FILTER (WHERE $1 AND isfinite(r.at) AND (r.partition, r.key) NOT IN (SELECT b.partition, b.key FROM %s AS b WHERE b.consumer = $2)) '
-                   'FROM (SELECT %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r', 'pgleases.consumer_blocked'::regclass,
+    EXECUTE format('SELECT count(*), min(r.at) FILTER (WHERE r.free AND isfinite(r.at)), min(r.id) FILTER (WHERE r.free) '
+                   'FROM (SELECT r.at, r.id, $1 AND (r.partition, r.key) NOT IN (SELECT b.partition, b.key FROM %s AS b WHERE b.consumer = $2) AS free '
+                   'FROM (SELECT q.%I::bigint AS id, %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r) AS r', 'pgleases.consumer_blocked'::regclass, p_consumer.id_column,
                    CASE WHEN dated THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END, p_consumer.partition_column,
                    coalesce('q.' || quote_ident(p_consumer.key_column), '''''') || '::text COLLATE "C"', queue::regclass,
                    CASE WHEN ordered THEN format(' ORDER BY q.%I', p_consumer.id_column) ELSE '' END)
-    INTO waiting, oldest USING ordered, p_consumer.name;
+    INTO waiting, oldest, first_id USING ordered, p_consumer.name;
     timed := dated AND ordered;
     IF routed THEN
         EXECUTE format('SELECT count(*) FROM ((SELECT 1 FROM %1$s WHERE %2$I IS NULL LIMIT 1000) UNION ALL (SELECT 1 FROM %1$s WHERE %2$I < 0 LIMIT 1000) '
@@ -262,6 +270,7 @@ EXCEPTION WHEN insufficient_privilege OR undefined_table OR undefined_column OR 
     oldest := NULL;
     timed := NULL;
     unhandled := NULL;
+    first_id := NULL;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_backlog(pgleases.consumers) IS 'Part of consumers_status: what waits in a consumer''s queue table. Null: the caller may not read it, or it is gone.';
@@ -282,7 +291,8 @@ SELECT c.name AS consumer,
        b.unhandled,
        c.paused_at,
        c.paused_by,
-       c.paused_reason
+       c.paused_reason,
+       b.first_id
 FROM pgleases.consumers AS c
 CROSS JOIN LATERAL (
     SELECT pg_catalog.count(DISTINCT ROW(k.partition, k.key))::int AS keys, pg_catalog.min(k.since) AS since
@@ -306,6 +316,25 @@ COMMENT ON COLUMN pgleases.consumers_status.unhandled IS 'Rows that no process h
 COMMENT ON COLUMN pgleases.consumers_status.paused_at IS 'When an operator paused it; null: it is not paused.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
+COMMENT ON COLUMN pgleases.consumers_status.first_id IS 'The lowest ID of a row whose key is not blocked, among the 1,000 rows with the lowest IDs; null: there is none, or no index begins with the ID.';
+
+-- Notes the oldest row of a queue table, for pgleases doctor: if it stays the oldest for long, no row is handled, and if
+-- no process has looked for long, their reads fail. A process calls it each minute.
+CREATE OR REPLACE FUNCTION pgleases.consumer_look(p_consumer pg_catalog.text) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    b record;
+BEGIN
+    SELECT l.* INTO b FROM pgleases.consumers AS c CROSS JOIN LATERAL pgleases.consumer_backlog(c) AS l WHERE c.name = p_consumer;
+    IF b.waiting IS NOT NULL THEN
+        UPDATE pgleases.consumers AS c
+        SET looked_at = clock_timestamp(), first_id = b.first_id,
+            first_since = CASE WHEN c.first_id = b.first_id THEN c.first_since WHEN b.first_id IS NOT NULL THEN clock_timestamp() END
+        WHERE c.name = p_consumer;
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.consumer_look(pg_catalog.text) IS 'Notes the oldest row of a consumer''s queue table, and that a process has looked for it.';
 
 -- The verbs of operators. Each one records itself in the events, in its transaction, with its actor and reason, and wakes
 -- the processes of the consumer. They run with the rights of their owner, and session_user stays the operator. PUBLIC may
@@ -520,7 +549,7 @@ $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_return FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.consumer_return(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Returns a dead letter to the queue table. It is handled before other rows of its key.';
 
--- All or none: an error leaves all letters where they are.
+-- An error leaves all letters where they are.
 CREATE OR REPLACE FUNCTION pgleases.consumer_return_all(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS int
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE

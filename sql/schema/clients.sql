@@ -11,7 +11,8 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     host        pg_catalog.text NOT NULL,
     pid         int NOT NULL,
     started_at  pg_catalog.timestamptz NOT NULL,
-    metadata    pg_catalog.jsonb NOT NULL DEFAULT '{}'
+    metadata    pg_catalog.jsonb NOT NULL DEFAULT '{}',
+    role        pg_catalog.text NOT NULL DEFAULT CURRENT_USER
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE pgleases.clients IS 'The live sessions: one row for each run of a client, renewed by its heartbeat.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
@@ -22,6 +23,7 @@ COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive with
 COMMENT ON COLUMN pgleases.clients.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
+COMMENT ON COLUMN pgleases.clients.role IS 'The role whose rights it has in the database.';
 COMMENT ON COLUMN pgleases.clients.metadata IS 'Data of the application about this client, for example an address. Written once, when the session begins.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.clients EXECUTE FUNCTION pgleases.emptied();

@@ -7,4 +7,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.consumer_blocked TO pgleases_ap
 GRANT SELECT, INSERT ON pgleases.consumer_dead_letters TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.consumer_expect, pgleases.consumer_content, pgleases.consumer_begin, pgleases.consumer_end,
-    pgleases.consumer_inserted, pgleases.consumer_backlog TO pgleases_app;
+    pgleases.consumer_inserted, pgleases.consumer_backlog, pgleases.consumer_look TO pgleases_app;
