@@ -1,6 +1,7 @@
-// Package consumer handles the rows of a queue table of the application, for example an outbox: in
-// order for each key, by one process for each partition. It works with pgx only, and deletes a row
-// when it is handled.
+// Package consumer handles the rows of a queue table of your application, for example an outbox in
+// which your transactions leave messages for other systems. It handles the rows of one key in order,
+// on any number of processes, and deletes a row when it is handled. A row that fails holds up only
+// its own key. The package works with pgx.
 //
 //	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
 //	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
@@ -14,8 +15,9 @@
 //	}
 //	return c.Run(ctx) // until ctx ends
 //
-// [TableSQL] returns the DDL of such a table. The page docs/consumer.md has a whole program, and
-// says which handler to use.
+// [Each] and [InTx] are handlers that write in this database. [AtLeastOnce] is for brokers, HTTP and
+// mail. [TableSQL] returns the DDL of such a table. The page docs/consumer.md has a whole program,
+// and says which handler to use.
 //
 // # Promises
 //

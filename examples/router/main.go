@@ -41,25 +41,24 @@ func main() {
 		log.Fatal("DATABASE_URL: ", err)
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithMetadata(map[string]string{"address": *listen}))
+	address := pgleases.WithMetadata(map[string]string{"address": *listen})
+	server := &http.Server{Addr: *listen, ReadHeaderTimeout: 5 * time.Second}
+	err = pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		lease, err := client.Lease(ctx, "router", 64)
+		if err != nil {
+			return err
+		}
+		server.Handler = newRouter(client, lease)
+		go func() { log.Println(server.ListenAndServe()) }()
+		<-ctx.Done()
+		return context.Cause(ctx)
+	}, address)
 	if err != nil {
-		log.Fatal(err)
-	}
-	lease, err := client.Lease(ctx, "router", 64)
-	if err != nil {
-		log.Fatal(err)
-	}
-	server := &http.Server{Addr: *listen, Handler: newRouter(client, lease), ReadHeaderTimeout: 5 * time.Second}
-	go func() { log.Println(server.ListenAndServe()) }()
-	select {
-	case <-ctx.Done():
-	case <-client.Done():
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	if err := client.Close(ctx); err != nil { // first: until its end, requests are passed on to the next owners
 		log.Print(err)
 	}
+	// Only now: while Run closed the client, requests were passed on to the next owners.
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
 	if err := server.Shutdown(ctx); err != nil {
 		log.Print(err)
 	}
