@@ -83,13 +83,26 @@ func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[jso
 	})
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
-	err := a.bound.call(ctx, tx, run)
+	err := handlers.Call(func() error { return copied(e.around(ctx, tx, a.bound, run)) })
 	returned()
 	called()
 	ended := e.clock.now()
 	a.took = time.Since(began)
 	a.decided.RanUntil = &ended
 	return err
+}
+
+// around calls a handler, by way of WithAround if that is set.
+func (e *execution) around(ctx context.Context, tx pgx.Tx, h boundHandler, run Run[json.RawMessage]) error {
+	around := e.db.around
+	if around == nil {
+		return h(ctx, tx, run)
+	}
+	info := Info{e.db.group, e.kind.name, run.Trigger, run.Name, run.Job, run.Key, run.At, run.Partition, run.Epoch, run.Attempt}
+	return handlers.Around(
+		func(next func(context.Context) error) error { return around(ctx, info, next) },
+		func(ctx context.Context) error { return h(ctx, tx, run) },
+	)
 }
 
 // due returns when the run was due.

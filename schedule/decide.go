@@ -144,6 +144,9 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	switch {
 	case verdict == worker.Snoozed:
 		t.Again = now.Add(later.Truncate(time.Microsecond))
+	case verdict == worker.Away:
+		t.Away = value(r.Trying).Away + 1
+		t.Error, t.Again = storableText(err), now.Add(worker.OutagePause(t.Away, l.exact))
 	case t.Attempts+1 < l.attempts && !final(err):
 		t.Attempts++
 		t.Error, t.Again = storableText(err), now.Add(worker.PauseAfter(t.Attempts, l.backoff))

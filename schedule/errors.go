@@ -55,6 +55,13 @@ func Discard(err error) error { return worker.Discard(err) }
 // number of snoozes has no limit. Until then the tick counts as under way, see WithOverlap.
 func Snooze(d time.Duration) error { return worker.Snooze(d) }
 
+// Unavailable returns an error for handlers to return: something that they need is away, for
+// example a mail server, and the run is not at fault. It is rolled back and runs again, after a
+// pause that grows from 100 ms to 1 min, by the database's clock. This is not a failed attempt, and
+// their number has no limit. Meanwhile the process tries one run of the kind at a time. Until then
+// the tick counts as under way, see WithOverlap.
+func Unavailable(err error) error { return worker.Unavailable(err) }
+
 // The functions below classify errors. All SQLSTATEs of the package are here, and in the table of
 // package worker.
 
@@ -86,23 +93,20 @@ func idled(err error) bool { return store.Code(err) == "25P03" }
 // tookTooLong reports whether the server ended a transaction by its transaction_timeout.
 func tookTooLong(err error) bool { return store.Code(err) == "25P04" }
 
-// decisive reports whether the handler said what is to happen, so that it counts whatever else
-// failed.
-func decisive(err error) bool {
+// verdictOf returns what the handler said is to happen: see worker.Verdict.
+func verdictOf(err error) worker.Fault {
 	verdict, _ := worker.Verdict(err)
-	return verdict != worker.None
+	return verdict
 }
 
-func isSnoozed(err error) bool {
-	verdict, _ := worker.Verdict(err)
-	return verdict == worker.Snoozed
-}
+// decisive reports whether the handler said what is to happen, so that it counts whatever else
+// failed.
+func decisive(err error) bool { return verdictOf(err) != worker.None }
 
 // final reports whether a failed run must not be repeated: the handler returned Discard, or may
 // have committed its work.
 func final(err error) bool {
-	verdict, _ := worker.Verdict(err)
-	return verdict == worker.Discarded || errors.Is(err, errEnded) || store.Code(err) == codeEnded
+	return verdictOf(err) == worker.Discarded || errors.Is(err, errEnded) || store.Code(err) == codeEnded
 }
 
 // refusedCommit reports whether the server answered the COMMIT with an error. Any other error means
@@ -147,8 +151,11 @@ func (e changedItself) Error() string {
 }
 func (e changedItself) Unwrap() error { return e.error }
 
-// timedOut is the error of a handler whose timeout passed. It hides the errors that err wraps.
+// timedOut is the error of a handler whose timeout passed. It hides the errors that err wraps,
+// except what the handler said is to happen.
 type timedOut struct{ err error }
+
+func (e timedOut) Unwrap() error { return worker.SaidIn(e.err) }
 
 func (e timedOut) Error() string {
 	if e.err == nil {

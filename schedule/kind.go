@@ -83,9 +83,9 @@ type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 //
 // The handler returns nil to commit the transaction, and must not end it. If it returns an error or
 // panics, the transaction is rolled back. WithMaxAttempts decides whether the tick runs again or
-// has failed; see also Discard and Snooze. If a handler ended its transaction anyway, it is not
-// called again for the tick, because its work may be committed. If the database broke off the
-// transaction, the handler is called again: after a serialization failure or a deadlock up to 3
+// has failed; see also Discard, Snooze and Unavailable. If a handler ended its transaction anyway,
+// it is not called again for the tick, because its work may be committed. If the database broke off
+// the transaction, the handler is called again: after a serialization failure or a deadlock up to 3
 // times, after a lost connection up to 5 times. Effects outside of the database are then repeated.
 // The same holds if ctx ends or the process crashes.
 //
@@ -120,7 +120,7 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	var err error
 	k.limits, err = newLimits(opts)
 	if s.db.staged {
-		k.limits.backoff = worker.WithoutJitter(k.limits.backoff)
+		k.limits.backoff, k.limits.exact = worker.WithoutJitter(k.limits.backoff), true
 	}
 	if handler == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
@@ -130,11 +130,6 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	}
 	s.registry.register(k, errors.Join(checkName("kind", k.name), err))
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
-}
-
-// call calls the handler.
-func (h boundHandler) call(ctx context.Context, tx pgx.Tx, r Run[json.RawMessage]) error {
-	return handlers.Call(func() error { return copied(h(ctx, tx, r)) })
 }
 
 // Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put.

@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,6 +31,8 @@ type options struct {
 
 	retention, retentionFailed time.Duration // of the history; 0: for ever
 	noMigration                bool
+
+	around func(context.Context, Info, func(context.Context) error) error
 
 	reason, actor string // empty: changes are not recorded
 }
@@ -88,6 +91,28 @@ func WithRetention(others, failed time.Duration) Option {
 // stops nothing else, see pgleases.WithLogger.
 func WithLogger(logger *slog.Logger) Option {
 	return option("WithLogger", func(o *options) { o.logger = logger })
+}
+
+// WithAround sets a function that is called around each call of a handler, for traces, metrics and
+// logs. It must call next once, and return its error. If it returns nil, next's error counts. If it
+// has not called next, or returns before next does, the run has failed. A second call of next
+// returns an error, and does not call the handler.
+func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
+	return option("WithAround", func(o *options) { o.around = f })
+}
+
+// Info says what a call of a handler is about. Its fields have the values of those of Run.
+type Info struct {
+	Group     string
+	Kind      string
+	Trigger   Trigger
+	Name      string
+	Job       int64
+	Key       string
+	At        time.Time
+	Partition int
+	Epoch     int64
+	Attempt   int
 }
 
 // WithoutMigration makes New run no DDL. If the tables are missing or too old, New returns
@@ -226,6 +251,7 @@ type limits struct {
 	attempts      int
 	crashes       int
 	backoff       BackoffPolicy
+	exact         bool // pauses have no random part
 	limited       bool
 	concurrent    int // if limited: over all processes
 }

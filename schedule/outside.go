@@ -48,7 +48,7 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 // effect, and Retry calls it again. The outcome is unknown, see OutcomeUnknown, if its process
 // crashes or is cut off before the outcome is committed, if it panics, or if it returns an error
 // after WithDrainTimeout or WithTimeout has ended its context. A handler without any effect yet may
-// return Discard, which is failed also then, or Snooze, and is then called again.
+// return Discard, which is failed also then, or Snooze or Unavailable, and is then called again.
 //
 // The record of a call says that it is made at most once. So the handler is not called again for
 // the tick after a deploy that registers the kind with InTx or AtLeastOnce.

@@ -267,7 +267,9 @@ func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 // end receives the end of a run.
 func (p *planner) end(f finish) {
 	delete(p.cancels, f.subject)
-	p.queue.end(f, time.Now())
+	if p.queue.end(f, time.Now()) {
+		p.s.log.Warn("schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind), slog.Any("error", f.away))
+	}
 	if f.outcome == clockUnstable {
 		p.poller.soon()
 	}

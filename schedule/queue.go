@@ -70,7 +70,8 @@ type queue struct {
 	held   time.Time
 	beside map[subject]struct{} // suspects that began beside other runs in that time
 
-	slots worker.Slots[piece] // its groups are the kinds
+	slots   worker.Slots[piece] // its groups are the kinds, as those of outages
+	outages worker.Outages
 
 	ofKind map[string]int     // number of runs of each kind
 	scarce map[string]*scarce // kinds whose last run found no slot
@@ -215,7 +216,7 @@ func (q *queue) remove(p place, now time.Time) item {
 // mustWait returns after which time to ask again whether an item may begin beside the running
 // items; 0: it may begin now.
 func (q *queue) mustWait(it item, now time.Time) time.Duration {
-	if after := q.waitsForSlot(it, now); after > 0 {
+	if after := max(q.waitsForSlot(it, now), q.waitsForOutage(it, now)); after > 0 {
 		return after
 	}
 	if _, busy := q.keys[it.Key]; busy {
@@ -229,6 +230,19 @@ func (q *queue) mustWait(it item, now time.Time) time.Duration {
 		return 0
 	}
 	return max(0, again.Sub(now))
+}
+
+// waitsForOutage returns after which time to ask again whether an item may begin, although
+// something that its kind needs is away; 0: it may begin now.
+func (q *queue) waitsForOutage(it item, now time.Time) time.Duration {
+	next, away := q.outages.Under(it.Kind)
+	switch {
+	case !away:
+		return 0
+	case q.ofKind[it.Kind] > 0: // it finds out
+		return q.times.Poll
+	}
+	return max(0, next.Sub(now))
 }
 
 // hasDistance reports whether the database says when an ill item comes back: by its retry, by its
@@ -298,8 +312,9 @@ func (q *queue) park(s subject, now time.Time) {
 	}
 }
 
-// end records the end of a run.
-func (q *queue) end(f finish, now time.Time) {
+// end records the end of a run, and reports whether it is news that something that its kind needs
+// is away.
+func (q *queue) end(f finish, now time.Time) (outage bool) {
 	q.endOfKind(f, now)
 	it := q.running[f.subject]
 	f.begun = it.begun
@@ -307,11 +322,18 @@ func (q *queue) end(f finish, now time.Time) {
 		q.slots.End(it.lane, q.most(), now.Sub(it.begun), now)
 	}
 	q.judge(f, now)
+	switch {
+	case f.away != nil:
+		outage = q.outages.Found(f.Kind, now)
+	case f.called:
+		q.outages.Over(f.Kind)
+	}
 	delete(q.parked, f.subject)
 	delete(q.running, f.subject)
 	delete(q.keys, f.Key)
 	q.finished[f.subject] = f
 	q.insert(f)
+	return outage
 }
 
 // judge decides whether an item whose run has ended, and those of its kind, are slow from now on.
@@ -440,15 +462,30 @@ func (q *queue) blocked(passed map[string]struct{}) leftOut {
 			if _, runs := q.keys[it.Key]; runs {
 				left.keys[it.Key] = struct{}{}
 			}
-			if q.scarce[it.Kind] == nil && !q.hasAll(it.Kind) {
+			if q.scarce[it.Kind] == nil && !q.hasAll(it.Kind) && !q.isAway(it.Kind) {
 				continue
 			}
-			if waiting[it.Kind]++; waiting[it.Kind] == min(q.limit(it.Kind), pollLeast) {
+			waiting[it.Kind]++
+			if waiting[it.Kind] == q.enough(it.Kind) {
 				left.kinds = append(left.kinds, it.Kind)
 			}
 		}
 	}
 	return left
+}
+
+// isAway reports whether something is away that a kind needs.
+func (q *queue) isAway(kind string) bool {
+	_, away := q.outages.Under(kind)
+	return away
+}
+
+// enough returns how many items of a kind are queued at least before polls may leave out the kind.
+func (q *queue) enough(kind string) int {
+	if limit := q.limit(kind); limit > 0 {
+		return min(limit, pollLeast)
+	}
+	return pollLeast
 }
 
 // has reports whether an item of the key is queued.

@@ -279,3 +279,55 @@ func TestIllItemsThatAreGoneAreForgotten(t *testing.T) {
 		t.Error("the item in the queue is forgotten")
 	}
 }
+
+// While something is away that a kind needs, a process tries one of its 1,000 jobs at a time, and the
+// other kinds go on. When it is back, all run.
+func TestOutageOfKindIsTriedByOneJob(t *testing.T) {
+	t.Parallel()
+	q := newQueue(&defaultTimings, func() int { return 10 }, func(string) int { return 0 })
+	now, ends, id := processStart, make(map[subject]time.Time), int64(0)
+	insert := func(kind string) {
+		id++
+		it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: kind, DueMicro: now.UnixMicro()}
+		q.insert(finish{it, result{again: &it}})
+	}
+	for range 1000 {
+		insert("mail")
+	}
+	back := now.Add(10 * time.Minute)
+	calls := make(map[bool]int) // by whether it was away
+	news, others := 0, 0
+	for ; now.Before(back.Add(2 * time.Minute)); now = now.Add(50 * time.Millisecond) {
+		insert("other")
+		for s, end := range ends {
+			if now.Before(end) {
+				continue
+			}
+			delete(ends, s)
+			it := q.running[s]
+			f := finish{it, result{outcome: stepped, called: true}}
+			if it.Kind == "mail" && now.Before(back) {
+				it.DueMicro = now.Add(time.Minute).UnixMicro()
+				f = finish{it, result{outcome: failed, called: true, away: fmt.Errorf("mail is away"), again: &it}}
+			}
+			if q.end(f, now) {
+				news++
+			}
+		}
+		for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+			q.began(it, now)
+			ends[it.subject] = now.Add(20 * time.Millisecond)
+			if it.Kind == "mail" {
+				calls[now.Before(back)]++
+			} else {
+				others++
+			}
+		}
+	}
+	if calls[true] > 40 || calls[true] < 15 || news != 1 {
+		t.Errorf("in 10 minutes %d calls found that mail is away, and it was logged %d times", calls[true], news)
+	}
+	if calls[false] != 1000 || others < int(id-1000)-10 {
+		t.Errorf("%d jobs ran afterwards, and %d of %d others", calls[false], others, id-1000)
+	}
+}

@@ -40,6 +40,9 @@ type result struct {
 	again   *item     // the item when it is due again; nil: the next poll finds out
 	from    time.Time // it is not due before this instant
 
+	called bool  // its handler was called
+	away   error // the handler says that something that it needs is away
+
 	slow bool          // it took long to no effect, or is blocked
 	why  worker.Reason // if it is slow
 }
@@ -101,7 +104,10 @@ func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
 
 // judged adds to a result whether the run took long to no effect, or was blocked.
 func (e *execution) judged(r result, a *attempt) result {
-	r.slow = true
+	r.slow, r.called = true, a.called()
+	if verdictOf(a.handler) == worker.Away {
+		r.away = a.handler
+	}
 	switch {
 	case r.outcome == rowLocked:
 		r.why = worker.Locked
@@ -222,12 +228,8 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	case errors.As(err, new(changedItself)): // recording is refused for the same reason
 		e.runLogger(a).Info("schedule: run not committed, it was changed meanwhile", slog.Any("error", err))
 	}
-	switch counts := &e.kind.counts; {
-	case !written || a.decided.Trying == nil:
-	case isSnoozed(err):
-		counts.count(func(k *KindStats) { k.Snoozed++ })
-	default:
-		counts.count(func(k *KindStats) { k.Retried++ })
+	if written && a.decided.Trying != nil {
+		e.kind.counts.again(verdictOf(err))
 	}
 	if written && a.decided.PausedAt != nil {
 		e.runLogger(a).Error("schedule: paused after consecutive failures", slog.Int("failures", *a.decided.Failures))
@@ -235,10 +237,10 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 	return written
 }
 
-// logFailure logs that a run failed, unless its handler returned Snooze.
+// logFailure logs that a run failed. The planner logs that something is away.
 func (e *execution) logFailure(a *attempt, err error) {
-	switch {
-	case isSnoozed(err):
+	switch verdict := verdictOf(err); {
+	case verdict == worker.Snoozed, verdict == worker.Away:
 	case a.decided.Trying != nil:
 		t := a.decided.Trying
 		e.runLogger(a).Warn("schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again), slog.Any("error", err))

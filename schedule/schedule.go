@@ -213,10 +213,11 @@ type trial struct {
 	At       time.Time `json:"at"`
 	Local    time.Time `json:"local"`
 	Missed   int64     `json:"missed"`
-	Began    time.Time `json:"began"`    // the first attempt
-	Attempts int       `json:"attempts"` // failed ones
-	Error    *string   `json:"error"`    // of the last failed attempt
-	Again    time.Time `json:"again"`    // the next attempt begins no earlier
+	Began    time.Time `json:"began"`          // the first attempt
+	Attempts int       `json:"attempts"`       // failed ones
+	Away     int       `json:"away,omitempty"` // how often in a row something was away since
+	Error    *string   `json:"error"`          // of the last failed attempt
+	Again    time.Time `json:"again"`          // the next attempt begins no earlier
 	// Processes that crashed while it ran; includes the one that runs it now, under Epoch
 	Crashes int   `json:"crashes"`
 	Epoch   int64 `json:"epoch"`

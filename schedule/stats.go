@@ -5,6 +5,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Stats has the numbers of a Scheduler in this process, for metrics and health checks. Counters
@@ -32,16 +34,18 @@ type Stats struct {
 // KindStats has the numbers of a kind. The outcomes are those that this process recorded, one for
 // each tick or job. If the answer to a commit was lost, its outcome is not counted.
 type KindStats struct {
-	Running   int      // handlers under way, or reading their arguments
-	Begun     int64    // calls of the handler, including repeated calls for one tick
-	Retried   int64    // runs that failed and run again: see WithMaxAttempts
-	Snoozed   int64    // runs whose handler returned Snooze
-	Succeeded int64    // OutcomeSucceeded
-	Failed    int64    // OutcomeFailed
-	Unknown   int64    // OutcomeUnknown
-	Missed    int64    // OutcomeMissed
-	Skipped   int64    // OutcomeSkipped
-	Lateness  Lateness // of the calls
+	Running int   // handlers under way, or reading their arguments
+	Begun   int64 // calls of the handler, including repeated calls for one tick
+	Retried int64 // runs that failed and run again: see WithMaxAttempts
+	Snoozed int64 // runs whose handler returned Snooze
+	// runs whose handler returned Unavailable
+	Unavailable int64
+	Succeeded   int64    // OutcomeSucceeded
+	Failed      int64    // OutcomeFailed
+	Unknown     int64    // OutcomeUnknown
+	Missed      int64    // OutcomeMissed
+	Skipped     int64    // OutcomeSkipped
+	Lateness    Lateness // of the calls
 }
 
 // Lateness has the delays from due times to calls of handlers, by the database's clock. A tick is
@@ -137,6 +141,20 @@ func (c *kindCounts) begin(late time.Duration) (end func()) {
 func (c *kindCounts) reading() (end func()) {
 	c.count(func(k *KindStats) { k.Running++ })
 	return func() { c.count(func(k *KindStats) { k.Running-- }) }
+}
+
+// again counts a run that runs again, because of what its handler said.
+func (c *kindCounts) again(verdict worker.Fault) {
+	c.count(func(k *KindStats) {
+		switch verdict {
+		case worker.Snoozed:
+			k.Snoozed++
+		case worker.Away:
+			k.Unavailable++
+		default:
+			k.Retried++
+		}
+	})
 }
 
 // wrote counts committed outcomes.

@@ -48,12 +48,13 @@ type db struct {
 	staged     bool // the clock of a test counts
 
 	reason, actor string // of WithReason
+	around        func(context.Context, Info, func(context.Context) error) error
 }
 
 func newDB(pool *pgxpool.Pool, group string, o options, times *timings) *db {
 	return &db{
 		pool: pool, group: group, partitions: o.partitions, statements: statementsFor(o.schema), times: times,
-		log: slog.New(slog.DiscardHandler), reason: o.reason, actor: o.actor,
+		log: slog.New(slog.DiscardHandler), reason: o.reason, actor: o.actor, around: o.around,
 	}
 }
 

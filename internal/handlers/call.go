@@ -1,12 +1,14 @@
 package handlers
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"regexp"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -56,6 +58,35 @@ func Watch(ctx context.Context, grace time.Duration, late func()) (ended func())
 	})
 	return func() { stop(); close(over) }
 }
+
+// Around calls a handler by way of the application's code around it. That gets a function that
+// calls the handler, and must call it once.
+func Around(around func(next func(context.Context) error) error, handler func(context.Context) error) error {
+	var mu sync.Mutex // guards the following variables
+	called, result := false, errNotCalled
+	err := around(func(ctx context.Context) error {
+		mu.Lock()
+		again := called
+		called = true
+		mu.Unlock()
+		if again {
+			return errCalledAgain
+		}
+		err := handler(ctx)
+		mu.Lock()
+		defer mu.Unlock()
+		result = err
+		return err
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	return cmp.Or(err, result)
+}
+
+var (
+	errNotCalled   = errors.New("the function of WithAround returned before it had called the handler: call next once, and wait for it")
+	errCalledAgain = errors.New("the function of WithAround has called the handler before: call next once")
+)
 
 // CutShort is the error of a handler that did not return: it panicked, or ended its goroutine.
 type CutShort struct{ error }

@@ -50,6 +50,7 @@ var ofScheduler = []entry[schedule.Stats]{
 		kinds(func(k *schedule.KindStats, to add) {
 			to(float64(k.Retried), "retry")
 			to(float64(k.Snoozed), "snooze")
+			to(float64(k.Unavailable), "unavailable")
 		}), nil},
 	{Metric{"pgleases.schedule.outcomes", "{run}", Counter, "Ticks and jobs that ended, by outcome.", []string{"kind", "outcome"}},
 		kinds(func(k *schedule.KindStats, to add) {

@@ -55,6 +55,15 @@ func Verdict(err error) (of Fault, wait time.Duration) {
 	return v.of, v.wait
 }
 
+// SaidIn returns the verdict that an error wraps, alone; nil if there is none.
+func SaidIn(err error) error {
+	var v verdict
+	if !errors.As(err, &v) {
+		return nil
+	}
+	return v
+}
+
 // Copy copies an error of the application without its methods, which may panic later. The copy has
 // the text, and of the errors that it wraps those that code of this module searches for: a verdict,
 // of which the first counts, an error of the server, the end of a context, and the given ones. Copy

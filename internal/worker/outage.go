@@ -1,0 +1,43 @@
+package worker
+
+import "time"
+
+// outagePauses are the pauses while something is away that handlers need.
+var outagePauses = Backoff(100*time.Millisecond, time.Minute)
+
+// OutagePause returns how long to wait after work has found so many times in a row that something is
+// away.
+func OutagePause(times int, exact bool) time.Duration {
+	p := outagePauses
+	p.exact = exact
+	return PauseAfter(times, p)
+}
+
+// Outages are groups of work, such as the kinds of jobs, for which something is away. The work of a
+// group needs the same things, so while they are away, one piece of it tries at a time, after a pause
+// that grows. The caller has the clock and the lock.
+type Outages struct{ of map[string]outage }
+
+type outage struct {
+	times int
+	until time.Time
+}
+
+// Found notes that something is away, and reports whether this is news.
+func (o *Outages) Found(group string, now time.Time) (news bool) {
+	if o.of == nil {
+		o.of = make(map[string]outage)
+	}
+	last := o.of[group]
+	o.of[group] = outage{last.times + 1, now.Add(OutagePause(last.times+1, false))}
+	return last.times == 0
+}
+
+// Over notes that nothing is away.
+func (o *Outages) Over(group string) { delete(o.of, group) }
+
+// Under reports whether something is away, and if so, when a piece of work may try.
+func (o *Outages) Under(group string) (next time.Time, away bool) {
+	last, away := o.of[group]
+	return last.until, away
+}
