@@ -27,6 +27,10 @@ import (
 func init() { cobra.EnableCommandSorting = false }
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == supervise.KeepVerb { // without the tree of commands, because there may be many keepers
+		code, _ := exitOf(supervise.Keep(os.Args[2:]))
+		os.Exit(code)
+	}
 	out, root := &written{to: os.Stdout}, newRoot()
 	root.SetOut(out)
 	err := root.Execute()
@@ -128,6 +132,5 @@ func newRoot() *cobra.Command {
 	}
 	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), "FlagUsages ", "FlagUsagesWrapped 80 "))
 	addHelp(root)
-	root.AddCommand(newKeeper())
 	return root
 }

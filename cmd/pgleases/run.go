@@ -147,9 +147,3 @@ func validate(r *supervise.Config, given func(flag string) bool) error {
 	r.Program[0] = path
 	return nil
 }
-
-// newKeeper returns the hidden verb for keepers: run starts this binary with it, once for each
-// program.
-func newKeeper() *cobra.Command {
-	return &cobra.Command{Use: supervise.KeepVerb, Hidden: true, DisableFlagParsing: true, RunE: func(_ *cobra.Command, args []string) error { return supervise.Keep(args) }}
-}

@@ -3,10 +3,13 @@
 package supervise
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"sort"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -99,6 +102,24 @@ func TestRunWithTheSameIDWaitsForTheFirst(t *testing.T) {
 	first.Signal(syscall.SIGTERM)
 	if code := second.ExitCode(); code != 0 || !strings.Contains(second.Printed(), "ran\n") {
 		t.Errorf("after the first had ended: exit code %d, want 0; output %q", code, second.Printed())
+	}
+}
+
+// A command may have a keeper for each of many partitions.
+func TestKeeperTakesLittleMemory(t *testing.T) {
+	t.Parallel()
+	c := command.Run(t, command.Database(pgtest.MigratedDatabase(t)), "run", "small", "--ttl", "5m", "--", "sh", "-c", "echo ran; sleep 1000")
+	testkit.Until(t, "the program runs", func() bool { return strings.Contains(c.Printed(), "ran") })
+	for _, keeper := range childrenOf(c.Process.Pid) {
+		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", keeper))
+		testkit.OK(t, err)
+		m := regexp.MustCompile(`RssAnon:\s+(\d+) kB`).FindSubmatch(status)
+		if m == nil {
+			t.Skip("this kernel does not report RssAnon")
+		}
+		if kB := testkit.Must(strconv.Atoi(string(m[1])))(t); kB > 5000 {
+			t.Errorf("a keeper has %d kB of its own", kB)
+		}
 	}
 }
 
