@@ -106,7 +106,7 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	log := make(lines, 1000)
-	w := newWorkerOf(db, outbox, consumer.Each(handleTouchy), consumer.WithTimeout(10*time.Millisecond), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w := newWorkerOf(db, outbox, consumer.Each(handleTouchy), consumer.WithTimeout(200*time.Millisecond), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	w.LogOverrunAfter(10 * time.Millisecond)
 	let := closer(t, hung)
 	w.run()

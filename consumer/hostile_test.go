@@ -116,7 +116,7 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 					db.exec("INSERT INTO public.many (customer, payload) VALUES ($1, to_jsonb($1::text))", name+" "+place+" "+way)
 				}
 			}
-			w := newWorkerOf(db, many, handler, consumer.WithMaxRunning(2), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(100*time.Millisecond),
+			w := newWorkerOf(db, many, handler, consumer.WithMaxRunning(2), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(time.Second),
 				attempts(1), consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
 					atRow("around", one[string](db, "SELECT customer FROM public.many WHERE partition = $1 ORDER BY id LIMIT 1", info.Partition))
 					return next(ctx)

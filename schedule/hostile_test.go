@@ -92,7 +92,7 @@ func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
 				return hostileError{r.Args}
 			}
 			out := func(_ context.Context, r schedule.Run[rogue]) error { return run(r) }
-			limit, once := schedule.WithTimeout(100*time.Millisecond), schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second))
+			limit, once := schedule.WithTimeout(time.Second), schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second))
 			register := func(name string) *schedule.Kind[rogue] {
 				switch kind {
 				case "InTx":

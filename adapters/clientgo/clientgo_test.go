@@ -264,7 +264,7 @@ func TestElectorRunsAgain(t *testing.T) {
 		}
 	case err := <-got:
 		t.Errorf("Get has not waited: %v", err)
-	case <-time.After(10 * time.Second):
+	case <-time.After(testkit.Patience):
 		t.Error("Leading, RecordEvent or Update waits for Get")
 	}
 	cancel()
