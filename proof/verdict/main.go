@@ -10,7 +10,7 @@
 //
 // With -report it writes the verdict to a file. In a file that has the lines Begin and End, it
 // replaces what is between them. With -from it runs no tests, and reads files with the output of go
-// test -json. A pattern may name several.
+// test -json. A pattern may name several, and -commit says which commit they are of.
 package main
 
 import (
@@ -41,11 +41,14 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	flags.SetOutput(progress)
 	report := flags.String("report", "", "write the verdict to this `file`")
 	from := flags.String("from", "", "read the output of go test -json from files that match this `pattern`")
+	tested := flags.String("commit", "", "the `commit` that was tested, if it is not that of the working tree")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
 	v := newVerdict(progress)
-	v.commit = commit(ctx)
+	if v.commit = *tested; v.commit == "" {
+		v.commit = commit(ctx)
+	}
 	var err error
 	if *from != "" {
 		err = v.readFiles(*from)

@@ -113,13 +113,13 @@ func TestReportReplacesTheOneBefore(t *testing.T) {
 	t.Parallel()
 	path, page := events(t, strings.Replace(attacks, "1 leases", "0 leases", 1)), filepath.Join(t.TempDir(), "page.md")
 	report := func() error {
-		return run(t.Context(), []string{"-from", path, "-report", page}, t.Output(), t.Output())
+		return run(t.Context(), []string{"-from", path, "-report", page, "-commit", "0123abc"}, t.Output(), t.Output())
 	}
 	testkit.OK(t, os.WriteFile(page, []byte("# Proof\n\n"+Begin+"\nold\n"+End+"\n\nmore\n"), 0o644))
 	testkit.OK(t, report())
 	testkit.OK(t, report())
 	text := string(testkit.Must(os.ReadFile(page))(t))
-	for _, want := range []string{"# Proof\n", "| violations found | 0 |", "8 in all | 7 kill, 1 many clients |", "TestFound", "\nmore\n"} {
+	for _, want := range []string{"# Proof\n", "at commit `0123abc`", "| violations found | 0 |", "8 in all | 7 kill, 1 many clients |", "TestFound", "\nmore\n"} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("the page has %q %d times, not once:\n%s", want, strings.Count(text, want), text)
 		}
