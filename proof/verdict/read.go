@@ -52,11 +52,12 @@ type verdict struct {
 	commit   string
 	server   string
 	rows     map[string]*row
-	output   map[string][]string // of the tests that run now
+	output   map[string][]string  // of the tests that run now
+	begun    map[string]time.Time // when they began, or went on after they had waited for others
 }
 
 func newVerdict(progress io.Writer) *verdict {
-	return &verdict{progress: progress, rows: make(map[string]*row), output: make(map[string][]string)}
+	return &verdict{progress: progress, rows: make(map[string]*row), output: make(map[string][]string), begun: make(map[string]time.Time)}
 }
 
 // row returns the row of an event.
@@ -100,6 +101,8 @@ func (v *verdict) read(from io.Reader) error {
 func (v *verdict) add(e event) error {
 	test := e.Package + " " + e.Test
 	switch e.Action {
+	case "run", "cont":
+		v.begun[test] = e.Time
 	case "output":
 		v.output[test] = append(v.output[test], e.Output)
 		v.notice(e)
@@ -160,7 +163,7 @@ func (v *verdict) end(e event) {
 	r := v.row(e)
 	top := !strings.Contains(e.Test, "/")
 	if top && e.Package == module {
-		r.took += time.Duration(e.Elapsed * float64(time.Second))
+		r.took += e.Time.Sub(v.begun[e.Package+" "+e.Test]) // Elapsed lacks parallel subtests
 	}
 	switch e.Action {
 	case "skip":
