@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprint(out, v.table())
+	fmt.Fprint(out, v.table(listed))
 	if *report != "" {
 		if err := write(*report, v.page()); err != nil {
 			return err

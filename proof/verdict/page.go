@@ -16,16 +16,16 @@ const (
 	End   = "<!-- end of the report -->"
 )
 
-// table returns the rows and what they add up to.
-func (v *verdict) table() string {
+// table returns the rows and what they add up to. It writes counts as list does.
+func (v *verdict) table(list func(map[string]int) string) string {
 	var b strings.Builder
 	b.WriteString("| attack | time | faults that hit | checked | violations | result |\n|---|---|---|---|---|---|\n")
 	for _, r := range v.attacks() {
-		fmt.Fprintf(&b, "| %s | %v | %s | %s | %s | %s |\n", r.name, r.took.Round(time.Second), listed(r.faults), listed(r.checked), r.found(), r.result())
+		fmt.Fprintf(&b, "| %s | %v | %s | %s | %s | %s |\n", r.name, r.took.Round(time.Second), list(r.faults), list(r.checked), r.found(), r.result())
 	}
 	all := v.sum()
 	fmt.Fprintf(&b, "\n%s faults of %d kinds hit. Checked: %s. Violations: %d. Tests failed: %d. Repeated, because the machine was late: %d.\n",
-		grouped(total(all.faults)), len(all.faults), listed(all.checked), all.violations, all.failed, all.repeated)
+		grouped(total(all.faults)), len(all.faults), list(all.checked), all.violations, all.failed, all.repeated)
 	return b.String()
 }
 
@@ -38,9 +38,13 @@ func (v *verdict) page() string {
 	fmt.Fprintf(&b, "| tests passed, failed | %s, %s |\n", grouped(all.passed), grouped(all.failed))
 	fmt.Fprintf(&b, "| violations found | %s |\n", grouped(all.violations))
 	fmt.Fprintf(&b, "| checked | %s |\n", listed(all.checked))
-	fmt.Fprintf(&b, "| faults that hit, %s in all | %s |\n", grouped(total(all.faults)), listed(all.faults))
 	fmt.Fprintf(&b, "| tries repeated, because the machine was late | %s |\n", grouped(all.repeated))
-	fmt.Fprintf(&b, "\n<details><summary>Each attack</summary>\n\n%s\n</details>\n", v.table())
+	fmt.Fprintf(&b, "| faults that hit | %s |\n", grouped(total(all.faults)))
+	fmt.Fprintf(&b, "\n<details><summary>The faults by kind</summary>\n\n| fault | how often it hit |\n|---|---|\n")
+	for _, kind := range sorted(all.faults) {
+		fmt.Fprintf(&b, "| %s | %s |\n", kind, grouped(all.faults[kind]))
+	}
+	fmt.Fprintf(&b, "\n</details>\n\n<details><summary>Each attack</summary>\n\n%s\n</details>\n", v.table(quoted))
 	return b.String()
 }
 
@@ -76,11 +80,24 @@ func (r *row) result() string {
 	return strings.ReplaceAll(strings.Join(parts, "; "), "|", "\\|")
 }
 
-// listed returns counts by name, the largest first.
-func listed(counts map[string]int) string {
-	names := slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
+// sorted returns the names, the one with the largest count first.
+func sorted(counts map[string]int) []string {
+	return slices.SortedFunc(maps.Keys(counts), func(a, b string) int {
 		return cmp.Or(cmp.Compare(counts[b], counts[a]), cmp.Compare(a, b))
 	})
+}
+
+// quoted is listed for a page, which has each count as code.
+func quoted(counts map[string]int) string {
+	if len(counts) == 0 {
+		return ""
+	}
+	return "`" + strings.ReplaceAll(listed(counts), ", ", "`, `") + "`"
+}
+
+// listed returns counts by name, the largest first.
+func listed(counts map[string]int) string {
+	names := sorted(counts)
 	parts := make([]string, len(names))
 	for i, name := range names {
 		parts[i] = grouped(counts[name]) + " " + name

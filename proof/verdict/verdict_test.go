@@ -119,7 +119,7 @@ func TestReportReplacesTheOneBefore(t *testing.T) {
 	testkit.OK(t, report())
 	testkit.OK(t, report())
 	text := string(testkit.Must(os.ReadFile(page))(t))
-	for _, want := range []string{"# Proof\n", "at commit `0123abc`", "| violations found | 0 |", "8 in all | 7 kill, 1 many clients |", "TestFound", "\nmore\n"} {
+	for _, want := range []string{"# Proof\n", "at commit `0123abc`", "| violations found | 0 |", "| kill | 7 |", "TestFound", "\nmore\n"} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("the page has %q %d times, not once:\n%s", want, strings.Count(text, want), text)
 		}
