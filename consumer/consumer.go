@@ -72,7 +72,7 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 		return nil, err
 	}
 	if o.noMigration {
-		err = withConn(ctx, pool, "new consumer", o.schema, part.Fits)
+		err = withConn(ctx, pool, "new consumer", o.schema, schemaPart.Fits)
 	} else {
 		err = Migrate(ctx, pool, WithSchema(o.schema))
 	}
@@ -120,7 +120,7 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 	return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error { return c.sql.register(ctx, tx, c.name, t, q) })
 }
 
-var part = store.PartOf("consumer", sql.Files)
+var schemaPart = store.PartOf("consumer", sql.Files)
 
 // Migrate creates or updates the tables of package consumer, after those of the engine. It gives
 // the same promises as pgleases.Migrate. Of the options only WithSchema counts.
@@ -132,7 +132,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	if err := pgleases.Migrate(ctx, pool, pgleases.WithSchema(o.schema)); err != nil {
 		return err
 	}
-	return withConn(ctx, pool, "migrate", o.schema, part.Migrate)
+	return withConn(ctx, pool, "migrate", o.schema, schemaPart.Migrate)
 }
 
 // Schema returns the DDL of Migrate, to run after that of pgleases.Schema, for goose, tern, Flyway
@@ -142,7 +142,7 @@ func Schema(opts ...Option) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return part.DDL(o.schema), nil
+	return schemaPart.DDL(o.schema), nil
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
@@ -202,9 +202,9 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	if crowded, handlers, places := share.Crowded(); crowded {
 		c.log.Info("consumer: handlers take turns, the pool is small", slog.Int("handlers", handlers), slog.Int("at_once", places))
 	}
-	g := newGroup(c, lease, share, untilEmpty, stop)
-	end := g.start(life)
-	err = lease.Run(life, g.serve)
+	p := newPlanner(life, c, lease, share, untilEmpty, stop)
+	end := p.start()
+	err = lease.Run(life, p.serve)
 	end()
 	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.times.leave)
 	defer cancel()
@@ -217,7 +217,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	case errors.Is(cause, ErrBlocked), worker.EndsRun(cause) != nil:
 		return failed(cause)
 	case untilEmpty:
-		return failed(fmt.Errorf("%w: rows are left%s", context.Cause(ctx), g.why()))
+		return failed(fmt.Errorf("%w: rows are left%s", context.Cause(ctx), p.why()))
 	case left != nil:
 		return failed(fmt.Errorf("%w: %w", context.Cause(ctx), left))
 	}

@@ -63,9 +63,9 @@ func TestIdleProcessPollsOnly(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(20*time.Millisecond)).run()
 	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
-	w.probed(30) // at first it polls more often: it has begun, and a notification may have been missed
+	w.polled(30) // at first it polls more often: it has begun, and a notification may have been missed
 	began := time.Now()
-	w.probed(20)
+	w.polled(20)
 	if took := time.Since(began); took < 19*20*time.Millisecond { // between 20 answers are 19 pauses
 		t.Errorf("20 polls within %v", took)
 	}
@@ -97,12 +97,12 @@ func TestInsertWakesConsumer(t *testing.T) {
 // waits waits until a process with rare polls waits for a notification.
 func (w *worker) waits() {
 	w.t.Helper()
-	probes, since := int64(0), time.Now()
+	polls, since := int64(0), time.Now()
 	testkit.Until(w.t, "it waits for a notification", func() bool {
-		if n := w.Stats().Polls; n != probes {
-			probes, since = n, time.Now()
+		if n := w.Stats().Polls; n != polls {
+			polls, since = n, time.Now()
 		}
-		return probes > 0 && time.Since(since) > 500*time.Millisecond // at first, and after a notification, it polls for 210 ms
+		return polls > 0 && time.Since(since) > 500*time.Millisecond // at first, and after a notification, it polls for 210 ms
 	})
 }
 
@@ -328,9 +328,9 @@ func TestOneBatchOfAPartitionAtATime(t *testing.T) {
 			t.Error("two batches of a partition run side by side")
 		}
 		defer running.Add(-1)
-		probed := w.Stats().Polls
+		polled := w.Stats().Polls
 		if calls.Add(1) == 1 {
-			testkit.Until(t, "it has probed", func() bool { return w.Stats().Polls > probed+2 || running.Load() > 1 })
+			testkit.Until(t, "it has polled", func() bool { return w.Stats().Polls > polled+2 || running.Load() > 1 })
 		}
 		return db.published(ctx, rows)
 	}), consumer.WithBatch(1, 1<<20), consumer.WithMaxRunning(3)).run()

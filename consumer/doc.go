@@ -63,31 +63,33 @@
 //
 // # Tour of the source
 //
-// One goroutine of a Run decides what is done. It is the only one that knows the partitions; jobs
-// and probes have goroutines of their own, and send it their results.
+// The planner is the only part that knows the others. Its goroutine is the only one that uses the
+// queue and the poller. Each job has a goroutine of its own. It gets a copy of what is known about
+// its partitions, and comes back with a result.
 //
-//	consumer.go    New checks the table, and stores the consumer. Run joins the lease
-//	queue.go       what a table must be like, and TableSQL. SQL: inspect.sql, table.sql
-//	group.go       serve: the callback of the lease for a partition; it adds the partition to the group
-//	               and waits. loop: the goroutine. open: begins new ownerships, with beginAll of crash.go
-//	probe.go       probe: asks which partitions have rows, on a connection of internal/listen, where
-//	               notifications arrive. SQL: probe.sql, due.sql, state.sql. take: receives the answer.
-//	               polls: the time of the next one
-//	job.go         choose: the next job: partitions for one batch, or one blocked row that is due.
-//	               begin: starts a goroutine for it
-//	work.go        workOnRows, workOnBlocked: attempts, until all is handled or the row that failed is
-//	               known
-//	work.go        attempt: one transaction. read: the first round trip guards the partitions and reads
-//	               rows. SQL: open.sql, read.sql
-//	work.go        call: calls the handler of handler.go, which reads values and has ByKey and RowError
-//	work.go        queueRemoval: the second round trip deletes the rows, checks how many, and commits.
-//	               SQL: remove.sql. After AtLeastOnce, removeSame does so under guard: removesame.sql
-//	failures.go    charge: records a failed attempt, or moves the row to the dead letters. pause: an
-//	               outage. transient: the errors of the database that no row is charged with
-//	crash.go       beginAll: learns whether the owner before crashed, and with which rows in hand. note:
-//	               notes a batch before it is handled, while a partition is watched
-//	job.go         end: receives the end of a job
+//	consumer.go   New checks the table, and stores the consumer. Run joins the lease
+//	planner.go    serve: the callback of the lease for a partition; it adds the ownership to the queue,
+//	              and waits for its end. loop: the goroutine. begin and end: of jobs. poll and answer
+//	ownership.go  ends: records the ends of ownerships, many in one statement
+//	poll.go       poller: when to ask which partitions have rows. ask: one poll, on a connection of
+//	              internal/listen, where notifications arrive. SQL: poll.sql, due.sql, state.sql
+//	queue.go      next: the next job, which has partitions for one batch, or one blocked row that is
+//	              due. It is pure: no clock, no statement
+//	run.go        run: the attempts of a job, until all is handled or the row that failed is known.
+//	              settle: what follows from an attempt
+//	attempt.go    attempt: one transaction. read: the first round trip guards the partitions and reads
+//	              rows. SQL: open.sql, read.sql. inside: the second one deletes the rows, checks how
+//	              many, and commits. SQL: remove.sql. outside: the same for AtLeastOnce
+//	call.go       call: calls the handler. judge: what its error means
+//	handler.go    Each, InTx and AtLeastOnce. collect: reads the values of rows
+//	blocked.go    failed: records a failed attempt, or moves the row to the dead letters. retry: a
+//	              blocked row. skip: one that an operator skips. SQL: block.sql, kill.sql
+//	outage.go     what all jobs of a Run know about something that handlers need and that is away
+//	crashes.go    begin: learns whether the owner before crashed, and with which rows in hand. note:
+//	              notes a batch before it is handled, while a partition is watched
+//	store.go      the statements of a Run, one method for each
+//	table.go      what a queue table must be like, and TableSQL. SQL: inspect.sql, table.sql
 //
-// The other files: options.go has the options, stats.go counts, statements.go fills the names of the
-// user's table into the statements of folder sql.
+// The other files: options.go has the options, manage.go the verbs of operators, stats.go counts,
+// and statements.go fills the names of the user's table into the statements of folder sql.
 package consumer

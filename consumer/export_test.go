@@ -14,7 +14,7 @@ func (c *Consumer) PauseAtMost(d time.Duration) { c.times.pauseMax = d }
 // TryWhileAway sets the time between two attempts of the process while something is away.
 func (c *Consumer) TryWhileAway(d time.Duration) { c.times.outage = d }
 
-// QuietAfter sets how long the process probes at every poll after a notification.
+// QuietAfter sets how long the process polls each time after a notification.
 func (c *Consumer) QuietAfter(d time.Duration) { c.times.quiet = d }
 
 // LeaveWithin sets how long Run tries to leave the lease after the last batch.
@@ -26,22 +26,22 @@ func (c *Consumer) CrashSQL() string { return c.sql.Crash }
 // OursSQL returns the statement that makes the settings of our statements.
 func (c *Consumer) OursSQL() string { return c.sql.Ours }
 
-// ProbeSQL returns the statement of probe.sql.
-func (c *Consumer) ProbeSQL() string { return c.sql.Probe }
+// PollSQL returns the statement of poll.sql.
+func (c *Consumer) PollSQL() string { return c.sql.Poll }
 
 // Together returns how many of so many partitions that have a row each get into one batch while so
-// many workers are free, if the handler takes so long for a row of so many bytes; 0: that is not
-// known.
+// many slots are free, if the handler takes so long for a row of so many bytes; 0: that is not known.
 func Together(due, free int, pace time.Duration, size int64, opts ...Option) int {
 	o, _ := newOptions(opts)
-	g := &group{Consumer: &Consumer{options: o}}
-	g.counts.pace.Store(int64(pace))
-	g.counts.size.Store(size)
-	for range due {
-		g.partitions = append(g.partitions, &partition{known: true, due: true, expect: 1})
+	c := &Consumer{options: o}
+	c.counts.pace.Store(int64(pace))
+	c.counts.size.Store(size)
+	q := queued(due)
+	for _, p := range q.partitions {
+		p.due, p.expect = true, 1
 	}
-	j, _ := g.choose(free)
-	return len(j.partitions)
+	j, _ := q.next(time.Now(), room{free, c.batch(), pace})
+	return len(j.of)
 }
 
 // Pace returns how long the handler takes for a row, as far as that is known.
@@ -53,5 +53,5 @@ func (c *Consumer) LogOverrunAfter(d time.Duration) { c.times.overrun = d }
 // LookEvery sets the time between two looks whether the transaction of a call still exists.
 func (c *Consumer) LookEvery(d time.Duration) { c.times.look = d }
 
-// AnswerWithin sets the most that a probe, or the begin of ownerships, takes.
+// AnswerWithin sets the most that a poll, or the begin of ownerships, takes.
 func (c *Consumer) AnswerWithin(d time.Duration) { c.times.answer = d }

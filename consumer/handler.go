@@ -79,8 +79,8 @@ func AtLeastOnce[T any](handler func(ctx context.Context, rows []Row[T]) error) 
 func ByKey[T any](rows []Row[T]) [][]Row[T] {
 	places, all := make(map[string]int), [][]Row[T]{}
 	for _, r := range rows {
-		place, known := places[r.Key]
-		if !known {
+		place, found := places[r.Key]
+		if !found {
 			place = len(all)
 			places[r.Key], all = place, append(all, nil)
 		}
@@ -122,7 +122,7 @@ var ErrTimeout = errors.New("consumer: the batch took longer than its timeout")
 // A row is a Row without its type.
 type row struct {
 	id        int64
-	partition *partition
+	partition *part
 	key       string
 	version   uint32 // xmin
 	attempts  int    // that failed

@@ -34,7 +34,7 @@ func idler(db *database, h consumer.Handler[Order], opts ...consumer.Option) *wo
 	return w
 }
 
-// four returns how long four pauses between probes last.
+// four returns how long four pauses between polls last.
 func (w *worker) four() time.Duration {
 	w.t.Helper()
 	var began time.Time
@@ -187,7 +187,7 @@ func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
 				return nil
 			}
 			quieten(t)
-			w.probed(2)
+			w.polled(2)
 			deliver := w.wire.Delay("pg_snapshot_xmin")
 			testkit.Until(t, "a poll is under way", w.wire.Delayed)
 			go func() {
@@ -269,11 +269,11 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 	for range 3 {
 		w.waits()
 		w.pool.Reset() // only the process's own connections are left
-		probes := w.Stats().Polls
+		polls := w.Stats().Polls
 		const listener = "SELECT %s FROM pg_stat_activity WHERE datname = current_database() AND query = 'commit' AND pid <> pg_backend_pid()"
 		testkit.Becomes(t, db.Pool, "the pool has no connections", int64(1), fmt.Sprintf(listener, "count(*)"))
 		db.exec("SELECT pg_terminate_backend($1)", one[int](db, fmt.Sprintf(listener, "pid")))
-		testkit.Until(t, "it polls again", func() bool { return w.Stats().Polls > probes })
+		testkit.Until(t, "it polls again", func() bool { return w.Stats().Polls > polls })
 		db.insert(8, 8)
 		db.empty("all is handled")
 	}

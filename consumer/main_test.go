@@ -245,7 +245,7 @@ func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *wo
 	}))...).run()
 	testkit.Receive(db.t, "a row is in hand", in)
 	db.allBegun()
-	w.probed(2)
+	w.polled(2)
 	close(out)
 	return w
 }
@@ -256,11 +256,11 @@ func (db *database) allBegun() {
 	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun")
 }
 
-// probed waits until so many further probes have come back.
-func (w *worker) probed(n int64) {
+// polled waits until so many further polls have come back.
+func (w *worker) polled(n int64) {
 	w.t.Helper()
 	before := w.Stats().Polls
-	testkit.Until(w.t, "probes have come back", func() bool { return w.Stats().Polls >= before+n })
+	testkit.Until(w.t, "polls have come back", func() bool { return w.Stats().Polls >= before+n })
 }
 
 // closer returns a function that closes a channel, once, and at the end of the test at the latest.

@@ -63,7 +63,7 @@ func Manage(ctx context.Context, pool *pgxpool.Pool, name string, opts ...Option
 	case o.reason == "":
 		return nil, fmt.Errorf("consumer: manage %q: the reason is empty: give one with WithReason", name)
 	}
-	if err := withConn(ctx, pool, "manage", o.schema, part.Fits); err != nil {
+	if err := withConn(ctx, pool, "manage", o.schema, schemaPart.Fits); err != nil {
 		return nil, err
 	}
 	granted := store.Texts(sql.Files, o.schema)("granted")

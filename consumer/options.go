@@ -147,11 +147,13 @@ func WithAscendingIDs() Option { return func(o *options) { o.ascending = true } 
 // pgleases.ErrSchema.
 func WithoutMigration() Option { return func(o *options) { o.noMigration = true } }
 
+const defaultPoll = time.Second
+
 var defaultBackoff = Backoff(time.Second, 10*time.Minute)
 
 func newOptions(opts []Option) (options, error) {
 	o := options{
-		schema: "pgleases", batch: 100, mostRows: 400, bytes: 16 << 20, poll: time.Second, timeout: time.Minute, idle: 30 * time.Second,
+		schema: "pgleases", batch: 100, mostRows: 400, bytes: 16 << 20, poll: defaultPoll, timeout: time.Minute, idle: 30 * time.Second,
 		attempts: 15, backoff: defaultBackoff, crashes: 3,
 	}
 	for _, opt := range opts {

@@ -2,212 +2,494 @@ package consumer
 
 import (
 	"cmp"
-	"context"
-	"errors"
-	"fmt"
-	"hash/crc32"
-	"regexp"
+	"iter"
 	"slices"
-	"strconv"
-	"strings"
-	"unicode"
+	"sync/atomic"
+	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
-// Queue names a table of the application, and its columns. Rows are deleted once they are handled.
-// [TableSQL] returns the DDL of such a table.
-type Queue struct {
-	// Table is the name of the table, with its schema unless the search_path has it, written as in
-	// SQL.
-	Table string
-	// ID is the column with the IDs, bigint or int, drawn by the insert from a sequence. The
-	// default is "id".
-	ID string
-	// Key is the column whose rows of one value are handled in order: text, varchar, int, bigint or
-	// uuid. Empty: the partition is the key.
-	Key string
-	// Partition is the int column with partition_for(key, N). The default is "partition".
-	Partition string
-	// Partitions is N. 0: it is read from the expression of the generated column.
-	Partitions int
-	// Time is a timestamptz column with the time of the insert. Empty: there is none, and the age
-	// of the oldest row is not shown.
-	Time string
-}
-
-func (q Queue) withDefaults() Queue {
-	q.ID, q.Partition = cmp.Or(q.ID, "id"), cmp.Or(q.Partition, "partition")
-	return q
-}
-
-// A table is what the database knows about a Queue's table. What it lacks is empty.
-type table struct {
-	Name, Kind                                                   string
-	Hidden, Permitted, Temporary, Subscribed, Announced, Indexed bool
-	BeforeDelete, DeleteRule                                     string // a trigger with its table, a rule
-	IDUnique, Identity                                           bool
-	IDDefault, Sequence                                          string
-	Increment                                                    int64
-	IDRequired, KeyRequired, PartitionRequired                   bool
-	IDType, KeyType, PartitionType, TimeType                     string
-	Cache                                                        int64
-	Cycle                                                        bool
-	Columns                                                      []string
-	Generated                                                    string   // the expression that generates the partition
-	GeneratedFrom                                                []string // the columns in it
-	Differs                                                      string   // a partition or child of the table with another expression
-	N                                                            int      `db:"-"` // of the expression, or 0
-}
-
-var (
-	idTypes   = []string{"bigint", "integer"}
-	keyTypes  = []string{"text", "character varying", "integer", "bigint", "uuid"}
-	generated = regexp.MustCompile(`partition_for\(.*, (\d+)\)\s*$`)
-	schemaOf  = regexp.MustCompile(`^(?:(?:"[^"]*"|[^"])*\.)?`) // of a table written as in SQL, with the dot
-	nameInSQL = regexp.MustCompile(`^(?:[\pL_][\pL\pN_$]*|"(?:[^"]|"")+")(?:\.(?:[\pL_][\pL\pN_$]*|"(?:[^"]|"")+"))*$`)
-	kinds     = map[string]string{"v": "a view", "m": "a materialized view", "f": "a foreign table", "c": "a type", "S": "a sequence", "i": "an index"}
+const (
+	worthSharing = 2 * time.Millisecond // rows that take the handler less in all are one job: a transaction costs more
+	freeAgain    = 10 * time.Second     // a partition that succeeds now and then does not let all others try each time
 )
 
-// inspect reads what the database knows about the table of a consumer, and checks it. It returns
-// the queue with its number of partitions.
-func (s *statements) inspect(ctx context.Context, conn *pgxpool.Conn, name string, q Queue, ascending bool) (*table, Queue, error) {
-	if q.Table == "" {
-		return nil, q, errors.New("the queue has no Table: name the table whose rows are handled")
-	}
-	rows, _ := conn.Query(ctx, s.Inspect, q.Table, q.ID, q.Key, q.Partition, name, q.Time) // the rows have its error
-	t, err := pgx.CollectExactlyOneRow(rows, pgx.RowToAddrOfStructByName[table])
-	if errors.Is(err, pgx.ErrNoRows) || slices.Contains([]string{"42601", "42602", "0A000"}, store.Code(err)) { // these are of to_regclass before PostgreSQL 16
-		return nil, q, fmt.Errorf("table %s does not exist in this database, or not in the search_path, or its name is not written as in SQL: TableSQL returns its DDL", q.Table)
-	}
-	if err != nil {
-		return nil, q, err
-	}
-	if q, err = t.check(q, ascending); err != nil {
-		return nil, q, fmt.Errorf("table %s: %w", t.Name, err)
-	}
-	return t, q, nil
+// An ownership is that of a partition.
+type ownership struct {
+	pgleases.Partition
+	halting atomic.Bool   // it is to end
+	idle    chan struct{} // closed when it is to end, and no job works on it
 }
 
-func (t *table) check(q Queue, ascending bool) (Queue, error) {
-	if t.Kind != "r" && t.Kind != "p" {
-		return q, fmt.Errorf("it is %s: rows are locked and deleted, so it must be a table", cmp.Or(kinds[t.Kind], "no table"))
+// A state is what the last job has found out about a partition. The next job gets a copy, and its
+// own state comes back with its end.
+type state struct {
+	due     bool // it may have rows to handle
+	expect  int  // how many rows the next read may find
+	watched bool // batches are noted
+	search  bool // a batch with rows of this partition met a lock, perhaps of one of its rows
+	singly  int  // so many rows are handled one by one, because a batch of them took too long
+	rows    delay
+	blocked delay
+	lost    bool // it is not owned
+}
+
+// A delay says when a partition's rows may be handled, or its blocked rows: a blocked row that is
+// locked, or whose handler finds something away, keeps no others.
+type delay struct {
+	notBefore time.Time
+	pause     time.Duration // if something that handlers need is away; 0: no pause
+	tried     []string      // keys that failed in that time
+	breaks    int           // batches in a row that were broken off
+	free      bool          // another partition has succeeded, so this one is tried at once
+}
+
+// leaveOut returns the keys to leave out of a read.
+func (d *delay) leaveOut() []string { return append([]string{}, d.tried...) } // not null
+
+// A blockedRow is a row whose key is blocked, and that is to be handled again.
+type blockedRow struct {
+	id      int64
+	asked   bool // an operator retries or skips it
+	suspect bool // it may crash the process
+	skip    bool // an operator skips it
+}
+
+// A partition is what the queue knows about an ownership.
+type partition struct {
+	*ownership
+	state
+	begun      bool // its begin is recorded
+	busy       bool // a job works on it, or its begin is being recorded
+	gone       bool // it is to end
+	blockedDue []blockedRow
+	wasBlocked bool // the last job was one of a blocked row, so rows that are not blocked come next
+	blockedEnd int  // queue.ended after the last such job
+}
+
+// alone reports whether a batch has rows of no other partition.
+func (p *partition) alone() bool {
+	return p.watched || p.search || p.singly > 0 || p.rows.pause > 0 || p.rows.breaks > 0
+}
+
+// A part is a partition as a job has it.
+type part struct {
+	*ownership
+	state
+	noted  int64         // the highest ID of the noted batch
+	slow   bool          // it is slow from now on
+	why    worker.Reason // if it is slow
+	healed bool          // it is no longer slow
+}
+
+// ownedOf returns the partitions that are not known to be lost.
+func ownedOf(parts []*part) []*part {
+	return slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return p.lost })
+}
+
+// A job is work for one transaction, or for several after a failure.
+type job struct {
+	of      []*partition // in the order of numbers
+	lane    worker.Lane
+	limit   int // how many rows its batch may have
+	isRetry bool
+	retry   blockedRow // of the first partition, if it is a retry
+
+	began   time.Time
+	over    bool
+	overdue bool // its slot was given to others
+}
+
+// parts returns the copies for the job's goroutine.
+func (j *job) parts() (all []*part) {
+	for _, p := range j.of {
+		all = append(all, &part{ownership: p.ownership, state: p.state})
 	}
-	err := cmp.Or(
-		wrong(t.Subscribed, "it is the target of a subscription: consume the rows where they are inserted"),
-		wrong(t.Hidden, "row-level security hides rows from this role: exempt the role with BYPASSRLS, or use the owner of the table"),
-		wrong(!t.Permitted, "the role lacks rights: GRANT SELECT, UPDATE, DELETE ON %s TO your role; UPDATE is for locking rows", t.Name),
-		wrong(t.Temporary, "it is a temporary table, which only its own session sees: create it without TEMPORARY"),
-		wrong(t.BeforeDelete != "", "a trigger BEFORE DELETE may keep rows that were handled: drop %s, or make it AFTER DELETE", t.BeforeDelete),
-		wrong(t.DeleteRule != "", "a rule ON DELETE may keep rows that were handled: drop rule %s, or make it a trigger AFTER DELETE", quote(t.DeleteRule)),
-		wrong(q.ID == q.Partition, "ID and Partition are both column %q: give two columns", q.ID),
-		column("ID", q.ID, t.IDRequired, t.IDType, idTypes),
-		column("Partition", q.Partition, t.PartitionRequired, t.PartitionType, []string{"integer"}),
-	)
-	if err == nil && q.Key != "" {
-		err = column("Key", q.Key, t.KeyRequired, t.KeyType, keyTypes)
+	return all
+}
+
+// Turns are those of partitions with one kind of rows: blocked rows, or the others.
+type turns struct {
+	next    int       // the index of the partition to begin with
+	pauseAt time.Time // before then no partition is tried whose pause is over
+}
+
+// wait returns how long a partition's rows must wait.
+func (t *turns) wait(d *delay, now time.Time) time.Duration {
+	at := d.notBefore
+	if d.pause > 0 && !d.free && at.Before(t.pauseAt) {
+		at = t.pauseAt
 	}
-	if i := slices.IndexFunc(t.GeneratedFrom, func(column string) bool { return column != q.Key }); err == nil && q.Key != "" && i >= 0 {
-		err = fmt.Errorf("column %q is generated from column %q, so rows of one value of Key %[3]q may be in several partitions, out of order: generate it as partition_for(%[3]s, N), or give another Key", q.Partition, t.GeneratedFrom[i], q.Key)
+	return at.Sub(now)
+}
+
+// A queue decides what begins next. It reads no clock and sends nothing: the planner tells it the
+// time and what has happened.
+type queue struct {
+	times      *timings
+	poll       time.Duration // the longest that anything waits
+	untilEmpty bool
+	partitions []*partition
+	someGone   bool
+	paused     bool // by an operator
+
+	slots    worker.Slots[int] // of the jobs; the partitions that are slow
+	rows     turns
+	blocked  turns
+	overdue  int       // jobs whose slots were given to others
+	suspects int       // jobs of a crash suspect
+	retried  bool      // the last job that began has a blocked row
+	ended    int       // jobs that have ended
+	freed    time.Time // when the pauses of all partitions were last ended
+	heldTill time.Time // until then other work waits for suspects; zero: no suspect is due
+}
+
+// A room is what the next job may have.
+type room struct {
+	size int           // how many jobs may be under way
+	rows int           // how many rows a batch may have
+	pace time.Duration // how long the handler takes for a row; 0: that is not known
+}
+
+// add adds an ownership.
+func (q *queue) add(o *ownership) { q.partitions = append(q.partitions, &partition{ownership: o}) }
+
+// leave notes that an ownership is to end. It does so when no job works on it.
+func (q *queue) leave(o *ownership) {
+	q.someGone = true
+	for _, p := range q.partitions {
+		if p.ownership == o {
+			p.gone = true
+			if !p.busy {
+				close(o.idle)
+			}
+		}
 	}
-	if err == nil && q.Key != "" && t.Differs != "" {
-		err = fmt.Errorf("column %q is generated by another expression in %s, so rows of one value of Key %q may be in several partitions, out of order: generate it there as in %s, or detach that table", q.Partition, t.Differs, q.Key, t.Name)
+}
+
+// removeGone forgets the partitions that are gone.
+func (q *queue) removeGone() {
+	if !q.someGone {
+		return
 	}
-	if err == nil && q.Time != "" {
-		err = cmp.Or(wrong(t.TimeType == "", "Time: it has no column %q", q.Time),
-			// consumers_status reads only this type: others depend on the session's time zone
-			wrong(t.TimeType != "timestamp with time zone", "Time: column %q is of type %s: give a column of type timestamptz, or leave Time out", q.Time, t.TimeType))
+	q.someGone = false
+	q.partitions = slices.DeleteFunc(q.partitions, func(p *partition) bool {
+		if p.gone {
+			q.slots.Heal(p.Number)
+		}
+		return p.gone
+	})
+}
+
+// fresh returns partitions whose begin is to be recorded, and keeps them busy until then.
+func (q *queue) fresh() (all []*partition) {
+	for _, p := range q.partitions {
+		if !p.busy && !p.begun && !p.lost && !p.halting.Load() && len(all) < atOnce {
+			p.busy = true
+			all = append(all, p)
+		}
 	}
-	if err != nil {
-		return q, err
+	return all
+}
+
+// began notes that the begin of a partition is recorded, or that this has failed.
+func (q *queue) began(p *partition, o state, ok bool) {
+	if p.begun = ok; ok {
+		p.watched, p.lost = o.watched, o.lost
 	}
-	err = wrong(!t.Indexed, "it has no valid, complete btree index on (%[2]s, %[3]s): CREATE INDEX CONCURRENTLY ON %[1]s (%[2]s, %[3]s)",
-		t.Name, quote(q.Partition), quote(q.ID))
-	if err == nil && !ascending {
-		err = t.checkIDs(q)
+	q.free(p)
+}
+
+// free notes that no job works on a partition.
+func (q *queue) free(p *partition) {
+	p.busy = false
+	if p.gone {
+		close(p.idle)
 	}
-	if err != nil {
-		return q, err
+}
+
+// idle reports whether no job is at work.
+func (q *queue) idle() bool { return q.slots.Busy() == 0 && q.overdue == 0 }
+
+// next returns the next job, and begins it. If there is none, it returns how long to wait.
+func (q *queue) next(now time.Time, r room) (*job, time.Duration) {
+	if q.paused || q.slots.Busy() >= r.size {
+		return nil, q.poll
 	}
-	if found := generated.FindStringSubmatch(t.Generated); found != nil {
-		t.N, _ = strconv.Atoi(found[1])
+	j, wait := q.choose(now, r)
+	if j == nil {
+		return nil, wait
 	}
+	t := &q.rows
+	if q.retried = j.isRetry; q.retried {
+		t = &q.blocked
+	}
+	for _, p := range j.of {
+		p.busy = true
+		d := p.delayOf(j)
+		if d.pause > 0 && !d.free {
+			t.pauseAt = now.Add(q.times.outage)
+		}
+		d.notBefore, d.free = time.Time{}, false
+	}
+	j.began, j.limit = now, r.rows
+	q.slots.Begin(j.lane)
+	if j.retry.suspect {
+		q.suspects++
+	}
+	return j, 0
+}
+
+// delayOf returns the delay of the job's kind of rows.
+func (s *state) delayOf(j *job) *delay {
+	if j.isRetry {
+		return &s.blocked
+	}
+	return &s.rows
+}
+
+// giveSlotBack lets other work have the slot of a job in which code of the application goes on
+// after its context has ended. The job keeps its partitions, whose rows must stay in order.
+func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
+	if j.over || j.overdue {
+		return
+	}
+	j.overdue = true
+	q.overdue++
+	q.slots.End(j.lane, size, now.Sub(j.began), now)
+	for _, p := range j.of {
+		q.slots.Fail(p.Number, worker.TimedOut, now)
+	}
+}
+
+// A result is what a job comes back with.
+type result struct {
+	parts     []*part // in the order of the job's partitions
+	handled   bool    // a row was handled
+	recovered bool    // of a partition that was paused, because something was away
+}
+
+// end receives the end of a job, and reports whether rows may have come meanwhile that only a poll
+// finds.
+func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
+	j.over = true
+	if j.overdue {
+		q.overdue--
+	} else {
+		q.slots.End(j.lane, size, now.Sub(j.began), now)
+	}
+	if j.retry.suspect {
+		q.suspects--
+	}
+	q.ended++
+	for i, p := range j.of {
+		back := r.parts[i]
+		if back.healed {
+			q.slots.Heal(p.Number)
+		}
+		if back.slow {
+			q.slots.Fail(p.Number, back.why, now)
+		}
+		p.state = back.state
+		if p.wasBlocked = j.isRetry; p.wasBlocked {
+			p.blockedEnd = q.ended
+			p.blockedDue = slices.DeleteFunc(p.blockedDue, func(b blockedRow) bool { return b.id == j.retry.id })
+		}
+		q.free(p)
+	}
+	if r.recovered {
+		q.endPauses(now)
+	}
+	waiting := slices.ContainsFunc(q.partitions, func(p *partition) bool { return !p.busy && p.due && p.rows.notBefore.IsZero() })
+	return (r.handled || q.untilEmpty) && !waiting
+}
+
+// endPauses lets all paused partitions be tried, because one has succeeded: at once, or one after
+// the other if that was done a short time ago.
+func (q *queue) endPauses(now time.Time) {
+	again := now.Sub(q.freed) < freeAgain
+	if !again {
+		q.freed = now
+	}
+	for _, p := range q.partitions {
+		for _, d := range []*delay{&p.rows, &p.blocked} {
+			if !p.busy && d.pause > 0 {
+				d.notBefore, d.free = time.Time{}, d.free || !again
+			}
+		}
+	}
+}
+
+// asked returns the partitions that a poll asks about, and those of them on which no job works.
+func (q *queue) asked() (all []*partition, idle []int32) {
+	for _, p := range q.partitions {
+		if !p.begun || !p.busy && p.lost {
+			continue
+		}
+		all = append(all, p)
+		if !p.busy {
+			idle = append(idle, int32(p.Number))
+		}
+	}
+	return all, idle
+}
+
+// answered takes what a poll has found. ended is the number of jobs that had ended when it was sent.
+func (q *queue) answered(a *poll) {
+	q.paused = a.paused
+	for _, p := range a.of {
+		if !p.busy && a.has[p.Number] && !p.due { // a job finds out itself
+			p.due, p.expect = true, max(1, p.expect)
+		}
+		if p.blockedEnd <= a.ended { // otherwise one that is found here may have failed since, and wait again
+			p.blockedDue = a.blockedDue[p.Number]
+		}
+	}
+	if q.suspects == 0 && !a.suspects {
+		q.heldTill = time.Time{}
+	}
+}
+
+// choose chooses the next job. If there is none, it returns how long to wait. Blocked rows and slow
+// partitions have half of the slots at most: they may fail, or take long, again and again. Blocked
+// rows take turns with other rows. Crash suspects begin alone, and for a while nothing begins beside
+// them.
+func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
+	held := q.heldTill.Sub(now)
+	if q.suspects > 0 && held > 0 {
+		return nil, min(q.poll, held)
+	}
+	due, slow, wait := q.dueRows(now)
+	retry, suspect, waitOfBlocked := q.dueBlocked(now, q.slots.Room(r.size))
+	wait = min(wait, waitOfBlocked)
 	switch {
-	case t.N != 0 && q.Partitions != 0 && t.N != q.Partitions:
-		return q, fmt.Errorf("the queue has Partitions: %d, but column %q is generated for %d: leave Partitions out", q.Partitions, q.Partition, t.N)
-	case t.N != 0:
-		q.Partitions = t.N
-	case q.Partitions == 0:
-		return q, fmt.Errorf("column %q is not generated as partition_for(key, N), so N is not known: give Partitions", q.Partition)
+	case retry != nil && (retry.retry.skip || len(due)+len(slow) == 0 || !q.retried):
+		q.blocked.next = slices.Index(q.partitions, retry.of[0]) + 1
+		return retry, 0
+	case suspect != nil:
+		return q.alone(suspect, now, wait)
 	}
-	return q, wrong(q.Partitions < 1 || q.Partitions > 65536, "%d partitions is out of range: 1 to 65,536", q.Partitions)
+	switch q.slots.Next(r.size, len(due) > 0, len(slow) > 0, now) {
+	case worker.Slow:
+		first := slices.MinFunc(slow, func(a, b *partition) int { return q.slots.Compare(a.Number, b.Number) })
+		return &job{of: []*partition{first}, lane: worker.Slow}, 0
+	case worker.Healthy:
+		return q.share(due, r), 0
+	}
+	return nil, wait
 }
 
-// nextval is the default of a column that each insert draws from a sequence.
-var nextval = regexp.MustCompile(`^(?:pg_catalog\.)?nextval\('.*'::(?:pg_catalog\.)?regclass\)(?:::(?:integer|bigint))?$`)
-
-// checkIDs checks that IDs are unique, and rise with the inserts.
-func (t *table) checkIDs(q Queue) error {
-	const own = "; if the application itself gives each key unique IDs that rise with its inserts, use WithAscendingIDs"
-	drawn := t.Identity || nextval.MatchString(t.IDDefault)
-	return cmp.Or(
-		wrong(t.IDDefault == "" && !t.Identity, "column %q has no default, so IDs may not be in the order of the inserts: ALTER TABLE %s ALTER COLUMN %s ADD GENERATED ALWAYS AS IDENTITY%s", q.ID, t.Name, quote(q.ID), own),
-		wrong(!drawn || t.Sequence == "", "column %q has the default %s, so IDs may not be in the order of the inserts: give it the default nextval of a sequence%s", q.ID, t.IDDefault, own),
-		wrong(t.Cache > 1, "the sequence of column %q has CACHE %d, so that IDs are not in the order of the inserts: ALTER SEQUENCE %s CACHE 1%s", q.ID, t.Cache, t.Sequence, own),
-		wrong(t.Increment != 1, "the sequence of column %q has INCREMENT BY %d, so that IDs may not be in the order of the inserts, because the application draws several at once, or they fall: ALTER SEQUENCE %s INCREMENT BY 1, and let each insert draw its ID%s", q.ID, t.Increment, t.Sequence, own),
-		wrong(t.Cycle, "the sequence of column %q has CYCLE, so that IDs come again: ALTER SEQUENCE %s NO CYCLE%s", q.ID, t.Sequence, own),
-		wrong(!t.IDUnique, "column %q may have one ID twice, because no unique index has it alone or with %q: CREATE UNIQUE INDEX CONCURRENTLY ON %s (%s, %s)%s", q.ID, q.Partition, t.Name, quote(q.Partition), quote(q.ID), own),
-	)
+// alone lets a suspect begin when nothing else is at work, or after a while.
+func (q *queue) alone(suspect *job, now time.Time, wait time.Duration) (*job, time.Duration) {
+	if q.heldTill.IsZero() {
+		q.heldTill = now.Add(q.times.suspectHold)
+	}
+	held := q.heldTill.Sub(now)
+	if held > 0 && !q.idle() {
+		return nil, min(wait, held)
+	}
+	return suspect, 0
 }
 
-func column(of, name string, required bool, typ string, types []string) error {
-	switch {
-	case typ == "":
-		return fmt.Errorf("%s: it has no column %q", of, name)
-	case !slices.Contains(types, strings.TrimPrefix(typ, "pg_catalog.")): // the search_path may have another of that name first
-		return fmt.Errorf("%s: column %q is of type %s: it must be %s", of, name, typ, strings.Join(types, ", or "))
-	case !required:
-		return fmt.Errorf("%s: column %q may be NULL, and such a row would never be handled: ALTER COLUMN %s SET NOT NULL", of, name, quote(name))
+// inTurn returns the partitions that a job may begin with, from that at an index on.
+func (q *queue) inTurn(next int) iter.Seq[*partition] {
+	return func(yield func(*partition) bool) {
+		for i := range q.partitions {
+			p := q.partitions[(next+i)%len(q.partitions)]
+			free := !p.busy && p.begun && !p.lost && !p.halting.Load()
+			if free && !yield(p) {
+				return
+			}
+		}
 	}
-	return nil
 }
 
-func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+// dueRows returns the partitions with rows that may be handled now, those of them that are slow,
+// and how long others wait.
+func (q *queue) dueRows(now time.Time) (due, slow []*partition, wait time.Duration) {
+	wait = q.poll
+	for p := range q.inTurn(q.rows.next) {
+		if !p.due {
+			continue
+		}
+		left := q.rows.wait(&p.rows, now)
+		next, isSlow := q.slots.Slow(p.Number)
+		if isSlow {
+			left = max(left, next.Sub(now))
+		}
+		switch {
+		case left > 0:
+			wait = min(wait, left)
+		case isSlow:
+			slow = append(slow, p)
+		default:
+			due = append(due, p)
+		}
+	}
+	return due, slow, wait
+}
 
-// TableSQL returns DDL for a queue table, to paste into a migration: the table with its index,
-// its generated partition and the trigger that wakes the consumer, and below it, as a comment,
-// the steps for a table that exists and is in use. Without a Key it has no such steps, nor if a
-// name has control characters, because a newline would end the comment. name is the consumer's,
-// as in [New]. schema is that of the library's tables, "pgleases" if it is empty. The names in q
-// are written into the text; a Table that is not written as in SQL is quoted. Partitions is 1,024
-// unless q has another number, which never has to change while a fleet grows.
-func TableSQL(name, schema string, q Queue) string {
-	q = q.withDefaults()
-	if q.Table != "" && !nameInSQL.MatchString(q.Table) {
-		q.Table = quote(q.Table)
+// dueBlocked returns the next job of a blocked row, that of a crash suspect, and how long others
+// wait. If hasRoom is false, the first is a skip.
+func (q *queue) dueBlocked(now time.Time, hasRoom bool) (retry, suspect *job, wait time.Duration) {
+	wait = q.poll
+	for p := range q.inTurn(q.blocked.next) {
+		if len(p.blockedDue) == 0 || p.wasBlocked && p.due && q.rows.wait(&p.rows, now) <= 0 {
+			continue
+		}
+		b := p.blockedDue[0]
+		left := q.blocked.wait(&p.blocked, now)
+		if left > 0 && !(b.skip && b.asked) {
+			wait = min(wait, left)
+			continue
+		}
+		if b.suspect && q.suspects == 0 {
+			if suspect == nil {
+				suspect = retryOf(p, b)
+			}
+			continue
+		}
+		b, found := firstThatIsNoSuspect(p.blockedDue)          // not beside another
+		better := retry == nil || b.asked && !retry.retry.asked // somebody waits for it
+		if found && better && (hasRoom || b.skip) {
+			retry = retryOf(p, b)
+		}
 	}
-	q.Table, q.Partitions = cmp.Or(q.Table, "<Queue.Table>"), cmp.Or(q.Partitions, 1024)
-	names := []string{name, schema, q.Table, q.ID, q.Partition, q.Key, q.Time}
-	schema = quote(cmp.Or(schema, "pgleases"))
-	text, _, _ := strings.Cut(tableSQL, "\n-- Instead,")
-	key, of := "", quote(q.Partition)+" int NOT NULL, -- given by the insert; rows of one partition are handled in order"
-	if q.Key != "" {
-		key = quote(q.Key) + " text NOT NULL, -- rows of one key are handled in order\n    "
-		of = fmt.Sprintf("%s int NOT NULL GENERATED ALWAYS AS (%s.partition_for(%s, %d)) STORED,", quote(q.Partition), schema, quote(q.Key), q.Partitions)
+	return retry, suspect, wait
+}
+
+func firstThatIsNoSuspect(rows []blockedRow) (b blockedRow, found bool) {
+	i := slices.IndexFunc(rows, func(b blockedRow) bool { return !b.suspect })
+	if i < 0 {
+		return b, false
 	}
-	if q.Key != "" && !strings.ContainsFunc(strings.Join(names, ""), unicode.IsControl) {
-		text = tableSQL
+	return rows[i], true
+}
+
+// retryOf returns the job of a blocked row.
+func retryOf(p *partition, b blockedRow) *job {
+	j := &job{of: []*partition{p}, isRetry: true, retry: b, lane: worker.Slow}
+	if b.skip {
+		j.lane = worker.Healthy // it calls no handler
 	}
-	in := schemaOf.FindString(q.Table)
-	set := "set_partition_" + strings.ReplaceAll(q.Table[len(in):], `"`, "") // a function for each table, in its schema
-	if len(set) > 63 {
-		set = fmt.Sprintf("set_partition_%08x", crc32.ChecksumIEEE([]byte(q.Table)))
+	return j
+}
+
+// share returns the job of a slot's share of partitions that have rows. They take turns.
+func (q *queue) share(due []*partition, r room) *job {
+	slots := r.size - q.slots.Busy()
+	share := (len(due) + slots - 1) / slots
+	n, rows := 1, due[0].expect
+	// One whose rows might leave no room for those of the others does not join: they would wait
+	// for ever.
+	for n < len(due) && !due[0].alone() && !due[n].alone() && rows+due[n].expect <= r.rows &&
+		(n < share || r.pace > 0 && time.Duration(rows)*r.pace < worthSharing) {
+		rows += due[n].expect
+		n++
 	}
-	return strings.NewReplacer(
-		"{set}", in+quote(set), "{table}", q.Table, "{id}", quote(q.ID), "{key}", key, "{partition}", of, "{p}", quote(q.Partition), "{time}", quote(cmp.Or(q.Time, "created_at")),
-		"{pgleases}", schema, "'{name}'", store.Literal(name), "$pgleases$", store.BodyTag("$pgleases$", names...), "{k}", quote(q.Key), "{n}", strconv.Itoa(q.Partitions),
-	).Replace(text)
+	q.rows.next = slices.Index(q.partitions, due[n-1]) + 1
+	slices.SortFunc(due[:n], func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
+	return &job{of: due[:n], lane: worker.Healthy}
 }

@@ -75,7 +75,7 @@ func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 	w := newWorker(db, consumer.Each(effect))
 	tx := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(tx.Exec(t.Context(), w.OursSQL()))(t)
-	sql := strings.TrimSpace(w.ProbeSQL())
+	sql := strings.TrimSpace(w.PollSQL())
 	blocks := testkit.BlocksRead(t, tx, sql, []int32{3}, "orders")
 	testkit.OK(t, tx.Rollback(t.Context()))
 	if blocks > 100_000 {
@@ -139,13 +139,13 @@ func TestRetryComesDuringABacklog(t *testing.T) {
 		return nil
 	}), consumer.WithBatch(10, 1<<20), backoff(time.Millisecond, time.Millisecond)).run()
 	testkit.Until(t, "the row has failed", func() bool { return w.Stats().Failures == 1 })
-	probes := w.Stats().Polls
-	testkit.Until(t, "it is handled again, or many probes have come back", func() bool {
+	polls := w.Stats().Polls
+	testkit.Until(t, "it is handled again, or many polls have come back", func() bool {
 		select {
 		case <-retried:
 			return true
 		default:
-			return w.Stats().Polls > probes+20
+			return w.Stats().Polls > polls+20
 		}
 	})
 	testkit.Receive(t, "it is handled again", retried)
@@ -174,12 +174,12 @@ func TestBackoffHoldsAfterALateAnswer(t *testing.T) {
 	expect(t, testkit.Receive(t, "another call", calls), 2, "attempt")
 	deliver := w.wire.Delay("pg_snapshot_xmax")
 	t.Cleanup(deliver)
-	testkit.Until(t, "the answer to a probe is delayed", w.wire.Delayed)
+	testkit.Until(t, "the answer to a poll is delayed", w.wire.Delayed)
 	end()
 	testkit.Becomes(t, db.Pool, "the row has failed again", 2, "SELECT attempts FROM pgleases.consumer_blocked")
-	probes := w.Stats().Polls
+	polls := w.Stats().Polls
 	deliver()
-	testkit.Until(t, "the answer and others have come", func() bool { return w.Stats().Polls > probes+2 })
+	testkit.Until(t, "the answer and others have come", func() bool { return w.Stats().Polls > polls+2 })
 	testkit.OK(t, w.end())
 	expect(t, len(calls), 0, "further calls")
 }
@@ -196,7 +196,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.consumer_blocked FOR UPDATE"))(t)
 		db.exec("UPDATE public.outbox SET payload = '2'")
-		w.probed(3)
+		w.polled(3)
 		for partition := range partitions {
 			db.put(db.customers(partition, 1)...)
 		}
@@ -204,9 +204,9 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 		_, err := tx.Exec(t.Context(), "UPDATE pgleases.consumer_blocked SET attempts = 5, version = (SELECT xmin::text FROM public.outbox)")
 		return err
 	}))
-	w.probed(3)
+	w.polled(3)
 	testkit.OK(t, w.end())
-	expect(t, w.Stats().PollErrors, 0, "probes that failed")
+	expect(t, w.Stats().PollErrors, 0, "polls that failed")
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
 }
 
@@ -254,7 +254,7 @@ func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
 	testkit.Receive(t, "a blocked row is in hand", first)
 	db.put(db.customers(7, 1)...)
 	db.allBegun()
-	w.probed(2)
+	w.polled(2)
 	close(let)
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -397,7 +397,7 @@ func TestOperatorsRetryComesFirst(t *testing.T) {
 	db.allBegun()
 	retried := (first+2)%6 + 1 // behind others
 	db.retry(retried)
-	w.probed(2)
+	w.polled(2)
 	next <- struct{}{}
 	expect(t, testkit.Receive(t, "a call", calls), retried, "the next row")
 	end()
@@ -471,7 +471,7 @@ func TestAllPartitionsRecoverTogether(t *testing.T) {
 	w.run()
 	testkit.Receive(t, "a row is in hand", begins)
 	db.allBegun()
-	w.probed(2)
+	w.polled(2)
 	close(begun)
 	db.empty("all is handled")
 	testkit.OK(t, w.end())

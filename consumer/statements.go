@@ -15,7 +15,7 @@ import (
 // statements has the statements of folder sql by the names of their files: see store.Fill.
 type statements struct {
 	Register, Inspect, Due, State, Unblock, Suspect, TakeBack, PutOff, NoteRow, Skipped, Why, Beyond, Look string
-	Probe, Read, ReadBlocked, Remove, RemoveSame, Charge, Bury, Crash, Note, Sweep, Misplaced              string // on the user's table
+	Poll, Read, ReadBlocked, Remove, RemoveSame, Block, Kill, Crash, Note, Sweep, Misplaced                string // on the user's table
 	Open, Begin, End, Ours, Theirs                                                                         string
 }
 

@@ -33,14 +33,14 @@ type Stats struct {
 }
 
 type counts struct {
-	rows, batches, failures, snoozed, dead, pauses, troubles, probes, probeErrors, overdue atomic.Int64
-	handlerTime, probeTime                                                                 atomic.Int64
-	slow                                                                                   [3]atomic.Int64 // by worker.Reason
-	pace, size                                                                             atomic.Int64    // nanoseconds that the handler took for a row, lately, and bytes that it had; 0: not known
+	rows, batches, failures, snoozed, dead, pauses, brokenOff, polls, pollErrors, overdue atomic.Int64
+	handlerTime, pollTime                                                                 atomic.Int64
+	slow                                                                                  [3]atomic.Int64 // by worker.Reason
+	pace, size                                                                            atomic.Int64    // nanoseconds that the handler takes for a row, and bytes that it had; 0: not known
 }
 
-// lately follows a value that differs from one time to the next.
-func lately(of *atomic.Int64, value int64) {
+// follow follows a value that differs from one time to the next.
+func follow(of *atomic.Int64, value int64) {
 	if now := of.Load(); now > 0 {
 		value = now + (value-now)/4
 	}
@@ -49,15 +49,15 @@ func lately(of *atomic.Int64, value int64) {
 
 func (c *counts) read(rows int, bytes int64) {
 	if rows > 0 {
-		lately(&c.size, bytes/int64(rows))
+		follow(&c.size, bytes/int64(rows))
 	}
 }
 
-func (c *counts) probe(took time.Duration, err error) {
-	c.probes.Add(1)
-	c.probeTime.Add(int64(took))
+func (c *counts) poll(took time.Duration, err error) {
+	c.polls.Add(1)
+	c.pollTime.Add(int64(took))
 	if err != nil {
-		c.probeErrors.Add(1)
+		c.pollErrors.Add(1)
 	}
 }
 
@@ -67,7 +67,7 @@ func (c *counts) handler(took time.Duration, o outcome) {
 		c.handlerTime.Add(int64(took))
 	}
 	if o.verdict == handled && o.at > 0 { // failures may be quick
-		lately(&c.pace, int64(took)/int64(o.at))
+		follow(&c.pace, int64(took)/int64(o.at))
 	}
 }
 
@@ -79,6 +79,6 @@ func (c *Consumer) Stats() Stats {
 		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), Snoozed: n.snoozed.Load(), DeadLetters: n.dead.Load(),
 		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
 		Overdue: n.overdue.Load(),
-		Pauses:  n.pauses.Load(), BrokenOff: n.troubles.Load(), Polls: n.probes.Load(), PollErrors: n.probeErrors.Load(), PollTime: time.Duration(n.probeTime.Load()),
+		Pauses:  n.pauses.Load(), BrokenOff: n.brokenOff.Load(), Polls: n.polls.Load(), PollErrors: n.pollErrors.Load(), PollTime: time.Duration(n.pollTime.Load()),
 	}
 }

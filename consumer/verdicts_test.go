@@ -167,7 +167,7 @@ func TestVerdictAfterTheTimeoutCounts(t *testing.T) {
 			}
 		}
 		return db.published(ctx, rows)
-	}), consumer.WithTimeout(100*time.Millisecond), consumer.WithBatch(1, 1), consumer.WithOnFailure(consumer.DeadLetter)).run()
+	}), consumer.WithTimeout(time.Second), consumer.WithBatch(1, 1), consumer.WithOnFailure(consumer.DeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	expect(t, one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_dead_letters"), "1 1 consumer: the batch took longer than its timeout", "the dead letter")

@@ -503,9 +503,9 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/open.sql", `pgleases.guard_many($1::pg_catalog.text, $2::int[], $3::bigint[])`, `CASE WHEN $1::text IS NULL OR $2::int[] IS NULL OR $3::bigint[] IS NULL THEN NULL ELSE '{}'::int[] END`, 0},
 	}},
 	{"rows deleted after the commit of their effects", "consumer deletes", `effects: 1, want 0`, []edit{
-		{"consumer/work.go", `	batch.Queue(g.sql.Ours)
-	g.queueRemoval(`, `	batch.Queue("commit")
-	g.queueRemoval(`, 0},
+		{"consumer/attempt.go", `	batch.Queue(a.db.sql.Ours)
+	removed :=`, `	batch.Queue("commit")
+	removed :=`, 0},
 		{"consumer/sql/schema.sql", `IF (pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text OPERATOR(pg_catalog.=) p_xact) IS NOT TRUE THEN`, `IF false THEN`, 0},
 	}},
 	{"a changed row that is deleted", "consumer order", `payloads of the row and attempts`, []edit{
@@ -516,19 +516,19 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/sql/read.sql", `b.partition OPERATOR(pg_catalog.=) p.partition)`, `b.partition OPERATOR(pg_catalog.=) p.partition AND b.key OPERATOR(pg_catalog.=) {key})`, 0},
 	}},
 	{"rows read before a failure and handled after it", "consumer order", `payloads of the changed row`, []edit{
-		{"consumer/group.go", `	lost    bool // it is not owned`, `	lost    bool
+		{"consumer/queue.go", `	lost    bool // it is not owned`, `	lost    bool
 	list    []row`, 0},
-		{"consumer/work.go", `	o.at = len(o.rows)
-	return tx, xact, o`, `	if l := parts[0].list; l != nil && retry == nil {
-		o.rows = l[:min(limit, len(l))]
+		{"consumer/attempt.go", `	o.at = len(o.rows)
+	return o`, `	if l := p.list; l != nil && !a.job.isRetry {
+		o.rows = l[:min(a.limit, len(l))]
 	}
 	o.at = len(o.rows)
-	return tx, xact, o`, 0},
-		{"consumer/work.go", `			limit, failing = len(o.rows)/2, nil`, `			limit, failing, parts[0].list = len(o.rows)/2, nil, o.rows`, 0},
-		{"consumer/work.go", `			g.took(j, parts, o)
-			if failing != nil {`, `			g.took(j, parts, o)
-			parts[0].list = nil
-			if failing != nil {`, 0},
+	return o`, 0},
+		{"consumer/run.go", `		*b = batch{limit: len(o.rows) / 2}`, `		*b, parts[0].list = batch{limit: len(o.rows) / 2}, o.rows`, 0},
+		{"consumer/run.go", `		e.advance(parts, o)
+		switch {`, `		e.advance(parts, o)
+		parts[0].list = nil
+		switch {`, 0},
 	}},
 	{"SKIP LOCKED in the read", "consumer locks", `rows that overtook|rows out of order`, []edit{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
@@ -537,9 +537,9 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
 	}},
 	{"suspects side by side", "consumer crashes", `side by side`, []edit{
-		{"consumer/job.go", `g.suspects > 0 && held > 0 {`, `false {`, 0},
-		{"consumer/job.go", `if b.suspect && g.suspects == 0 {`, `if b.suspect {`, 0},
-		{"consumer/job.go", `held > 0 && !g.idle() {`, `held > 0 && g.slots.Busy() > g.suspects {`, 0},
+		{"consumer/queue.go", `q.suspects > 0 && held > 0 {`, `false {`, 0},
+		{"consumer/queue.go", `if b.suspect && q.suspects == 0 {`, `if b.suspect {`, 0},
+		{"consumer/queue.go", `held > 0 && !q.idle() {`, `held > 0 && q.slots.Busy() > q.suspects {`, 0},
 	}},
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
@@ -547,40 +547,40 @@ var mutants = append(asleep(), []mutant{
 	{"deleted rows that are not counted", "consumer deletes", `effects: 1, want 0|row blocks its key`, []edit{
 		{"consumer/sql/schema.sql", `ELSIF p_removed OPERATOR(pg_catalog.<>) p_expected THEN`, `ELSIF false THEN`, 0},
 	}},
-	{"an attempt charged to the whole batch", "consumer failures", `failures: `, []edit{
-		{"consumer/work.go", `		case o.at == 0 || o.at < 0 && len(o.rows) == 1:
-			g.charge(j, o.rows[0], o.err, false)`, `		case o.at <= 0:
-			for _, r := range o.rows {
-				g.charge(j, r, o.err, false)
-			}`, 0},
+	{"a failed attempt of the whole batch", "consumer failures", `failures: `, []edit{
+		{"consumer/run.go", `	case o.at == 0 || o.at < 0 && len(o.rows) == 1:
+		e.failed(o.rows[0], o.err, false)`, `	case o.at <= 0:
+		for _, r := range o.rows {
+			e.failed(r, o.err, false)
+		}`, 0},
 	}},
 	{"two batches of a partition side by side", "consumer batches", `two batches|close of closed channel`, []edit{
-		{"consumer/job.go", `!p.busy && p.known`, `p.known`, 0},
+		{"consumer/queue.go", `!p.busy && p.begun`, `p.begun`, 0},
 	}},
 	{"batches that are not noted after a crash", "consumer crashes", `noted batches`, []edit{
 		{"consumer/sql/note.sql", `(SELECT f.first, f.last, c.watched_to`, `(SELECT NULL::bigint, f.last, c.watched_to`, 0},
 	}},
 	{"blocked rows that were due before their latest attempt", "consumer failures", `further calls`, []edit{
-		{"consumer/probe.go", `if p.retryEnded <= q.ended {`, `if true {`, 0},
+		{"consumer/queue.go", `if p.blockedEnd <= a.ended {`, `if true {`, 0},
 	}},
 	{"an outage that is not seen", "consumer failures", `keys are blocked|attempts`, []edit{
-		{"consumer/failures.go", `return len(g.failed) >= keysOfOutage`, `return false`, 0},
+		{"consumer/outage.go", `return len(o.failed) >= keysOfOutage`, `return false`, 0},
 	}},
 	{"rows deleted in another transaction than their effects'", "consumer failures", `error <nil>|error , want|effects that exist twice`, []edit{
 		{"consumer/sql/schema.sql", `IF (pg_catalog.pg_current_xact_id_if_assigned()::pg_catalog.text OPERATOR(pg_catalog.=) p_xact) IS NOT TRUE THEN`, `IF false THEN`, 0},
 	}},
 	{"a stop that goes on with the batch", "consumer batches", `effects|rows left`, []edit{
-		{"consumer/work.go", `if o.at > 0 && (g.halting(parts) ||`, `if o.at > 0 && (false ||`, 0},
+		{"consumer/call.go", `stops := c.halting(c.parts) || time`, `stops := time`, 0},
 	}},
 	{"an end that is recorded during the batch", "consumer batches", `the end was recorded`, []edit{
-		{"consumer/group.go", `	<-p.idle
-	e := ending`, `	e := ending`, 0},
+		{"consumer/planner.go", `	<-o.idle
+	p.ends.note(o)`, `	p.ends.note(o)`, 0},
 	}},
 	{"a crash that a live process leaves counted", "consumer crashes", `only rows of blocked keys|crashes of the suspect`, []edit{
-		{"consumer/work.go", `if suspect && !settled {`, `if false && suspect && !settled {`, 0},
+		{"consumer/blocked.go", `if e.job.retry.suspect && !settled {`, `if false && !settled {`, 0},
 	}},
 	{"published rows whose inserts may be lost", "consumer durability", `was published when`, []edit{
-		{"consumer/work.go", `batch.Queue("SET LOCAL synchronous_commit = on")`, `batch.Queue("SELECT")`, 0},
+		{"consumer/attempt.go", `batch.Queue("SET LOCAL synchronous_commit = on")`, `batch.Queue("SELECT")`, 0},
 	}},
 	{"orphans of unmoved targets", "histories", `has no owner`, []edit{
 		{"replan.go", `!kept && (owner != 0 || target != 0)`, `!kept && read[i].Targets[partition] != target`, 0},

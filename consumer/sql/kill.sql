@@ -1,4 +1,4 @@
--- bury.sql: moves a row to the dead letters, unless it was changed or deleted since its last attempt.
+-- kill.sql: moves a row to the dead letters, unless it was changed or deleted since its last attempt.
 --
 -- $1 text    consumer
 -- $2 int     partition

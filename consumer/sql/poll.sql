@@ -1,4 +1,4 @@
--- probe.sql: which partitions have a row to handle.
+-- poll.sql: which partitions have a row to handle.
 --
 -- $1 int[]  partitions
 -- $2 text   consumer

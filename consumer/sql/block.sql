@@ -1,4 +1,4 @@
--- charge.sql: records a failed attempt at a row, unless the row was changed or deleted since.
+-- block.sql: records an attempt at a row that did not succeed, unless the row was changed or deleted since.
 --
 -- $1 text    consumer
 -- $2 int     partition

@@ -1,0 +1,361 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
+)
+
+// A verdict is what an attempt came to.
+type verdict int
+
+const (
+	handled     verdict = iota // all rows, or those until the process had to stop
+	refused                    // partitions are not owned
+	failed                     // a row, or the batch
+	ended                      // the handler ended its transaction
+	unavailable                // something that handlers need is away
+	broke                      // the rows are not at fault: the connection, the database or a lock
+)
+
+// An outcome is the result of an attempt.
+type outcome struct {
+	verdict
+	rows []row // that were read
+	more bool  // there may be more of them
+	at   int   // the first row that was not handled, which may have failed; -1: it is not known which
+	err  error
+	slow bool // it failed by the timeout, or because the transaction was idle for too long
+
+	longest   time.Duration // the longest call of the handler
+	longestAt int           // its row; -1: the batch
+}
+
+// broken returns the outcome of an attempt that was broken off.
+func broken(err error) outcome { return outcome{verdict: broke, at: -1, err: err} }
+
+// lostOf notes which partitions are lost, and returns the outcome of an attempt that was refused.
+func lostOf(parts []*part) outcome {
+	for _, p := range parts {
+		p.lost = p.lost || p.Context().Err() != nil
+	}
+	return outcome{verdict: refused, at: -1}
+}
+
+// An attempt handles rows in one transaction, or, of AtLeastOnce, between two.
+type attempt struct {
+	*execution
+	parts []*part
+	limit int // how many rows are read
+	tx    *handlers.Transaction
+	xact  string // identifies tx
+
+	give    func()    // gives the place in the pool back, once
+	conn    *pgx.Conn // belongs to the attempt until release or abandon
+	release func()
+	abandon func() // lets the pool replace the connection: the handler may go on using it
+}
+
+// attempt reads rows, handles them, and removes those that were handled, in order.
+func (e *execution) attempt(parts []*part, limit int) outcome {
+	e.timer.Reset(e.attemptLimit())
+	ctx, cancel := e.handlerContext(parts)
+	defer cancel()
+	if ctx.Err() != nil {
+		return lostOf(parts)
+	}
+	a := &attempt{execution: e, parts: parts, limit: limit, give: func() {}, release: func() {}}
+	defer func() { a.give() }()
+	defer func() { a.release() }()
+	err := a.acquire()
+	if err != nil {
+		return broken(err)
+	}
+	o := a.read(ctx)
+	defer e.db.rollback(a.tx) // before the connection is released
+	switch {
+	case o.verdict != handled || len(o.rows) == 0 && !e.job.isRetry:
+		return o
+	case e.handler.calls == atLeastOnce:
+		return a.outside(ctx, o)
+	}
+	return a.inside(ctx, o)
+}
+
+// acquire takes a place in the pool, and a connection.
+func (a *attempt) acquire() error {
+	if a.handler.calls != atLeastOnce { // the handler may need the pool once more
+		err := a.db.inTime(a.share.Take)
+		if err != nil {
+			return err
+		}
+		a.give = sync.OnceFunc(a.share.Give)
+	}
+	conn, giveBack, err := a.db.acquire(func(context.Context, *pgxpool.Conn) error { return nil })
+	if err != nil {
+		giveBack()
+		return err
+	}
+	a.conn = conn.Conn() // conn itself belongs to release and abandon, which another goroutine calls
+	var once sync.Once
+	var left *pgx.Conn
+	a.release = func() {
+		once.Do(giveBack)
+		if left != nil {
+			_ = a.db.inTime(left.Close)
+		}
+	}
+	a.abandon = func() { once.Do(func() { left = conn.Hijack() }) }
+	return nil
+}
+
+// late lets others have what the attempt holds, because code of the application goes on after its
+// context has ended. Another goroutine calls it.
+func (a *attempt) late() {
+	a.give()
+	a.abandon()
+	a.overdue(a.job)
+}
+
+// outside calls a handler outside of a transaction, and removes the rows that it has handled.
+func (a *attempt) outside(ctx context.Context, o outcome) outcome {
+	err := a.db.commit(a.tx)
+	if err != nil {
+		return outcome{verdict: broke, rows: o.rows, at: -1, err: err}
+	}
+	a.release()
+	if !a.trusted() { // the process was frozen, and ctx may end late
+		return broken(pgleases.ErrTrustLost)
+	}
+	o = a.call(ctx, o)
+	if o.verdict == refused {
+		return lostOf(a.parts)
+	}
+	return a.removeSame(o)
+}
+
+// inside calls a handler in the transaction, removes the rows that it has handled, and commits.
+func (a *attempt) inside(ctx context.Context, o outcome) outcome {
+	calling, gone := context.WithCancelCause(ctx)
+	watched := worker.WatchTx(calling, a.db.pool, a.xact, a.times.look, func() { gone(errGone) })
+	o = a.call(calling, o)
+	watched()
+	server := a.tx.Conn().PgConn()
+	lost := server.IsClosed() && (o.verdict == handled || o.verdict == broke || o.verdict == failed && !o.slow && !copyOf(o.err).deadline)
+	switch {
+	case o.verdict == failed && decided(o.err):
+		return o
+	case server.IsClosed() && context.Cause(calling) == errGone:
+		return a.cutOff(o, errGone)
+	case o.verdict == refused:
+		return lostOf(a.parts)
+	case lost:
+		return a.cutOff(o, o.err)
+	case o.verdict != handled:
+		return o
+	}
+	batch := new(pgx.Batch)
+	batch.Queue(a.db.sql.Ours)
+	removed := int64(o.at)
+	a.queueRemoval(batch, o.rows[:o.at], a.xact, &removed)
+	limit := max(a.times.answer, a.options.timeout)
+	err := a.db.inTimeOf(limit, func(ctx context.Context) error { return a.tx.CommitAfter(ctx, batch) })
+	switch {
+	case err == nil:
+		a.counts.rows.Add(removed)
+	case server.IsClosed():
+		return a.cutOff(o, err)
+	default:
+		o.verdict, o.at, o.err = verdictOf(err), -1, hinted(err)
+	}
+	return o
+}
+
+// errGone is the cause of a handler's context if the server no longer has its transaction, although
+// the connection has not said so.
+var errGone = errors.New("consumer: the server no longer has the transaction: the connection is lost")
+
+// cutOff returns the outcome of an attempt that lost its connection. If a call took so long that
+// the server ended the idle transaction, its row is at fault.
+func (a *attempt) cutOff(o outcome, err error) outcome {
+	o.verdict, o.at, o.err = broke, -1, err
+	if o.longest >= a.options.idle {
+		o.verdict, o.slow = failed, true
+		o.at = o.longestAt
+		o.err = fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", a.options.idle)
+	}
+	return o
+}
+
+// queueRemoval queues the removal of handled rows, or of a blocked row that is gone or handled.
+// After AtLeastOnce, rows that were changed stay, and removed becomes the number of the others.
+func (a *attempt) queueRemoval(batch *pgx.Batch, rows []row, xact string, removed *int64) {
+	switch {
+	case len(rows) == 0:
+	case a.handler.calls == atLeastOnce:
+		a.db.queueRemoveSame(batch, rows, xact, removed)
+	default:
+		a.db.queueRemove(batch, rows, xact)
+	}
+	if a.job.isRetry {
+		a.db.queueUnblock(batch, a.parts[0], a.job.retry.id)
+	}
+}
+
+// removeSame removes handled rows that were not changed, after a handler outside of a transaction.
+func (a *attempt) removeSame(o outcome) outcome {
+	if o.at == 0 && (!a.job.isRetry || o.verdict != handled) || o.at < 0 {
+		return o
+	}
+	removed := int64(0)
+	err := a.db.guarded(a.parts, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
+		rows := slices.DeleteFunc(slices.Clone(o.rows[:o.at]), func(r row) bool { return r.partition.lost })
+		batch := new(pgx.Batch)
+		a.queueRemoval(batch, rows, xact, &removed)
+		return tx.CommitAfter(ctx, batch)
+	})
+	switch {
+	case errors.Is(err, pgleases.ErrNotOwner):
+		return outcome{verdict: refused, at: -1}
+	case err != nil:
+		return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: hinted(err)}
+	}
+	a.counts.rows.Add(removed)
+	return o
+}
+
+// verdictOf returns the verdict on an error of the removal or the commit. A row is at fault if a
+// constraint, a trigger or what the handler did to the transaction refuses the commit, because that
+// would happen again. PC001 and PC002 are from consumer_expect; 25P02: a statement of the handler
+// failed; 25006: the handler made the transaction read-only; 0A: a rule; 22, 23, P0: a value, a
+// constraint, or the code of a trigger.
+func verdictOf(err error) verdict {
+	code := store.Code(err)
+	switch {
+	case code == "PC002":
+		return ended
+	case slices.Contains([]string{"PC001", "25P02", "25006"}, code):
+		return failed
+	case len(code) == 5 && slices.Contains([]string{"0A", "22", "23", "P0"}, code[:2]) && worker.Whose(err) == worker.Refused:
+		return failed
+	}
+	return broke
+}
+
+// hinted adds the hint to an error of the server, for the log and for the blocked row.
+func hinted(err error) error {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) && refused.Hint != "" {
+		return fmt.Errorf("%w; %s", err, refused.Hint)
+	}
+	return err
+}
+
+// An inHand says which row the application's code works on, for the log.
+type inHand struct{ partition, id atomic.Int64 }
+
+func (h *inHand) set(partition int, id int64) {
+	h.partition.Store(int64(partition))
+	h.id.Store(id)
+}
+
+// A reader reads rows into an outcome, and of a blocked row what is known about it.
+type reader struct {
+	*attempt
+	out    *outcome
+	at     map[int]*part
+	inHand inHand
+
+	row               row // as it is read
+	number            int
+	attempts, crashes int  // of a blocked row
+	same              bool // it is as it was when it failed
+	behind            bool // another row of its key comes first
+}
+
+// read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
+func (a *attempt) read(ctx context.Context) (o outcome) {
+	high := int64(math.MaxInt64)
+	if a.parts[0].watched { // then it is alone
+		high = a.parts[0].noted
+	}
+	r := &reader{attempt: a, out: &o, at: byNumber(a.parts)}
+	defer handlers.Watch(ctx, a.times.overrun, func() {
+		a.log.Warn("consumer: decoder still running after its context ended", slog.Int64("partition", r.inHand.partition.Load()),
+			slog.Int64("id", r.inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
+		a.late()
+	})()
+	wait := readWait
+	if a.parts[0].search || a.job.lane == worker.Slow && !a.job.isRetry {
+		wait = searchWait
+	}
+	var err error
+	a.tx, a.xact, err = a.db.open(a.conn, a.parts, wait, func(batch *pgx.Batch) {
+		if a.handler.calls == atLeastOnce {
+			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
+		}
+		if a.job.isRetry {
+			a.db.queueReadBlocked(batch, a.parts[0], a.job.retry.id, r.collect(&r.attempts, &r.crashes, &r.same, &r.behind))
+		} else {
+			a.db.queueRead(batch, a.parts, high, a.limit, r.collect())
+		}
+		batch.Queue(a.db.sql.Theirs)
+	})
+	p := a.parts[0]
+	switch {
+	case errors.Is(err, pgleases.ErrNotOwner), r.behind:
+		return outcome{verdict: refused, at: -1}
+	case err != nil:
+		return broken(err)
+	case len(o.rows) == 0 && !a.job.isRetry:
+		o.more, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
+	case len(o.rows) == 0:
+	case errors.As(o.rows[0].err, new(crashError)):
+		o.rows[0].attempts = a.options.attempts
+	case r.same:
+		o.rows[0].attempts = r.attempts
+	}
+	o.at = len(o.rows)
+	return o
+}
+
+// collect returns what reads the rows of a query. further are the destinations of the columns before
+// those of the handler.
+func (r *reader) collect(further ...any) func(pgx.Rows) error {
+	how := &reading{
+		types: r.conn.TypeMap(), limit: r.options.bytes,
+		first: append([]any{&r.number, &r.row.id, &r.row.key, &r.row.version}, further...),
+	}
+	how.begin = func() error {
+		r.inHand.set(r.number, r.row.id)
+		if r.same && r.crashes > r.options.crashes { // this attempt is counted already
+			return crashError{r.crashes - 1}
+		}
+		return nil
+	}
+	how.add = func(value any, unreadable error) {
+		r.row.partition, r.row.value, r.row.err = r.at[r.number], value, unreadable
+		r.out.rows = append(r.out.rows, r.row)
+	}
+	return func(rows pgx.Rows) error {
+		n, bytes, err := r.handler.collect(rows, how)
+		r.counts.read(n, bytes)
+		r.out.more = n == r.attempt.limit || n > len(r.out.rows)
+		return err
+	}
+}

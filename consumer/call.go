@@ -1,0 +1,224 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/worker"
+)
+
+// handlerContext returns the context of a handler. It ends with the timeout, and with the first of
+// the ownerships.
+func (x *executor) handlerContext(parts []*part) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(x.db.life))
+	timer := time.AfterFunc(x.options.timeout, func() { cancel(ErrTimeout) })
+	stops := []func() bool{timer.Stop}
+	for _, p := range parts {
+		life := p.Context()
+		stops = append(stops, context.AfterFunc(life, func() { cancel(context.Cause(life)) }))
+	}
+	return ctx, func() {
+		cancel(nil)
+		for _, stop := range stops {
+			stop()
+		}
+	}
+}
+
+var (
+	errNotCalled = errors.New("the function of WithAround returned nil without a call of next, so the handler was not called")
+	errEnded     = errors.New("the handler ended its transaction: what it wrote may be committed")
+)
+
+// A calling is the calls of the handler for the rows of one attempt.
+type calling struct {
+	*attempt
+	ctx    context.Context
+	tx     pgx.Tx // as the handler has it; nil: it has none
+	began  time.Time
+	step   int    // how many rows a call has
+	inHand inHand // the row, or the first of the batch
+	out    *outcome
+}
+
+// call calls the handler, for all rows or for one after the other, and returns how far it came.
+func (a *attempt) call(ctx context.Context, o outcome) outcome {
+	c := &calling{attempt: a, ctx: ctx, began: time.Now(), out: &o}
+	defer func() { a.counts.handler(time.Since(c.began), o) }()
+	unreadable := slices.IndexFunc(o.rows, func(r row) bool { return r.err != nil })
+	if unreadable > 0 && a.handler.calls != each {
+		o.rows = o.rows[:unreadable]
+	}
+	o.at, c.step = 0, len(o.rows)
+	if a.handler.calls == each {
+		c.step = 1
+	}
+	if a.handler.calls != atLeastOnce {
+		c.tx = a.tx.ForHandler()
+	}
+	defer handlers.Watch(ctx, a.times.overrun, func() {
+		a.log.Warn("consumer: handler still running after its context ended", slog.Int64("partition", c.inHand.partition.Load()),
+			slog.Int64("id", c.inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
+		a.late()
+	})()
+	err := handlers.Call(c.all) // one goroutine for all rows: one for each would cost more than a quick handler
+	if err != nil {
+		c.judge(err)
+	}
+	return o
+}
+
+// all calls the handler until all rows are handled, or the process has to stop.
+func (c *calling) all() error {
+	o := c.out
+	for ; o.at < len(o.rows); o.at += c.step {
+		stops := c.halting(c.parts) || time.Since(c.began) > c.options.timeout/2
+		if o.at > 0 && stops { // the rows so far are committed
+			return nil
+		}
+		rows := o.rows[o.at : o.at+c.step]
+		c.inHand.set(rows[0].partition.Number, rows[0].id)
+		if rows[0].err != nil {
+			o.verdict, o.err = failed, rows[0].err
+			return nil
+		}
+		err := c.once(rows)
+		if err != nil {
+			return err
+		}
+		goesOn, err := c.checkTx()
+		if !goesOn || err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// once calls the handler once, and notes the longest call.
+func (c *calling) once(rows []row) error {
+	called := time.Now()
+	defer func() {
+		took := time.Since(called)
+		if took <= c.out.longest {
+			return
+		}
+		c.out.longest, c.out.longestAt = took, c.out.at
+		if len(rows) > 1 {
+			c.out.longestAt = -1
+		}
+	}()
+	if c.options.around == nil {
+		return safe(c.handler.call(c.ctx, c.tx, rows))
+	}
+	result := errNotCalled
+	info := Info{c.db.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}
+	err := c.options.around(c.ctx, info, func(ctx context.Context) error {
+		result = c.handler.call(ctx, c.tx, rows)
+		return result
+	})
+	if err == nil {
+		err = result
+	}
+	return safe(err)
+}
+
+// checkTx checks in which state a handler has left its transaction.
+func (c *calling) checkTx() (goesOn bool, err error) {
+	if c.handler.calls == atLeastOnce {
+		return true, nil
+	}
+	server := c.attempt.tx.Conn().PgConn()
+	switch {
+	case server.IsClosed():
+		return false, nil
+	case server.IsBusy():
+		return false, errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
+	case server.TxStatus() == 'E':
+		return false, errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
+	case server.TxStatus() == 'I':
+		c.out.verdict, c.out.err = ended, errEnded
+		return false, nil
+	}
+	return true, nil
+}
+
+// judge sets what the calls came to, after an error of the handler.
+func (c *calling) judge(err error) {
+	o, cause, copied := c.out, context.Cause(c.ctx), copyOf(err)
+	o.verdict, o.err, o.slow = failed, err, cause == ErrTimeout
+	if c.handler.calls != each {
+		o.at = max(copied.index, -1)
+		if o.at >= c.step {
+			o.at = -1
+		}
+	}
+	switch {
+	case c.ctx.Err() != nil && !o.slow && cause != errGone:
+		o.verdict = refused
+	case copied.fault == worker.Away:
+		o.verdict = unavailable
+	case decided(err):
+	case o.slow:
+		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(err.Error(), ErrTimeout.Error()+": "))
+	case cause == errGone: // if the connection still works, a statement of the handler has failed
+	case copied.transient():
+		o.verdict = broke
+	}
+}
+
+// safe copies an error of the application, without its methods, which may panic.
+func safe(err error) error {
+	if err == nil {
+		return nil
+	}
+	s := safeError{text: handlers.Storable(err.Error()), index: -1, fault: worker.WhoseOfHandler(err)}
+	var f *rowError
+	if errors.As(err, &f) {
+		s.index = f.index
+		s.text = handlers.Storable(fmt.Sprint(f.err))
+		if f.err == nil {
+			s.text = "RowError without an error"
+		}
+	}
+	s.deadline = errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
+	verdict, _ := worker.Verdict(err)
+	if verdict != worker.None {
+		s.verdict = worker.Copy(err)
+	}
+	return s
+}
+
+// copyOf returns the copy that safe has made of an error.
+func copyOf(err error) safeError {
+	s := safeError{index: -1}
+	errors.As(err, &s)
+	return s
+}
+
+type safeError struct {
+	text     string
+	deadline bool // a context of the handler's own ended
+	index    int  // of RowError; -1: it is not
+	fault    worker.Fault
+	verdict  error // Snooze, Discard or Unavailable
+}
+
+func (e safeError) Error() string { return e.text }
+func (e safeError) Unwrap() error { return e.verdict }
+
+// transient reports whether the database is at fault, and not the row.
+func (e safeError) transient() bool { return e.fault.Blameless() }
+
+// decided reports whether the handler says what happens to the row.
+func decided(err error) bool {
+	v, _ := worker.Verdict(err)
+	return v == worker.Snoozed || v == worker.Discarded
+}

@@ -1,0 +1,95 @@
+package consumer
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
+)
+
+const (
+	recordTime = 2 * time.Second // the most that recording ends takes
+	atOnce     = 4096            // the most partitions that begin or end in one transaction
+)
+
+// ends records the ends of ownerships, those that come together in one statement. A record that fails
+// is repeated each second, so that no partition counts as crashed after an outage of the database.
+type ends struct{ come chan endedOwnership }
+
+// An endedOwnership is one on which all work has ended.
+type endedOwnership struct {
+	*ownership
+	done chan struct{} // closed when recording its end was tried
+}
+
+func newEnds() ends { return ends{make(chan endedOwnership)} }
+
+// note records the end of an ownership, and waits until that was tried.
+func (e *ends) note(o *ownership) {
+	it := endedOwnership{o, make(chan struct{})}
+	e.come <- it
+	<-it.done
+}
+
+// record records ends until stopped is closed.
+func (e *ends) record(db *db, log *slog.Logger, stopped <-chan struct{}) {
+	var left []*ownership // whose ends are to be recorded
+	var logged time.Time
+	for pause := time.Duration(0); ; {
+		var again <-chan time.Time
+		if len(left) > 0 {
+			again = time.After(pause)
+		}
+		var came []endedOwnership
+		select {
+		case first := <-e.come:
+			came = e.further(first)
+		case <-again:
+		case <-stopped:
+			return
+		}
+		for _, it := range came {
+			left = append(left, it.ownership)
+		}
+		rest := max(0, len(left)-atOnce)
+		err := writeEnds(db, left[rest:])
+		pause = time.Second
+		switch {
+		case err == nil:
+			left, pause = left[:rest], 0
+		case time.Since(logged) > time.Minute:
+			logged = time.Now()
+			log.Warn("consumer: end not recorded yet, the next owner takes it for a crash", slog.Int("partitions", len(left)), slog.Any("error", store.Advised(err)))
+		}
+		for _, it := range came {
+			close(it.done)
+		}
+	}
+}
+
+// further returns the ends that have come together with the first.
+func (e *ends) further(first endedOwnership) []endedOwnership {
+	came := []endedOwnership{first}
+	for len(came) < atOnce {
+		select {
+		case next := <-e.come:
+			came = append(came, next)
+		default:
+			return came
+		}
+	}
+	return came
+}
+
+func writeEnds(db *db, owned []*ownership) error {
+	var numbers []int32
+	var epochs []int64
+	for _, o := range owned {
+		numbers, epochs = append(numbers, int32(o.Number)), append(epochs, o.Epoch)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), recordTime)
+	defer cancel()
+	return handlers.Within(ctx, db.times.overrun, func() error { return db.end(ctx, numbers, epochs) })
+}
