@@ -665,9 +665,9 @@ const sqlPage = "docs/sql.md"
 const commentsOfTheSchema = `
 WITH described AS (
 	SELECT CASE c.relkind WHEN 'v' THEN 1 ELSE 3 END AS part, c.relname::text AS name, obj_description(c.oid, 'pg_class') AS comment,
-	       E'\n\n| column | type | meaning |\n|---|---|---|\n' || (
-	           SELECT string_agg(format('| %s | %s | %s |', '` + "`' || a.attname || '`" + `', format_type(a.atttypid, a.atttypmod),
-	                             replace(coalesce(col_description(c.oid, a.attnum), ''), '|', '\|')), E'\n' ORDER BY a.attnum)
+	       E'\n\n' || (
+	           SELECT string_agg(format('- ` + "`%s`, %s." + `', a.attname, format_type(a.atttypid, a.atttypmod))
+	                             || coalesce(' ' || col_description(c.oid, a.attnum), ''), E'\n' ORDER BY a.attnum)
 	           FROM pg_attribute AS a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS rest
 	FROM pg_class AS c WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind IN ('r', 'v')
 	UNION ALL
@@ -686,7 +686,8 @@ func TestSQLPageIsTheComments(t *testing.T) {
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	testkit.OK(t, consumer.Migrate(t.Context(), pool))
-	text := "# SQL reference\n\nMade from the comments in the schema by `go test -run SQLPage . -write`. [Upgrades](stability.md) says what is stable; tables may change." +
+	text := "# SQL reference\n\nThis page describes the views, functions and tables of the schema `pgleases`, for queries of your own. [Queries](queries.md) has some that are ready. " +
+		"[Upgrades](stability.md) says which of them are stable. The page is made from the comments in the schema, by `go test -run SQLPage . -write`." +
 		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
 	testkit.SameAsFile(t, sqlPage, text, *write, "it is not what the comments say: go test -run SQLPage . -write")
 }

@@ -56,8 +56,8 @@ var parts = []struct {
 
 const introduction = `# Figures
 
-What the library costs and how fast it is. Each figure is beside a lower bound, the least that any implementation must pay, or beside a
-competitor, measured in the same run. Figures are medians. Client, harness and database share the processors.
+This page says what the library costs and how fast it is. Each figure is beside a lower bound, the least that any implementation must pay,
+or beside a competitor, measured in the same run. Figures are medians. Client, harness and database share the processors.
 
 `
 
