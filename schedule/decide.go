@@ -73,7 +73,7 @@ func (r *record) decideTicks(d *decision, rule Rule, now time.Time, epoch int64)
 		d.Due = r.dueAfter(rule, d.cursor())
 		return
 	}
-	pass := func(p Passed, f Outcome) {
+	pass := func(p tickCount, f Outcome) {
 		if p.Count > 0 {
 			d.Outcomes = append(d.Outcomes, newEntry{Since: d.Cursor, Until: p.Last.At, Ticks: p.Count, Outcome: f})
 			d.moveTo(p.Last)
@@ -81,10 +81,10 @@ func (r *record) decideTicks(d *decision, rule Rule, now time.Time, epoch int64)
 	}
 	// The last run was not one of several to catch up with, so ticks that passed during it are
 	// skipped.
-	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.Passed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 {
+	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.ticksPassed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 {
 		// later ticks may have been delayed by jitter until the run ended
 		until := r.RanUntil.Add(-r.Policy.Jitter)
-		pass(rule.Passed(r.Anchor, r.cursor(), until), OutcomeSkipped)
+		pass(rule.ticksPassed(r.Anchor, r.cursor(), until), OutcomeSkipped)
 	}
 	due := r.due(rule, d.cursor(), now)
 	pass(due.Missed, OutcomeMissed)
@@ -218,7 +218,7 @@ func (r *record) decideJob(d *decision, now time.Time, epoch int64) {
 
 // due returns what to do with the ticks after last. A tick that is delayed by jitter has not
 // passed.
-func (r *record) due(rule Rule, last Tick, now time.Time) Due {
+func (r *record) due(rule Rule, last Tick, now time.Time) dueTicks {
 	p := r.Policy
 	grace := p.Grace
 	if p.Missed == MissedNone && grace == 0 {
@@ -235,7 +235,7 @@ func (r *record) due(rule Rule, last Tick, now time.Time) Due {
 		if grace > 0 {
 			left = max(1, grace-now.Sub(until)) // 0 would be no limit
 		}
-		due := rule.Due(r.Anchor, last, until, p.Missed, left)
+		due := rule.ticksDue(r.Anchor, last, until, p.Missed, left)
 		n := len(due.Run)
 		if n == 0 || !jitter(r.Name, due.Run[n-1].At, p.Jitter).After(now) {
 			return due

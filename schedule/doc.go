@@ -104,9 +104,8 @@
 //	polling := schedule.Every(15 * time.Minute)            // at intervals of elapsed time
 //
 // A rule is a value without state, and its methods are pure functions that read no clock.
-// [Rule.Next] and [Rule.Preview] return the next ticks, [Rule.Due] the passed ticks that must run,
-// and [Rule.Passed] the number of passed ticks. The database stores a rule as its text, which
-// [Parse] reads.
+// [Rule.Next] and [Rule.Preview] return the next ticks. The database stores a rule as its text,
+// which [Parse] reads.
 //
 // # Clocks that are set forward and back
 //

@@ -70,7 +70,7 @@ func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errUnknownRule, err)
 	}
-	since, p := have.Cursor, rule.Passed(have.Anchor, have.cursor(), now)
+	since, p := have.Cursor, rule.ticksPassed(have.Anchor, have.cursor(), now)
 	r.Cursor, r.CursorLocal = now, nil
 	if p.Count == 0 {
 		return nil, nil

@@ -95,24 +95,6 @@ func ExampleEvery() {
 	// 14:40:07
 }
 
-func ExampleRule_Due() {
-	rule := schedule.Cron("0 * * * *", "UTC") // each hour
-	var anchor time.Time
-	last := schedule.Tick{At: time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)}
-	now := time.Date(2026, 6, 4, 12, 30, 0, 0, time.UTC) // after three days without a process
-
-	due := rule.Due(anchor, last, now, schedule.MissedLatest, 0)
-	fmt.Println("run", due.Run[0].At.Format(time.DateTime))
-	fmt.Println("missed", due.Missed.Count, "up to", due.Missed.Last.At.Format(time.DateTime))
-
-	due = rule.Due(anchor, last, now, schedule.MissedAll, 6*time.Hour)
-	fmt.Println("run", len(due.Run), "from", due.Run[0].At.Format(time.DateTime))
-	// Output:
-	// run 2026-06-04 12:00:00
-	// missed 71 up to 2026-06-04 11:00:00
-	// run 6 from 2026-06-04 07:00:00
-}
-
 func ExampleParse() {
 	rule, err := schedule.Parse("CRON_TZ=Europe/Berlin 0 2 * * *")
 	if err != nil {

@@ -51,7 +51,7 @@ func TestMissedTicksAreRunAsThePolicySays(t *testing.T) {
 		{what: "the night of a repeated hour", rule: "CRON_TZ=Europe/Berlin 30 2 * * *", last: "2026-10-25 00:30:00", now: "2026-10-25 01:30:30", missed: MissedAll},
 		{what: "a rare tick", rule: "0 0 29 2 */7", last: "2004-02-29 00:00:00", now: "2032-02-28 23:59:59", missed: MissedAll},
 	} {
-		due := parsed(t, test.rule).Due(at(t, "2026-06-01 00:07:00"), Tick{At: at(t, test.last)}, at(t, test.now), test.missed, test.grace)
+		due := parsed(t, test.rule).ticksDue(at(t, "2026-06-01 00:07:00"), Tick{At: at(t, test.last)}, at(t, test.now), test.missed, test.grace)
 		if got := instants(due.Run); !slices.Equal(got, test.run) {
 			t.Errorf("%s: runs %q, want %q", test.what, got, test.run)
 		}
@@ -78,7 +78,7 @@ func TestEachTickIsRunOrMissedOnce(t *testing.T) {
 		now, last, outcomes := from, Tick{At: from}, int64(0)
 		for range 10 {
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*24*time.Hour)).Draw(t, "later")))
-			due := r.Due(anchor, last, now, missed, grace)
+			due := r.ticksDue(anchor, last, now, missed, grace)
 			if n := due.Missed.Count; n > 0 {
 				if first, _ := r.Next(anchor, last); first != due.Missed.First {
 					t.Fatalf("the first is %v, not %v", first, due.Missed.First)
@@ -101,7 +101,7 @@ func TestEachTickIsRunOrMissedOnce(t *testing.T) {
 				t.Fatalf("%d are run", len(due.Run))
 			}
 		}
-		if want := r.Passed(anchor, Tick{At: from}, now).Count; outcomes != want {
+		if want := r.ticksPassed(anchor, Tick{At: from}, now).Count; outcomes != want {
 			t.Fatalf("%d of %d have an outcome", outcomes, want)
 		}
 	})
@@ -118,11 +118,11 @@ func TestAnyNumberOfMissedTicksTakesBoundedWork(t *testing.T) {
 				interval = r.every
 			}
 			last := now
-			for r.Passed(now, Tick{At: last}, now).Count < ticks {
+			for r.ticksPassed(now, Tick{At: last}, now).Count < ticks {
 				last = last.Add(-interval * time.Duration(ticks/100)) // the rules with 23 hours and with changes of clocks need some more
 			}
 			began := time.Now()
-			due := r.Due(now, Tick{At: last}, now, MissedAll, 0)
+			due := r.ticksDue(now, Tick{At: last}, now, MissedAll, 0)
 			took := time.Since(began)
 			if n := due.Missed.Count; n < ticks-100 || n > ticks+ticks/20 || len(due.Run) != 100 {
 				t.Errorf("%s: %d are missed, and %d are run", rule, n, len(due.Run))

@@ -255,10 +255,10 @@ func compare(t rapid.TB, location *time.Location, change time.Time, expressions 
 					between = append(between, tick)
 				}
 			}
-			got := r.Passed(time.Time{}, Tick{At: a}, b)
-			var expected Passed
+			got := r.ticksPassed(time.Time{}, Tick{At: a}, b)
+			var expected tickCount
 			if n := len(between); n > 0 {
-				expected = Passed{int64(n), r.clock.tick(between[0].Unix()), r.clock.tick(between[n-1].Unix())}
+				expected = tickCount{int64(n), r.clock.tick(between[0].Unix()), r.clock.tick(between[n-1].Unix())}
 			}
 			if got != expected {
 				t.Fatalf("%s in %v after %v up to %v: %v, want %v", expressions[i], location, a, b, got, expected)
@@ -372,7 +372,7 @@ func TestLocalTimesRiseThoughHostsDifferInTheirZoneData(t *testing.T) {
 			if !host.clock.elapsed && !last.Local.IsZero() && !reading(next.Local).After(reading(last.Local)) {
 				t.Fatalf("the clocks show %v, after %v", next.Local, last.Local)
 			}
-			due := host.Due(time.Time{}, last, next.At, MissedAll, 0)
+			due := host.ticksDue(time.Time{}, last, next.At, MissedAll, 0)
 			if len(due.Run) != 1 || due.Run[0] != next || due.Missed.Count != 0 {
 				t.Fatalf("after %v, %v is next, and %v is due then", last, next, due)
 			}

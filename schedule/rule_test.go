@@ -208,7 +208,7 @@ func TestInvalidRuleErrors(t *testing.T) {
 		}
 		now := at(t, "2026-06-01 12:00:00")
 		next, ok := test.rule.Next(now, Tick{At: now})
-		due := test.rule.Due(now, Tick{At: now}, now.AddDate(1, 0, 0), MissedAll, 0)
+		due := test.rule.ticksDue(now, Tick{At: now}, now.AddDate(1, 0, 0), MissedAll, 0)
 		if ok || next != (Tick{}) || len(due.Run) != 0 || due.Missed.Count != 0 {
 			t.Errorf("%v has ticks: %v, %v", test.rule, next, due)
 		}
@@ -286,8 +286,8 @@ func TestNextRisesAndSkipsNothing(t *testing.T) {
 		if last.At.Equal(from) {
 			return
 		}
-		passed := r.Passed(anchor, Tick{At: from}, last.At)
-		if want := (Passed{int64(len(ticks)), ticks[0], last}); passed != want {
+		passed := r.ticksPassed(anchor, Tick{At: from}, last.At)
+		if want := (tickCount{int64(len(ticks)), ticks[0], last}); passed != want {
 			t.Fatalf("passed are %v, not %v", passed, want)
 		}
 	})
