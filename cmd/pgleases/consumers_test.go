@@ -63,6 +63,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	for args, want := range map[string]string{
 		"consumers show order": `there is no consumer "order": did you mean orders? pgleases consumers shows all`, "consumers pause order --reason why": "did you mean orders?",
 		"pause orders --reason why": `there is no lease "orders", but a consumer: pgleases consumers pause orders --reason '...'`, "resume orders --reason why": "pgleases consumers resume orders --reason", "pause orders --dry-run": "pgleases consumers pause orders",
+		"events orders":   `there is no lease "orders", and no event of one: did you mean consumer/orders? pgleases list shows all`,
 		"describe orders": "did you mean consumer/orders?", "explain orders": "did you mean consumer/orders?", "explain orders/1": "did you mean consumer/orders?", "drop orders --reason why": "did you mean consumer/orders?",
 		"consumers show consumer/orders": "did you mean orders?", "consumers pause consumer/orders --reason why": "did you mean orders?", "consumers list": `there is no verb "list": pgleases consumers lists them`,
 		"consumers skip orders 1 --reason why": "row 1 of consumer \"orders\" blocks no key", "consumers skip orders x --reason why": `"x" is no row: give the ID of a row that pgleases consumers show orders lists`, "consumers skip orders 2": "--reason is missing",

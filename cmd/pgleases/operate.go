@@ -355,6 +355,9 @@ func newEvents() *cobra.Command {
 				})
 			}
 			events, err := a.Events(ctx, lease, mostEvents)
+			if err == nil && len(events) == 0 && lease != "" {
+				err = noEventsOf(ctx, a, lease)
+			}
 			if err != nil {
 				return err
 			}
@@ -362,6 +365,15 @@ func newEvents() *cobra.Command {
 		})
 	}
 	return cmd
+}
+
+// noEventsOf returns an error if there is no lease of a name that no event has either.
+func noEventsOf(ctx context.Context, a *admin.Admin, name string) error {
+	s, err := a.Snapshot(ctx)
+	if err != nil || s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
+		return err
+	}
+	return fmt.Errorf("there is no lease %q, and no event of one: %spgleases list shows all", name, similarLease(s, name))
 }
 
 // latest returns the last n events, or all if there are fewer.
