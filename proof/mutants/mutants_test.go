@@ -180,7 +180,7 @@ func copies(scenario string) func(int) []string {
 
 const unnoticed = `received.After(s.lateUntil)`
 
-const guarded = ` AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3`
+const guarded = ` AND p.partition OPERATOR(pg_catalog.=) guard.partition AND p.epoch OPERATOR(pg_catalog.=) guard.epoch`
 
 var mutants = append(asleep(), []mutant{
 	{"trust that outlives the connection", "ends", `trusted true`, []edit{
@@ -190,7 +190,7 @@ var mutants = append(asleep(), []mutant{
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
 	{"readers of a stopped process", "stopped", `goes on: trusted true`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
-	{"a terminated session taken for an expired one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = $6 AND `, ``, 0}}},
+	{"a terminated session taken for an expired one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = p_killed AND `, ``, 0}}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
 		{"internal/owned/validity.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
@@ -202,8 +202,8 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/engine.go", `e.trust.validity.Prolong(sent.Add(trusts))`, `e.trust.validity.Prolong(now.Add(trusts))`, 0},
 	}},
 	{"asynchronous ownership writes", "durability", `an apply that gives is not on disk`, []edit{
-		{"sql/schema/plans.sql", "    PERFORM pgleases.settings(true, $9);\n    applied :=", "    PERFORM pgleases.settings(false, $9);\n    applied :=", 0},
-		{"sql/schema/leases.sql", "    PERFORM pgleases.settings(true, $10);\n    IF cardinality", "    PERFORM pgleases.settings(false, $10);\n    IF cardinality", 0},
+		{"sql/schema/plans.sql", "    PERFORM pgleases.settings(true, p_lock_ms);\n    applied :=", "    PERFORM pgleases.settings(false, p_lock_ms);\n    applied :=", 0},
+		{"sql/schema/leases.sql", "    PERFORM pgleases.settings(true, p_lock_ms);\n    -- Lock", "    PERFORM pgleases.settings(false, p_lock_ms);\n    -- Lock", 0},
 	}},
 	{"a promoted server that is accepted at once", "promotion", `overlap|epoch`, []edit{
 		{"internal/engine/server.go", `later(s.acceptAt, watched)`, `s.acceptAt`, 0},
@@ -235,7 +235,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/application.sql", "    FOR KEY SHARE;\n", "    ;\n", 0},
 	}},
 	{"Guard that takes the current epoch", "fleet", `zombie|linearizable`, []edit{
-		{"sql/schema/application.sql", guarded, ` AND p.partition OPERATOR(pg_catalog.=) $2`, 0},
+		{"sql/schema/application.sql", guarded, ` AND p.partition OPERATOR(pg_catalog.=) guard.partition`, 0},
 	}},
 	{"takeover without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
 		{"sql/schema/plans.sql", "also once it is locked\n                FOR UPDATE SKIP LOCKED\n", "also once it is locked\n                OFFSET 0\n", 0},
@@ -251,7 +251,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), 8*e.watch.lasts(now),`, 0},
 	}},
 	{"eviction without the boot marker", "crash", `something changed|were evicted`, []edit{
-		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $6`, `      AND $6 IS NOT NULL`, 0},
+		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.present_marker AS m) = p_marker`, `      AND p_marker IS NOT NULL`, 0},
 		{"internal/engine/watch.go", `	if run != w.run || run.Marker == 0 {`, `	if run.Marker = 1; run != w.run {`, 0},
 	}},
 	{"session numbers that repeat", "histories", `overlap|stale|handed over under work`, []edit{
@@ -262,18 +262,17 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/clients.sql", "      AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- otherwise it is revoked\n", "", 0},
 	}},
 	{"a guard that passes for a revoked session", "overrides", `a guard passes: got`, []edit{
-		{"sql/schema/application.sql", " AND c.incarnation OPERATOR(pg_catalog.>=) 0)\n      AND ($3", ")\n      AND ($3", 0},
+		{"sql/schema/application.sql", " AND c.incarnation OPERATOR(pg_catalog.>=) 0)\n      AND (guard.epoch", ")\n      AND (guard.epoch", 0},
 	}},
 	{"an override that overtakes no plan", "overrides", `a plan that was read before is applied|a plan that saw the join and not the override`, []edit{
 		{"sql/schema/operators.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
-    WHERE l.name = ANY (names);
+    WHERE l.name = ANY (p_leases);
     INSERT INTO pgleases.events (lease, cause, actor`, `    SET next_check_at = least(l.next_check_at, clock_timestamp())
-    WHERE l.name = ANY (names);
+    WHERE l.name = ANY (p_leases);
     INSERT INTO pgleases.events (lease, cause, actor`, 0},
 	}},
 	{"an override that misses a join", "overrides", `a plan that saw the join and not the override`, []edit{
-		{"sql/schema/operators.sql", `    names := pgleases.leases_of($3, $5);
-    IF $1 = 'drain'`, `    IF $1 = 'drain'`, 0},
+		{"sql/schema/operators.sql", `    RETURN pgleases.leases_of(p_lease, p_client);`, `    RETURN names;`, 0},
 	}},
 	{"an event of a join that is repeated", "overrides", `events: got`, []edit{
 		{"sql/statements/join.sql", `WHERE member.new`, `WHERE true`, 0},
@@ -302,8 +301,8 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/session.go", "const lateAtMost = 10 * time.Minute", "const lateAtMost = 0", 0},
 	}},
 	{"release without epoch", "statements", `answer: got {Released|released under the epoch before`, []edit{
-		{"sql/schema/leases.sql", `(p.owner = $1) IS TRUE AND p.epoch = b.epoch
-            FOR UPDATE`, `(p.owner = $1) IS TRUE
+		{"sql/schema/leases.sql", `(p.owner = p_session) IS TRUE AND p.epoch = b.epoch
+            FOR UPDATE`, `(p.owner = p_session) IS TRUE
             FOR UPDATE`, 0},
 	}},
 	{"release by a session that is gone", "statements", `released: got 1, want 0`, []edit{
@@ -342,11 +341,11 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/application.sql", `    FOR KEY SHARE OF l;`, `    ;`, 0},
 	}},
 	{"a lock's guard that takes any token", "fleet", `zombie|linearizable`, []edit{
-		{"sql/schema/application.sql", `WHERE l.name = $1 AND l.token = $2`, `WHERE l.name = $1 AND l.token IS NOT NULL`, 0},
+		{"sql/schema/application.sql", `WHERE l.name = guard_lock.name AND l.token = guard_lock.token`, `WHERE l.name = guard_lock.name AND l.token IS NOT NULL`, 0},
 	}},
 	{"a release by a client that does not hold the lock", "lock statements", `release by another`, []edit{
-		{"sql/schema/locks.sql", `            WHERE d.session OPERATOR(pg_catalog.=) $2 AND d.nonce OPERATOR(pg_catalog.=) $3 AND d.name OPERATOR(pg_catalog.=) $1`,
-			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) $1`, 0},
+		{"sql/schema/locks.sql", `            WHERE d.session OPERATOR(pg_catalog.=) p_session AND d.nonce OPERATOR(pg_catalog.=) p_nonce AND d.name OPERATOR(pg_catalog.=) p_name`,
+			`            WHERE d.token IS NOT NULL AND d.name OPERATOR(pg_catalog.=) p_name`, 0},
 	}},
 	{"a lock taken from an expired client", "lock statements", `granted|waits`, []edit{
 		{"sql/schema/locks.sql", `        IF NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = r.session) THEN`,

@@ -6,8 +6,8 @@ CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partition
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
 BEGIN
     RETURN ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
-                  pg_catalog.sha256(pg_catalog.convert_to($1, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
-             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) $2::bigint)::int;
+                  pg_catalog.sha256(pg_catalog.convert_to(partition_for.key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
+             OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) partition_for.partitions::bigint)::int;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with this number of partitions: the first 8 bytes of the SHA-256 of the key''s UTF-8, big-endian, without the sign bit, modulo the number.';
@@ -26,12 +26,12 @@ CREATE OR REPLACE FUNCTION pgleases.guard(lease pg_catalog.text, partition int, 
 LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.partitions AS p
-    WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) $2 AND p.epoch OPERATOR(pg_catalog.=) $3
+    WHERE p.lease OPERATOR(pg_catalog.=) guard.lease AND p.partition OPERATOR(pg_catalog.=) guard.partition AND p.epoch OPERATOR(pg_catalog.=) guard.epoch
       AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)
-      AND ($3 OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.generation FROM pgleases.server AS s)
+      AND (guard.epoch OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.generation FROM pgleases.server AS s)
     FOR KEY SHARE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', $2, $1, $3
+        RAISE EXCEPTION 'partition % of lease "%" is not owned under epoch %', guard.partition, guard.lease, guard.epoch
             USING ERRCODE = 'PL001',
                   HINT = 'Its owner has changed since, or a failover ended the epoch. Roll back and leave the work to the owner.';
     END IF;
@@ -46,10 +46,10 @@ LANGUAGE plpgsql VOLATILE SET plan_cache_mode = force_generic_plan SET jit = off
 BEGIN
     RETURN ARRAY(
         SELECT b.partition
-        FROM (SELECT * FROM ROWS FROM (pg_catalog.unnest($2), pg_catalog.unnest($3)) AS b (partition, epoch) ORDER BY partition) AS b
+        FROM (SELECT * FROM ROWS FROM (pg_catalog.unnest(guard_many.partitions), pg_catalog.unnest(guard_many.epochs)) AS b (partition, epoch) ORDER BY partition) AS b
         LEFT JOIN LATERAL (
             SELECT true AS passed FROM pgleases.partitions AS p
-            WHERE p.lease OPERATOR(pg_catalog.=) $1 AND p.partition OPERATOR(pg_catalog.=) b.partition AND p.epoch OPERATOR(pg_catalog.=) b.epoch
+            WHERE p.lease OPERATOR(pg_catalog.=) guard_many.lease AND p.partition OPERATOR(pg_catalog.=) b.partition AND p.epoch OPERATOR(pg_catalog.=) b.epoch
               AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session OPERATOR(pg_catalog.=) p.owner AND c.incarnation OPERATOR(pg_catalog.>=) 0)
               AND (b.epoch OPERATOR(pg_catalog.>>) 32) OPERATOR(pg_catalog.>=) (SELECT s.generation FROM pgleases.server AS s)
             FOR KEY SHARE
@@ -65,11 +65,11 @@ CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigin
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     PERFORM FROM pgleases.locks AS l
-    WHERE l.name = $1 AND l.token = $2
+    WHERE l.name = guard_lock.name AND l.token = guard_lock.token
       AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = l.session AND c.incarnation >= 0) IS NOT NULL
     FOR KEY SHARE OF l;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'lock "%" is not held under token %', $1, $2
+        RAISE EXCEPTION 'lock "%" is not held under token %', guard_lock.name, guard_lock.token
             USING ERRCODE = 'PL001',
                   HINT = 'It was released, or its holder has expired. Roll back and leave the work to the present holder.';
     END IF;

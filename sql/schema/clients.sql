@@ -73,17 +73,17 @@ COMMENT ON COLUMN pgleases.identities.taken_from IS 'The host and pid of the pro
 -- of the time, and it is one statement. Its cost is the preparation: for each table, function and operator in it. So it
 -- returns times as they are stored, leaves it to the caller to decide what is due, and returns one text.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    session bigint, lock_ms int, renewed double precision, renewed_marker bigint, started double precision, marker bigint, seen pg_catalog.xid8, leases pg_catalog.text[])
+    p_session bigint, p_lock_ms int, p_renewed double precision, p_renewed_marker bigint, p_started double precision, p_marker bigint, p_seen pg_catalog.xid8, p_leases pg_catalog.text[])
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
     answer pg_catalog.text;
     unchanged boolean; -- the server incarnation and the leases are those of the last answer
 BEGIN
-    unchanged := pgleases.settings(false, $2);
+    unchanged := pgleases.settings(false, p_lock_ms);
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
-    WHERE c.session OPERATOR(pg_catalog.=) $1
-      AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp($3)
+    WHERE c.session OPERATOR(pg_catalog.=) p_session
+      AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp(p_renewed)
       AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- otherwise it is revoked
     RETURNING
         pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
@@ -91,38 +91,38 @@ BEGIN
                       FROM pgleases.server AS s), 'none'), -- the row was deleted by hand
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
-        pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp($5)
-            AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $6)
+        pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp(p_started)
+            AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) p_marker)
             AND NOT EXISTS (SELECT FROM pgleases.leases AS l
-                            WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT $8)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) $7
+                            WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT p_leases)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) p_seen
                               AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
     INTO answer, unchanged;
     IF unchanged THEN
         RETURN answer;
     END IF;
-    IF answer IS NULL AND $3 OPERATOR(pg_catalog.<) double precision 'infinity'
-       AND NOT EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) $4) THEN
-        RETURN pgleases.heartbeat($1, $2, double precision 'infinity', $4, $5, $6, $7, $8); -- of another or an unknown incarnation: ignore the last renewal
+    IF answer IS NULL AND p_renewed OPERATOR(pg_catalog.<) double precision 'infinity'
+       AND NOT EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) p_renewed_marker) THEN
+        RETURN pgleases.heartbeat(p_session, p_lock_ms, double precision 'infinity', p_renewed_marker, p_started, p_marker, p_seen, p_leases); -- of another or an unknown incarnation: ignore the last renewal
     END IF;
-    RETURN pgleases.heartbeat_answer($1, answer);
+    RETURN pgleases.heartbeat_answer(p_session, answer);
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.heartbeat_answer(session bigint, renewed pg_catalog.text) RETURNS pg_catalog.text
+CREATE OR REPLACE FUNCTION pgleases.heartbeat_answer(p_session bigint, p_renewed pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
     run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
                                    coalesce((SELECT m.marker FROM pgleases.present_marker AS m), 0), pgleases.tables_number());
 BEGIN
-    IF $2 IS NULL THEN
-        RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = $1 AND c.incarnation >= 0)
+    IF p_renewed IS NULL THEN
+        RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p_session AND c.incarnation >= 0)
                                       THEN 'copied' ELSE 'gone' END, -- a revoked session counts as gone
                                  extract(epoch FROM now), s.accepted_timeline, s.generation, run)
                 FROM pgleases.server AS s);
     END IF;
     -- due_in: negative if no plan is due; 0 also if the clock stepped back.
-    RETURN (SELECT concat_ws(' ', $2, run, string_agg(concat_ws(' ', l.generation,
+    RETURN (SELECT concat_ws(' ', p_renewed, run, string_agg(concat_ws(' ', l.generation,
                        CASE WHEN l.next_check_at = 'infinity' THEN -0.000001
                             WHEN l.next_check_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
                             ELSE greatest(extract(epoch FROM l.next_check_at - now), 0) END,
@@ -130,7 +130,7 @@ BEGIN
                    coalesce(array_agg(l.name), '{}'))
             FROM pgleases.members AS m
             JOIN pgleases.leases AS l ON l.name = m.lease
-            WHERE m.session = $1);
+            WHERE m.session = p_session);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.heartbeat_answer(bigint, pg_catalog.text) IS 'The answer to a heartbeat: the text of the renewal, then the server incarnation and the session''s leases. If the text is null, the session is gone, or a copy of the client''s process has renewed it.';
@@ -140,30 +140,30 @@ COMMENT ON FUNCTION pgleases.heartbeat_answer(bigint, pg_catalog.text) IS 'The a
 -- what has changed. If the table has more blocks than the session has leases, most rows are of others, and the rows of
 -- the session are read by their keys.
 CREATE OR REPLACE FUNCTION pgleases.heartbeat_many(
-    session bigint, lock_ms int, renewed double precision, renewed_marker bigint, started double precision, marker bigint, seen pg_catalog.xid8, leases int)
+    p_session bigint, p_lock_ms int, p_renewed double precision, p_renewed_marker bigint, p_started double precision, p_marker bigint, p_seen pg_catalog.xid8, p_leases int)
 RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
 DECLARE
-    answer CONSTANT text := pgleases.heartbeat($1, $2, $3, $4, $5, $6, $7, '{}');
+    answer CONSTANT text := pgleases.heartbeat(p_session, p_lock_ms, p_renewed, p_renewed_marker, p_started, p_marker, p_seen, '{}');
     changed boolean;
 BEGIN
     IF answer LIKE '% {%' OR answer LIKE 'gone%' OR answer LIKE 'copied%' THEN -- it has the leases already, or there is no session
         RETURN answer;
     END IF;
     -- These statements follow the one whose xmin the answer has. So what they cannot see yet is not below that number.
-    IF pg_relation_size('pgleases.leases'::regclass) <= $8 * current_setting('block_size')::bigint THEN
+    IF pg_relation_size('pgleases.leases'::regclass) <= p_leases * current_setting('block_size')::bigint THEN
         changed := EXISTS (
             SELECT FROM (SELECT l.name FROM pgleases.leases AS l
-                         WHERE l.changed >= $7 AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l
-            CROSS JOIN LATERAL (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.session = $1 OFFSET 0) AS m);
+                         WHERE l.changed >= p_seen AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l
+            CROSS JOIN LATERAL (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.session = p_session OFFSET 0) AS m);
     ELSE
         changed := EXISTS (
-            SELECT FROM (SELECT m.lease FROM pgleases.members AS m WHERE m.session = $1 OFFSET 0) AS m
+            SELECT FROM (SELECT m.lease FROM pgleases.members AS m WHERE m.session = p_session OFFSET 0) AS m
             CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l
-                                WHERE l.name = m.lease AND l.changed >= $7 AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l);
+                                WHERE l.name = m.lease AND l.changed >= p_seen AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l);
     END IF;
     IF changed THEN
-        RETURN pgleases.heartbeat_answer($1, answer);
+        RETURN pgleases.heartbeat_answer(p_session, answer);
     END IF;
     RETURN answer;
 END

@@ -10,46 +10,49 @@
 -- disables compilation (JIT). It reads no other rows of live sessions: with 1,000,000 partitions it takes as long as
 -- with 10. All that can wait is left to tidy.
 CREATE OR REPLACE FUNCTION pgleases.evict(
-    cutoff bigint, watched bigint, ttl bigint, timeline bigint, started bigint, marker bigint, lock_ms int,
+    p_cutoff bigint, p_watched bigint, p_ttl bigint, p_timeline bigint, p_started bigint, p_marker bigint, p_lock_ms int,
     OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
-    silent timestamptz := timestamptz 'epoch' + $1 * interval '1 microsecond'; -- sessions that expired before it are evicted
-    longest interval := $2 * interval '1 microsecond';
+    silent timestamptz := timestamptz 'epoch' + p_cutoff * interval '1 microsecond'; -- sessions that expired before it are evicted
+    longest interval := p_watched * interval '1 microsecond';
     before bigint[]; -- evicted earlier; still members if a lease was locked, or if a join was in progress
 BEGIN
-    PERFORM pgleases.settings(true, $7);
+    PERFORM pgleases.settings(true, p_lock_ms);
     evicted := '{}';
     to_plan := '{}';
     plan_due_in := 0;
     check_due_in := -1;
-    -- Is a check due, for all clients or for a client that has watched for this long, or did the clock step back? And
-    -- is this still the server incarnation that was watched? SKIP LOCKED, because a lock on the row means that another
-    -- client makes the check.
+
+    -- Begin the check, or leave it to another client. Is a check due, for all clients or for a client that has watched for
+    -- this long, or did the clock step back? And is this still the server incarnation that was watched? SKIP LOCKED,
+    -- because a lock on the row means that another client makes the check.
     SELECT s.left_behind INTO before FROM pgleases.server AS s
     WHERE (s.next_check_at <= now
            OR s.unwatched > interval '0' AND s.unwatched <= longest
-           OR s.next_check_at > now + interval '1 second' + $3 * interval '1 microsecond')
+           OR s.next_check_at > now + interval '1 second' + p_ttl * interval '1 microsecond')
       AND now >= silent
-      AND s.accepted_timeline = $4 AND pgleases.timeline() = $4
-      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $5
-      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $6
+      AND s.accepted_timeline = p_timeline AND pgleases.timeline() = p_timeline
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = p_started
+      AND (SELECT m.marker FROM pgleases.present_marker AS m) = p_marker
     FOR UPDATE OF s SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    WITH sessions AS MATERIALIZED (
+
+    -- Evict, in one statement, so that all of it has one snapshot.
+    WITH sessions AS MATERIALIZED ( -- which have expired, by the watch of the caller
         SELECT c.session, c.id, c.ttl, c.expires_at,
                c.expires_at < silent AND c.ttl <= longest AS expired,
                c.expires_at < silent AND c.ttl > longest AS unwatched -- it may have expired: a client that has watched for longer evicts it
         FROM pgleases.clients AS c
-    ), gone AS MATERIALIZED (
+    ), gone AS MATERIALIZED ( -- the memberships of expired sessions, and of those evicted before
         SELECT m.lease, m.session, s.session IS NULL AS lost
         FROM pgleases.members AS m
         LEFT JOIN sessions AS s ON s.session = m.session
         WHERE m.session = ANY (before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.expired)) AND s.expired IS NOT FALSE
-    ), locked AS MATERIALIZED ( -- a plan of these is due
+    ), locked AS MATERIALIZED ( -- the leases that lose a member, so that no release or plan of them is executed meanwhile
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g))
         ORDER BY l.name
@@ -61,12 +64,12 @@ BEGIN
           AND (SELECT count(*) FROM locked) >= 0 -- always true: it makes PostgreSQL lock the leases before the clients
         ORDER BY c.session
         FOR UPDATE OF c SKIP LOCKED
-    ), evicted AS (
+    ), evicted AS ( -- from here on no guard passes for them, and plans give their partitions away
         DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM expired AS d))
         RETURNING c.session, c.id, c.host, c.pid
     ), recorded AS ( -- with where to look for the process
         INSERT INTO pgleases.events (cause, reason, from_id) SELECT 'evicted', concat('host ', e.host, ', pid ', e.pid), e.id FROM evicted AS e ORDER BY e.id
-    ), left_behind AS ( -- but not if its session was renewed meanwhile
+    ), left_behind AS ( -- the memberships end, but not if the session was renewed meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
           AND (m.lease IN (SELECT l.name FROM locked AS l) OR NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = m.lease))
@@ -75,7 +78,7 @@ BEGIN
         SELECT i.id FROM pgleases.identities AS i WHERE i.id = ANY (ARRAY(SELECT e.id FROM evicted AS e)) FOR UPDATE OF i SKIP LOCKED
     ), used AS ( -- an ID is kept for one day from now
         UPDATE pgleases.identities AS i SET used_at = clock_timestamp() WHERE i.id = ANY (ARRAY(SELECT idle.id FROM idle))
-    ), due AS (
+    ), due AS ( -- a plan gives the partitions to others. The new generation makes plans void that were read before
         UPDATE pgleases.leases AS l
         SET generation = l.generation + 1,
             next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- otherwise the clock stepped back
@@ -93,13 +96,13 @@ BEGIN
     ), clamped AS (
         UPDATE pgleases.clients AS c SET expires_at = least(c.expires_at, clock_timestamp() + c.ttl)
         WHERE c.session = ANY (ARRAY(SELECT a.session FROM ahead AS a))
-    ), rest AS MATERIALIZED (
+    ), rest AS MATERIALIZED ( -- the sessions that stay, which decide when the next check is due
         SELECT count(*) AS sessions,
                min(least(s.expires_at, now + s.ttl)) FILTER (WHERE NOT s.unwatched) AS expires_at,
                min(s.ttl) FILTER (WHERE s.unwatched) AS unwatched
         FROM sessions AS s
         WHERE s.session NOT IN (SELECT e.session FROM evicted AS e)
-    ), checked AS (
+    ), checked AS ( -- the check is done, and no other client repeats it before then
         UPDATE pgleases.server AS s
         SET sessions = rest.sessions,
             unwatched = coalesce(rest.unwatched, interval '0'),
@@ -127,10 +130,10 @@ $pgleases_body$;
 
 -- 32 blocks, about 2,000 rows, by address. The next check searches the next blocks, so a check costs the same however
 -- large the table is.
-CREATE OR REPLACE FUNCTION pgleases.part(relation pg_catalog.regclass, OUT first tid, OUT beyond tid)
+CREATE OR REPLACE FUNCTION pgleases.part(p_relation pg_catalog.regclass, OUT first tid, OUT beyond tid)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    blocks CONSTANT bigint := pg_relation_size($1) / current_setting('block_size')::bigint;
+    blocks CONSTANT bigint := pg_relation_size(p_relation) / current_setting('block_size')::bigint;
     block CONSTANT bigint := 32 * (SELECT s.checks % (blocks / 32 + 1) FROM pgleases.server AS s);
 BEGIN
     first := format('(%s,0)', block)::tid;
@@ -141,7 +144,7 @@ COMMENT ON FUNCTION pgleases.part(pg_catalog.regclass) IS 'The part of a table t
 
 -- Orphans are the result of changes by hand. This function is not a part of evict, so that a failure here neither
 -- undoes nor delays an eviction.
-CREATE OR REPLACE FUNCTION pgleases.tidy(lock_ms int) RETURNS pg_catalog.text[]
+CREATE OR REPLACE FUNCTION pgleases.tidy(p_lock_ms int) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
@@ -150,7 +153,7 @@ DECLARE
     i CONSTANT record := pgleases.part('pgleases.identities'::regclass);
     to_plan text[];
 BEGIN
-    PERFORM pgleases.settings(true, $1);
+    PERFORM pgleases.settings(true, p_lock_ms);
     WITH lost AS MATERIALIZED ( -- members without a session
         SELECT o.lease, o.session FROM pgleases.members AS o
         WHERE o.ctid >= m.first AND o.ctid < m.beyond

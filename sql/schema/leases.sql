@@ -96,7 +96,7 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 -- owns in one lease, however much the session owns in others, and others own in that lease.
 
 CREATE OR REPLACE FUNCTION pgleases.read(
-    session bigint, leases pg_catalog.text[],
+    p_session bigint, p_leases pg_catalog.text[],
     OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT accepted_timeline bigint, OUT server_generation bigint,
     OUT partitions int[], OUT epochs bigint[], OUT moving boolean[], OUT paused pg_catalog.text[], OUT drained pg_catalog.text[])
 RETURNS SETOF record
@@ -108,15 +108,15 @@ BEGIN
     SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
            s.accepted_timeline, s.generation, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
-           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = $1)
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = p_session)
     FROM pgleases.server AS s, pgleases.leases AS l
     CROSS JOIN LATERAL (
         SELECT array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs, array_agg(p.target IS DISTINCT FROM p.owner) AS moving
         FROM (SELECT p.partition, p.epoch, p.target, p.owner FROM pgleases.partitions AS p
-              WHERE p.owner = $1 AND p.lease ~>=~ l.name AND p.lease ~<=~ l.name
+              WHERE p.owner = p_session AND p.lease ~>=~ l.name AND p.lease ~<=~ l.name
               ORDER BY p.partition) AS p
     ) AS o
-    WHERE l.name = ANY ($2);
+    WHERE l.name = ANY (p_leases);
 END
 $pgleases_body$;
 
@@ -125,15 +125,15 @@ $pgleases_body$;
 -- in a transaction that does not wait for a flush. FOR KEY SHARE keeps plans, evictions and leaves of this lease
 -- waiting. A session that is gone releases no partition, because a plan may have read that it is gone.
 CREATE OR REPLACE FUNCTION pgleases.release(
-    session bigint, leases pg_catalog.text[], partitions int[], epochs bigint[], successors bigint[],
-    leaving pg_catalog.text[], planned bigint[], ending pg_catalog.text[], last_join bigint, lock_ms int, channel pg_catalog.text,
+    p_session bigint, p_leases pg_catalog.text[], p_partitions int[], p_epochs bigint[], p_successors bigint[],
+    p_leaving pg_catalog.text[], p_planned bigint[], p_ending pg_catalog.text[], p_last_join bigint, p_lock_ms int, p_channel pg_catalog.text,
     OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
     OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT to_plan pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $pgleases_body$
 DECLARE
-    names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest($2 || $6) AS n);
+    names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest(p_leases || p_leaving) AS n);
     as_planned text[]; -- leases to leave that have not changed since the plan of the successors read them
     first bigint;
     present bigint; -- the server generation
@@ -143,44 +143,56 @@ DECLARE
     concerned bigint[];
     due text[]; -- leases that need a plan
 BEGIN
-    PERFORM pgleases.settings(true, $10);
-    IF cardinality($8) > 0 THEN
+    PERFORM pgleases.settings(true, p_lock_ms);
+    -- Lock the leases by name. So no plan, eviction or leave of them is executed meanwhile, and none was read before this
+    -- and is written after it. A leave changes its lease, so it needs the stronger lock from the beginning.
+    IF cardinality(p_ending) > 0 THEN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     ELSE
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
     END IF;
-    PERFORM FROM pgleases.clients AS c WHERE c.session = $1 FOR KEY SHARE; -- it is not evicted before this commits
+
+    -- Lock the session, so that it is not evicted before this commits. A session that is gone releases nothing, because
+    -- its partitions may belong to others by now.
+    PERFORM FROM pgleases.clients AS c WHERE c.session = p_session FOR KEY SHARE;
     alive := FOUND;
+
+    -- Release only on a server that is accepted: another one may lack handoffs. Without a generation nothing is taken.
     IF alive THEN
         SELECT s.generation, pgleases.first_epoch(s.generation) INTO present, first
-        FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline(); -- the server is accepted
+        FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline();
     END IF;
     drains := EXISTS (SELECT FROM pgleases.overrides AS w
-                      WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1));
-    as_planned := ARRAY(SELECT l.name FROM unnest($6, $7) AS g (lease, generation)
+                      WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = p_session));
+    -- Follow the caller's plan only for leases that have not changed since it read them.
+    as_planned := ARRAY(SELECT l.name FROM unnest(p_leaving, p_planned) AS g (lease, generation)
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
 
+    -- Hand over: each partition that the session owns under the epoch that the caller names gets a higher epoch. Its next
+    -- owner is the target, if that is a live member. An ownership of an earlier server generation is renewed instead, and
+    -- stays with the session. A partition that a guarded transaction has locked is left out, because that transaction
+    -- was promised that nobody else owns the partition before its end.
     WITH taken AS MATERIALIZED (
         SELECT p.place, p.lease, p.owner_id, b.leaves, b.epoch >> 32 < present AND NOT b.leaves AS renewed,
                CASE WHEN b.successor <> 0 AND p.lease IN (SELECT n FROM unnest(as_planned) AS n) THEN b.successor ELSE p.target END AS target
-        FROM (SELECT b.lease, b.partition, b.epoch, b.successor, b.lease IN (SELECT n FROM unnest($6) AS n) AS leaves
-              FROM unnest($2, $3, $4, $5) AS b (lease, partition, epoch, successor) ORDER BY b.lease, b.partition) AS b
+        FROM (SELECT b.lease, b.partition, b.epoch, b.successor, b.lease IN (SELECT n FROM unnest(p_leaving) AS n) AS leaves
+              FROM unnest(p_leases, p_partitions, p_epochs, p_successors) AS b (lease, partition, epoch, successor) ORDER BY b.lease, b.partition) AS b
         CROSS JOIN LATERAL ( -- IS TRUE keeps the planner from the index on owner: the key is faster
             SELECT p.ctid AS place, p.lease, p.target, p.owner_id
             FROM pgleases.partitions AS p
-            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = p_session) IS TRUE AND p.epoch = b.epoch
             FOR UPDATE SKIP LOCKED -- the others are locked by a guarded transaction
         ) AS p
         WHERE present IS NOT NULL
     ), successors AS MATERIALIZED ( -- those that are live members
         SELECT n.lease, n.session, c.id
-        FROM (SELECT DISTINCT k.lease, k.leaves, CASE WHEN k.renewed THEN $1 ELSE k.target END AS session FROM taken AS k) AS n
+        FROM (SELECT DISTINCT k.lease, k.leaves, CASE WHEN k.renewed THEN p_session ELSE k.target END AS session FROM taken AS k) AS n
         CROSS JOIN LATERAL (
             SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
             WHERE m.lease = n.lease AND m.session = n.session
             OFFSET 0
         ) AS c
-        WHERE NOT (n.session = $1 AND n.leaves)
+        WHERE NOT (n.session = p_session AND n.leaves)
     ), released AS (
         UPDATE pgleases.partitions AS p
         SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
@@ -191,13 +203,13 @@ BEGIN
                             AND (k.leaves OR drains
                                  OR p.lease IN (SELECT own.lease FROM unnest(names) AS n
                                                 CROSS JOIN LATERAL (SELECT own.lease FROM pgleases.members AS own
-                                                                    WHERE own.lease = n AND own.session = $1 AND own.weight = 0 OFFSET 0) AS own))
+                                                                    WHERE own.lease = n AND own.session = p_session AND own.weight = 0 OFFSET 0) AS own))
                            THEN p.owner_id
                            ELSE p.preferred_owner_id END,
             owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
             asked_at = CASE WHEN CASE WHEN k.renewed THEN k.target ELSE h.session END IS DISTINCT FROM h.session THEN p.asked_at END
         FROM taken AS k
-        LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN $1 ELSE k.target END
+        LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN p_session ELSE k.target END
         WHERE p.ctid = k.place
         RETURNING p.lease, p.partition, p.owner, p.epoch, k.renewed, k.owner_id AS from_id, h.id AS to_id
     ), recorded AS (
@@ -213,28 +225,32 @@ BEGIN
     FROM (SELECT * FROM released ORDER BY lease, partition) AS r
     INTO released_leases, released_partitions, owners, new_epochs, due;
 
+    -- Name those that were left out, so that the caller tries them again.
     busy_leases := '{}';
     busy_partitions := '{}';
-    IF alive AND cardinality(released_partitions) < cardinality($3) THEN
+    IF alive AND cardinality(released_partitions) < cardinality(p_partitions) THEN
         SELECT coalesce(array_agg(b.lease), '{}'), coalesce(array_agg(b.partition), '{}')
-        FROM (SELECT * FROM unnest($2, $3, $4) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
+        FROM (SELECT * FROM unnest(p_leases, p_partitions, p_epochs) AS b (lease, partition, epoch) ORDER BY lease, partition) AS b
         CROSS JOIN LATERAL (
             SELECT FROM pgleases.partitions AS p
-            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = $1) IS TRUE AND p.epoch = b.epoch
+            WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = p_session) IS TRUE AND p.epoch = b.epoch
         ) AS p
         INTO busy_leases, busy_partitions;
     END IF;
 
     left_leases := '{}';
     to_plan := '{}';
-    IF cardinality($8) > 0 THEN
+    -- Leave: a membership ends when the session owns nothing in the lease any more, so that no partition has an owner
+    -- that is no member. Until then its weight is 0, so that no plan gives it another partition. A join that is newer
+    -- than the caller knows has begun another membership, which stays.
+    IF cardinality(p_ending) > 0 THEN
         WITH leaving AS MATERIALIZED (
             SELECT m.place, m.weight,
-                   EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner = $1 AND p.lease ~>=~ n AND p.lease ~<=~ n OFFSET 0) AS owns
-            FROM unnest($8) AS n
+                   EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner = p_session AND p.lease ~>=~ n AND p.lease ~<=~ n OFFSET 0) AS owns
+            FROM unnest(p_ending) AS n
             CROSS JOIN LATERAL (
                 SELECT m.ctid AS place, m.weight FROM pgleases.members AS m
-                WHERE m.lease = n AND m.session = $1 AND m.join_number <= $9
+                WHERE m.lease = n AND m.session = p_session AND m.join_number <= p_last_join
                 OFFSET 0
             ) AS m
         ), gone AS (
@@ -242,7 +258,7 @@ BEGIN
             RETURNING m.lease
         ), recorded AS (
             INSERT INTO pgleases.events (lease, cause, from_id, generation)
-            SELECT g.lease, 'left', (SELECT c.id FROM pgleases.clients AS c WHERE c.session = $1),
+            SELECT g.lease, 'left', (SELECT c.id FROM pgleases.clients AS c WHERE c.session = p_session),
                    (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
             FROM gone AS g
         ), drained AS (
@@ -252,16 +268,19 @@ BEGIN
         SELECT coalesce((SELECT array_agg(g.lease ORDER BY g.lease) FROM gone AS g), '{}'),
                coalesce((SELECT array_agg(d.lease) FROM drained AS d), '{}')
         INTO left_leases, drained;
-        -- A plan is due, unless the released partitions went where the plan without this session puts them.
+        -- A plan is due after a leave, unless the released partitions went where the plan without this session puts them.
         due := due || ARRAY(SELECT g FROM unnest(left_leases) AS g WHERE g NOT IN (SELECT n FROM unnest(as_planned) AS n));
+        -- Notify the new owners of what was left: the session sends no announcement for that.
         concerned := ARRAY(SELECT DISTINCT r.owner FROM unnest(released_leases, owners) AS r (lease, owner)
                            WHERE r.owner <> 0 AND (r.lease IN (SELECT n FROM unnest(left_leases) AS n)) IS TRUE);
-        IF $11 <> '' AND cardinality(concerned) > 0 THEN
-            PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+        IF p_channel <> '' AND cardinality(concerned) > 0 THEN
+            PERFORM pg_notify(p_channel, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
         END IF;
     ELSIF cardinality(due) > 0 THEN -- by name, because the lock held so far does not keep others from changing them
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
     END IF;
+
+    -- Make a plan due for what has no owner now. The new generation makes plans void that were read before.
     IF cardinality(due) + cardinality(left_leases) + cardinality(drained) > 0 THEN
         WITH changed AS (
             UPDATE pgleases.leases AS l
@@ -279,16 +298,16 @@ BEGIN
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.announce(leases pg_catalog.text[], sessions bigint[], lock_ms int, channel pg_catalog.text) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.announce(p_leases pg_catalog.text[], p_sessions bigint[], p_lock_ms int, p_channel pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.settings(false, $3);
-    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY ($1) ORDER BY l.name FOR NO KEY UPDATE;
-    UPDATE pgleases.leases AS l SET generation = l.generation + 1 WHERE l.name = ANY ($1);
-    IF $4 <> '' AND cardinality($2) > 0 THEN
-        PERFORM pg_notify($4, CASE WHEN cardinality($2) > 100 THEN 'all' ELSE array_to_string($2, ',') END);
+    PERFORM pgleases.settings(false, p_lock_ms);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (p_leases) ORDER BY l.name FOR NO KEY UPDATE;
+    UPDATE pgleases.leases AS l SET generation = l.generation + 1 WHERE l.name = ANY (p_leases);
+    IF p_channel <> '' AND cardinality(p_sessions) > 0 THEN
+        PERFORM pg_notify(p_channel, CASE WHEN cardinality(p_sessions) > 100 THEN 'all' ELSE array_to_string(p_sessions, ',') END);
     END IF;
 END
 $pgleases_body$;

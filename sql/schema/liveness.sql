@@ -16,23 +16,23 @@ COMMENT ON COLUMN pgleases.presences.pid IS 'The server process of that connecti
 -- written before the client trusts itself on this connection: otherwise the end of an earlier connection could count as
 -- the end of the client. This statement may also arrive late, from an earlier connection. So of a session's keys the
 -- lowest one is the newest.
-CREATE OR REPLACE FUNCTION pgleases.hold_liveness(session bigint, presence bigint, lock_ms int) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.hold_liveness(p_session bigint, p_presence bigint, p_lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    PERFORM pgleases.settings(true, $3);
+    PERFORM pgleases.settings(true, p_lock_ms);
     INSERT INTO pgleases.presences AS p (session, presence, pid)
-    SELECT c.session, $2, pg_backend_pid() FROM pgleases.clients AS c WHERE c.session = $1
+    SELECT c.session, p_presence, pg_backend_pid() FROM pgleases.clients AS c WHERE c.session = p_session
     ON CONFLICT ON CONSTRAINT presences_pkey DO UPDATE SET presence = EXCLUDED.presence, pid = EXCLUDED.pid WHERE EXCLUDED.presence < p.presence;
     DELETE FROM pgleases.presences AS p
     WHERE p.session = ANY (ARRAY(
         SELECT o.session FROM pgleases.presences AS o
         WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = o.session)
         FOR UPDATE OF o SKIP LOCKED));
-    IF EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = $1 AND p.presence <> $2) THEN
+    IF EXISTS (SELECT FROM pgleases.presences AS p WHERE p.session = p_session AND p.presence <> p_presence) THEN
         RETURN false;
     END IF;
-    IF NOT pg_try_advisory_lock($2) THEN -- last, because after an error the lock would stay held, and the client repeats this with another key
-        RAISE EXCEPTION 'another connection holds advisory lock %', $2 USING ERRCODE = 'lock_not_available';
+    IF NOT pg_try_advisory_lock(p_presence) THEN -- last, because after an error the lock would stay held, and the client repeats this with another key
+        RAISE EXCEPTION 'another connection holds advisory lock %', p_presence USING ERRCODE = 'lock_not_available';
     END IF;
     RETURN true;
 END
@@ -41,7 +41,7 @@ $pgleases_body$;
 -- The counters are read first: a session that ends between them and the locks is counted later, and is seen as a
 -- change.
 CREATE OR REPLACE FUNCTION pgleases.watch_liveness(
-    session bigint, known bigint,
+    p_session bigint, p_known bigint,
     OUT watches boolean, OUT abandoned bigint, OUT killed bigint, OUT fatal bigint, OUT reset bigint,
     OUT digest bigint, OUT held bigint[], OUT pids int[], OUT free bigint[], OUT free_sessions bigint[], OUT free_expiries bigint[],
     OUT stranger int)
@@ -61,7 +61,7 @@ BEGIN
     free_expiries := '{}';
     stranger := 0;
     watches := (SELECT count(*) < 2 FROM (SELECT FROM pgleases.presences AS p
-                                          WHERE p.session < $1 AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.session)
+                                          WHERE p.session < p_session AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.session)
                                           ORDER BY p.session LIMIT 2) AS before);
     IF NOT watches THEN
         RETURN;
@@ -79,7 +79,7 @@ BEGIN
                  AND k.mode = 'ExclusiveLock') AS l -- ignore the shared locks of evict_disconnected
            ON l.presence = p.presence
     INTO digest, held, pids, free, free_sessions, free_expiries, stranger;
-    IF digest = $2 THEN -- the keys are random: these are the ones that the caller knows
+    IF digest = p_known THEN -- the keys are random: these are the ones that the caller knows
         held := '{}';
         pids := '{}';
     END IF;
@@ -106,29 +106,29 @@ COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this databa
 -- The expiry of a session whose client crashed is set to a time long ago; evict does the rest. The lock on the server's
 -- row keeps all other evictions away from the sessions. The notification makes the next two clients watch.
 CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
-    sessions bigint[], presences bigint[], pids int[], expiries bigint[], abandoned bigint, killed bigint, fatal bigint, reset bigint,
-    timeline bigint, started bigint, marker bigint, lock_ms int, channel pg_catalog.text,
+    p_sessions bigint[], p_presences bigint[], p_pids int[], p_expiries bigint[], p_abandoned bigint, p_killed bigint, p_fatal bigint, p_reset bigint,
+    p_timeline bigint, p_started bigint, p_marker bigint, p_lock_ms int, p_channel pg_catalog.text,
     OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     expired bigint[] := '{}';
     r record;
 BEGIN
-    PERFORM pgleases.settings(true, $12);
+    PERFORM pgleases.settings(true, p_lock_ms);
     evicted := '{}';
     to_plan := '{}';
     plan_due_in := 0;
     PERFORM FROM pgleases.server AS s
-    WHERE s.accepted_timeline = $9 AND pgleases.timeline() = $9
-      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $10
-      AND (SELECT m.marker FROM pgleases.present_marker AS m) = $11
+    WHERE s.accepted_timeline = p_timeline AND pgleases.timeline() = p_timeline
+      AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = p_started
+      AND (SELECT m.marker FROM pgleases.present_marker AS m) = p_marker
     FOR UPDATE OF s SKIP LOCKED; -- another client evicts
     IF NOT FOUND THEN
         RETURN;
     END IF;
     FOR r IN
         SELECT p.session, p.presence, e.pid
-        FROM unnest($1, $2, $3, $4) AS e (session, presence, pid, expiry)
+        FROM unnest(p_sessions, p_presences, p_pids, p_expiries) AS e (session, presence, pid, expiry)
         JOIN pgleases.clients AS c ON c.session = e.session
         JOIN pgleases.presences AS p ON p.session = e.session
         WHERE p.presence = e.presence AND (extract(epoch FROM c.expires_at) * 1000000)::bigint = e.expiry
@@ -140,17 +140,17 @@ BEGIN
         END IF;
     END LOOP;
     PERFORM FROM pgleases.session_ends() AS s
-    WHERE s.abandoned - $5 >= cardinality(expired) AND s.killed = $6 AND s.fatal = $7 AND s.reset = $8;
+    WHERE s.abandoned - p_abandoned >= cardinality(expired) AND s.killed = p_killed AND s.fatal = p_fatal AND s.reset = p_reset;
     IF NOT FOUND OR cardinality(expired) = 0 THEN
         RETURN;
     END IF;
     UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (expired);
     UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
     SELECT e.evicted, e.to_plan, e.plan_due_in
-    FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, $9, $10, $11, $12) AS e
+    FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, p_timeline, p_started, p_marker, p_lock_ms) AS e
     INTO evicted, to_plan, plan_due_in;
-    IF $13 <> '' THEN
-        PERFORM pg_notify($13, string_agg(n.session::text, ','))
+    IF p_channel <> '' THEN
+        PERFORM pg_notify(p_channel, string_agg(n.session::text, ','))
         FROM (SELECT p.session FROM pgleases.presences AS p JOIN pgleases.clients AS c ON c.session = p.session
               ORDER BY p.session LIMIT 2) AS n
         HAVING count(*) > 0;

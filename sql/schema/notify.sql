@@ -10,7 +10,7 @@ COMMENT ON SEQUENCE pgleases.notified IS 'The time of the last notification, and
 -- A transaction sends one notification, at its commit. Its later calls leave the following 200 ms to other transactions.
 CREATE OR REPLACE FUNCTION pgleases.notify_channel(lease pg_catalog.text) RETURNS int
 LANGUAGE sql IMMUTABLE AS $pgleases_body$
-    SELECT (pg_catalog.hashtext($1) OPERATOR(pg_catalog.&) 2147483647) OPERATOR(pg_catalog.%) 24
+    SELECT (pg_catalog.hashtext(notify_channel.lease) OPERATOR(pg_catalog.&) 2147483647) OPERATOR(pg_catalog.%) 24
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.notify_channel(pg_catalog.text) IS 'The number of a lease''s channel. Several leases share a channel.';
 
@@ -20,7 +20,7 @@ CREATE OR REPLACE FUNCTION pgleases.notify(lease pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
     slice CONSTANT bigint := (pg_catalog.date_part('epoch', pg_catalog.clock_timestamp()) OPERATOR(pg_catalog.*) 5::float)::bigint;
-    mine  CONSTANT bigint := 1::bigint OPERATOR(pg_catalog.<<) pgleases.notify_channel($1);
+    mine  CONSTANT bigint := 1::bigint OPERATOR(pg_catalog.<<) pgleases.notify_channel(notify.lease);
     own   bigint;
     sent  bigint := coalesce(pg_catalog.pg_sequence_last_value('pgleases.notified'::pg_catalog.regclass), 0);
 BEGIN
@@ -35,7 +35,7 @@ BEGIN
     END IF;
     PERFORM pg_catalog.set_config('pgleases_notify.channels', (own OPERATOR(pg_catalog.|) mine)::pg_catalog.text, true),
             pg_catalog.setval('pgleases.notified'::pg_catalog.regclass, sent OPERATOR(pg_catalog.|) mine),
-            pg_catalog.pg_notify(pg_catalog.concat('pgleases_notify_', pgleases.notify_channel($1)), '');
+            pg_catalog.pg_notify(pg_catalog.concat('pgleases_notify_', pgleases.notify_channel(notify.lease)), '');
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.notify(pg_catalog.text) IS 'Notifies the processes that work on a lease, at the commit, that there is work before their next poll.';

@@ -33,21 +33,21 @@ COMMENT ON COLUMN pgleases.overrides.reason IS 'The reason, as the actor gave it
 
 -- Begins a verb, and returns its actor. Heartbeats and takeovers wait for the rows that a verb locks. So the verb's
 -- transaction does not stay open, whatever the operator does: the shortest TTL allows 1 s without a heartbeat.
-CREATE OR REPLACE FUNCTION pgleases.operator(verb pg_catalog.text, actor pg_catalog.text, reason pg_catalog.text) RETURNS pg_catalog.text
+CREATE OR REPLACE FUNCTION pgleases.operator(p_verb pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    IF coalesce($3, '') = '' THEN
-        RAISE EXCEPTION '% needs a reason', $1
+    IF coalesce(p_reason, '') = '' THEN
+        RAISE EXCEPTION '% needs a reason', p_verb
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Say why: the event stores the reason.';
     END IF;
-    IF octet_length($3) > 4000 OR octet_length($2) > 255 THEN
-        RAISE EXCEPTION '%: the reason has % bytes, the actor %', $1, octet_length($3), coalesce(octet_length($2), 0)
+    IF octet_length(p_reason) > 4000 OR octet_length(p_actor) > 255 THEN
+        RAISE EXCEPTION '%: the reason has % bytes, the actor %', p_verb, octet_length(p_reason), coalesce(octet_length(p_actor), 0)
             USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'Every status shows them. Give at most 4,000 bytes for the reason, and 255 for the actor.';
     END IF;
     PERFORM pgleases.settings(true, 5000);
     PERFORM set_config('idle_in_transaction_session_timeout', '500', true), set_config('statement_timeout', '10000', true);
-    RETURN CASE WHEN coalesce($2, '') = '' THEN session_user::text ELSE $2 || ' (' || session_user || ')' END;
+    RETURN CASE WHEN coalesce(p_actor, '') = '' THEN session_user::text ELSE p_actor || ' (' || session_user || ')' END;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns its actor.';
@@ -55,88 +55,135 @@ COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catal
 -- A plan that has read its leases before an override finds other generations, and is not written. A client may join a
 -- lease while a verb runs. A join locks the client's row, so either the verb waits for the join and sees it, or the
 -- join waits for the verb. So the plan of that lease does not miss the override.
+CREATE OR REPLACE FUNCTION pgleases.override_locks(
+    p_lease pg_catalog.text, p_client pg_catalog.text, p_until pg_catalog.timestamptz)
+RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    names text[];
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('override', 'pgleases.overrides'::regclass::bigint)); -- one verb at a time
+    -- Lock order: leases, the server, clients.
+    names := pgleases.leases_of(p_lease, p_client);
+    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    UPDATE pgleases.server AS s SET next_check_at = p_until WHERE s.next_check_at > p_until;
+    PERFORM FROM pgleases.clients AS c WHERE c.id = p_client AND p_lease IS NULL ORDER BY c.session FOR UPDATE;
+    RETURN pgleases.leases_of(p_lease, p_client);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.override_locks(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Part of the verbs of operators: locks what an override concerns, makes a check due when it ends, and returns the leases.';
+
+CREATE OR REPLACE FUNCTION pgleases.override_written(
+    p_leases pg_catalog.text[], p_cause pg_catalog.text, p_lease pg_catalog.text, p_partition int, p_client pg_catalog.text,
+    p_actor pg_catalog.text, p_reason pg_catalog.text)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.leases AS l
+    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    WHERE l.name = ANY (p_leases);
+    INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, to_id, partitions, generation)
+    VALUES (p_lease, p_cause, p_actor, p_reason,
+            CASE WHEN p_partition IS NULL THEN p_client END, CASE WHEN p_partition IS NOT NULL THEN p_client END,
+            CASE WHEN p_partition IS NOT NULL THEN int4multirange(int4range(p_partition, p_partition, '[]')) END,
+            (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = p_lease));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.override_written(pg_catalog.text[], pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: makes a plan of the leases due, and records the verb.';
+
 CREATE OR REPLACE FUNCTION pgleases.override(
-    verb pg_catalog.text, back boolean, lease pg_catalog.text, partition int, client pg_catalog.text,
-    actor pg_catalog.text, reason pg_catalog.text, until pg_catalog.timestamptz, force boolean)
+    p_verb pg_catalog.text, p_lease pg_catalog.text, p_partition int, p_client pg_catalog.text,
+    p_actor pg_catalog.text, p_reason pg_catalog.text, p_until pg_catalog.timestamptz, p_force boolean)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    opposite CONSTANT text := CASE $1 WHEN 'pause' THEN 'resume' ELSE 'un' || $1 END;
-    who CONSTANT text := pgleases.operator(CASE WHEN $2 THEN opposite ELSE $1 END, $6, $7);
+    who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
+    present CONSTANT int := (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = p_lease AND l.partitions > 0);
     names text[]; -- the leases concerned
     lacking text;
 BEGIN
-    IF NOT $2 AND ($8 IS NULL OR $8 <= clock_timestamp()) THEN
-        RAISE EXCEPTION '% until %: the time is over', $1, coalesce($8::text, 'null')
+    -- Refuse an order that nobody can obey.
+    IF p_until IS NULL OR p_until <= clock_timestamp() THEN
+        RAISE EXCEPTION '% until %: the time is over', p_verb, coalesce(p_until::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a future time, or infinity.';
     END IF;
-    IF NOT $2 AND (octet_length(coalesce($5, $3)) BETWEEN 1 AND 255) IS NOT TRUE THEN
-        RAISE EXCEPTION '% for a name of % bytes', $1, coalesce(octet_length(coalesce($5, $3)), 0)
+    IF (octet_length(coalesce(p_client, p_lease)) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION '% for a name of % bytes', p_verb, coalesce(octet_length(coalesce(p_client, p_lease)), 0)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Names of leases and client IDs have 1 to 255 bytes.';
     END IF;
-    IF $3 IS NOT NULL AND NOT $2 AND NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = $3 AND l.partitions > 0) THEN
-        IF $1 <> 'pause' THEN
-            RAISE EXCEPTION 'lease "%" does not exist', $3 USING ERRCODE = 'undefined_object';
+    IF p_lease IS NOT NULL AND present IS NULL THEN
+        IF p_verb <> 'pause' THEN
+            RAISE EXCEPTION 'lease "%" does not exist', p_lease USING ERRCODE = 'undefined_object';
         END IF;
-        RAISE WARNING 'lease "%" does not exist yet: its pause begins when it is created', $3 USING ERRCODE = 'undefined_object';
+        RAISE WARNING 'lease "%" does not exist yet: its pause begins when it is created', p_lease USING ERRCODE = 'undefined_object';
     END IF;
-    IF $1 = 'pin' AND NOT $2 AND $5 IS NULL THEN
-        RAISE EXCEPTION '% to null', $1 USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
+    IF p_verb = 'pin' AND p_client IS NULL THEN
+        RAISE EXCEPTION '% to null', p_verb USING ERRCODE = 'invalid_parameter_value', HINT = 'Name a client.';
     END IF;
-    IF $1 = 'pin' AND NOT $2 AND NOT coalesce($4 >= 0 AND $4 < (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $3), false) THEN
-        RAISE EXCEPTION 'lease "%" has no partition %', $3, coalesce($4::text, 'null')
-            USING ERRCODE = 'undefined_object', HINT = format('It has those from 0 to %s.', (SELECT l.partitions - 1
-                FROM pgleases.leases AS l WHERE l.name = $3));
+    IF p_verb = 'pin' AND (p_partition BETWEEN 0 AND present - 1) IS NOT TRUE THEN
+        RAISE EXCEPTION 'lease "%" has no partition %', p_lease, coalesce(p_partition::text, 'null')
+            USING ERRCODE = 'undefined_object', HINT = format('It has those from 0 to %s.', present - 1);
     END IF;
-    PERFORM pg_advisory_xact_lock(hashtextextended('override', 'pgleases.overrides'::regclass::bigint)); -- one verb at a time
-    IF NOT $2 AND $5 IS NOT NULL AND $8 = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = $5) THEN
-        RAISE EXCEPTION 'client "%" is not known', $5
+    IF p_client IS NOT NULL AND p_until = 'infinity' AND NOT EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = p_client) THEN
+        RAISE EXCEPTION 'client "%" is not known', p_client
             USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day. An override for one that starts later needs an end: until in SQL, or --for 2h.';
     END IF;
-    -- Lock order: leases, the server, clients.
-    names := pgleases.leases_of($3, $5);
-    PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
-    UPDATE pgleases.server AS s SET next_check_at = $8 WHERE NOT $2 AND s.next_check_at > $8;
-    PERFORM FROM pgleases.clients AS c WHERE c.id = $5 AND $3 IS NULL ORDER BY c.session FOR UPDATE;
-    names := pgleases.leases_of($3, $5);
-    IF $1 = 'drain' AND NOT $2 AND NOT $9 THEN
+
+    names := pgleases.override_locks(p_lease, p_client, p_until);
+
+    -- Keep the last client of a lease at work, unless the operator insists. A session that has expired may belong to a
+    -- dead process, so it does not count as another client.
+    IF p_verb = 'drain' AND NOT p_force THEN
         SELECT string_agg(n, ', ' ORDER BY n) INTO lacking
         FROM unnest(names) AS n
-        WHERE (SELECT bool_and(c.id = $5) -- null: no client works on it already
+        WHERE (SELECT bool_and(c.id = p_client) -- null: no client works on it already
                FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
                WHERE m.lease = n AND m.weight > 0 AND c.incarnation >= 0
-                 AND (c.expires_at > clock_timestamp() OR c.id = $5) -- a session that has expired may belong to a dead process
+                 AND (c.expires_at > clock_timestamp() OR c.id = p_client)
                  AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = c.id));
         IF lacking IS NOT NULL THEN
-            RAISE EXCEPTION 'client "%" is the last that works on: %', $5, lacking
+            RAISE EXCEPTION 'client "%" is the last that works on: %', p_client, lacking
                 USING ERRCODE = 'object_in_use', HINT = 'Their partitions would have no owner. If that is what you want, add force => true.';
         END IF;
     END IF;
-    DELETE FROM pgleases.overrides AS w WHERE w.verb = $1 AND w.lease IS NOT DISTINCT FROM $3 AND w.partition IS NOT DISTINCT FROM $4
-      AND (w.client IS NOT DISTINCT FROM $5 OR $4 IS NOT NULL);
-    IF $2 AND NOT FOUND THEN
-        RAISE EXCEPTION 'there is no % of "%" to take back', $1, coalesce($3 || '/' || $4, $3, $5) USING ERRCODE = 'undefined_object';
-    END IF;
-    IF NOT $2 THEN
-        INSERT INTO pgleases.overrides (verb, lease, partition, client, until, since, actor, reason)
-        VALUES ($1, $3, $4, $5, $8, clock_timestamp(), who, $7);
-    END IF;
-    UPDATE pgleases.leases AS l
-    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
-    WHERE l.name = ANY (names);
-    INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, to_id, partitions, generation)
-    VALUES ($3, CASE WHEN $2 THEN opposite ELSE $1 END, who, $7, CASE WHEN $4 IS NULL THEN $5 END, CASE WHEN $4 IS NOT NULL THEN $5 END,
-            CASE WHEN $4 IS NOT NULL THEN int4multirange(int4range($4, $4, '[]')) END, (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $3));
+
+    -- Write the order. One for the same object is replaced, so that an operator can extend it.
+    INSERT INTO pgleases.overrides AS w (verb, lease, partition, client, until, since, actor, reason)
+    VALUES (p_verb, p_lease, p_partition, p_client, p_until, clock_timestamp(), who, p_reason)
+    ON CONFLICT (verb, coalesce(lease, ''), coalesce(partition, -1), (CASE WHEN partition IS NULL THEN coalesce(client, '') ELSE '' END)) DO UPDATE
+    SET client = EXCLUDED.client, until = EXCLUDED.until, since = EXCLUDED.since, actor = EXCLUDED.actor, reason = EXCLUDED.reason;
+    PERFORM pgleases.override_written(names, p_verb, p_lease, p_partition, p_client, who, p_reason);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.override(pg_catalog.text, boolean, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes an override, or takes it back.';
+COMMENT ON FUNCTION pgleases.override(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes an override.';
 
-CREATE OR REPLACE FUNCTION pgleases.leases_of(lease pg_catalog.text, client pg_catalog.text) RETURNS pg_catalog.text[]
+CREATE OR REPLACE FUNCTION pgleases.take_back(
+    p_verb pg_catalog.text, p_lease pg_catalog.text, p_partition int, p_client pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text)
+RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    opposite CONSTANT text := CASE p_verb WHEN 'pause' THEN 'resume' ELSE 'un' || p_verb END;
+    who CONSTANT text := pgleases.operator(opposite, p_actor, p_reason);
+    names CONSTANT text[] := pgleases.override_locks(p_lease, p_client, NULL::timestamptz);
+BEGIN
+    DELETE FROM pgleases.overrides AS w
+    WHERE w.verb = p_verb AND w.lease IS NOT DISTINCT FROM p_lease AND w.partition IS NOT DISTINCT FROM p_partition
+      AND (w.client IS NOT DISTINCT FROM p_client OR p_partition IS NOT NULL); -- an unpin does not name the client
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'there is no % of "%" to take back', p_verb, coalesce(p_lease || '/' || p_partition, p_lease, p_client)
+            USING ERRCODE = 'undefined_object';
+    END IF;
+    PERFORM pgleases.override_written(names, opposite, p_lease, p_partition, p_client, who, p_reason);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.take_back(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: takes an override back.';
+
+CREATE OR REPLACE FUNCTION pgleases.leases_of(p_lease pg_catalog.text, p_client pg_catalog.text) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    RETURN CASE WHEN $1 IS NOT NULL THEN ARRAY[$1]
+    RETURN CASE WHEN p_lease IS NOT NULL THEN ARRAY[p_lease]
                 ELSE ARRAY(SELECT DISTINCT m.lease FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-                           WHERE c.id = $2 ORDER BY m.lease) END;
+                           WHERE c.id = p_client ORDER BY m.lease) END;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the leases that an override concerns: the lease, or else the leases of the client.';
@@ -183,7 +230,7 @@ CREATE OR REPLACE FUNCTION pgleases.drain(
     force boolean DEFAULT false)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('drain'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, $5);
+    SELECT pgleases.override('drain'::text, NULL::text, NULL::int, client, actor, reason, until, force);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Makes the client own no partitions: its work ends, then others get its partitions. Refused for the last client that works on a lease, unless forced.';
 
@@ -191,7 +238,7 @@ CREATE OR REPLACE FUNCTION pgleases.undrain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('drain'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.take_back('drain'::text, NULL::text, NULL::int, client, actor, reason);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
 
@@ -199,7 +246,7 @@ CREATE OR REPLACE FUNCTION pgleases.cordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('cordon'::text, false, NULL::text, NULL::int, $1, $3, $2, $4, false);
+    SELECT pgleases.override('cordon'::text, NULL::text, NULL::int, client, actor, reason, until, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Gives the client no further partitions; it keeps those that it has. If all members of a lease are cordoned, they still get the partitions without an owner.';
 
@@ -207,7 +254,7 @@ CREATE OR REPLACE FUNCTION pgleases.uncordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('cordon'::text, true, NULL::text, NULL::int, $1, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.take_back('cordon'::text, NULL::text, NULL::int, client, actor, reason);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.uncordon(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a cordon back.';
 
@@ -215,7 +262,7 @@ CREATE OR REPLACE FUNCTION pgleases.pause(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('pause'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
+    SELECT pgleases.override('pause'::text, lease, NULL::int, NULL::text, actor, reason, until, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pause(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Leaves the lease''s partitions without owners, after the work on them has ended. The lease need not exist yet.';
 
@@ -223,7 +270,7 @@ CREATE OR REPLACE FUNCTION pgleases.resume(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('pause'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.take_back('pause'::text, lease, NULL::int, NULL::text, actor, reason);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.resume(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a pause back.';
 
@@ -231,7 +278,7 @@ CREATE OR REPLACE FUNCTION pgleases.freeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('freeze'::text, false, $1, NULL::int, NULL::text, $3, $2, $4, false);
+    SELECT pgleases.override('freeze'::text, lease, NULL::int, NULL::text, actor, reason, until, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.freeze(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Lets partitions of the lease move only if their owner has crashed, leaves, or is drained.';
 
@@ -239,7 +286,7 @@ CREATE OR REPLACE FUNCTION pgleases.unfreeze(
     lease pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('freeze'::text, true, $1, NULL::int, NULL::text, $3, $2, NULL::timestamptz, false);
+    SELECT pgleases.take_back('freeze'::text, lease, NULL::int, NULL::text, actor, reason);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
 
@@ -248,7 +295,7 @@ CREATE OR REPLACE FUNCTION pgleases.pin(
     until pg_catalog.timestamptz DEFAULT 'infinity')
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('pin'::text, false, $1, $2, $3, $5, $4, $6, false);
+    SELECT pgleases.override('pin'::text, lease, partition, client, actor, reason, until, false);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Makes the client own the partition whenever the client works on the lease; otherwise another client owns it. The other partitions are shared as if there were no pinned ones.';
 
@@ -256,7 +303,7 @@ CREATE OR REPLACE FUNCTION pgleases.unpin(
     lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
 RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
-    SELECT pgleases.override('pin'::text, true, $1, $2, NULL::text, $4, $3, NULL::timestamptz, false);
+    SELECT pgleases.take_back('pin'::text, lease, partition, NULL::text, actor, reason);
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.unpin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Takes a pin back.';
 
@@ -265,27 +312,27 @@ CREATE OR REPLACE FUNCTION pgleases.evict_client(
 RETURNS int
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    who CONSTANT text := pgleases.operator('evict_client'::text, $3, $2);
+    who CONSTANT text := pgleases.operator('evict_client'::text, evict_client.actor, evict_client.reason);
     names text[];
     revoked int;
 BEGIN
     -- As if a newer process had the ID, but one that does not exist: the evicted process is not admitted again, and a
     -- process that starts later is.
-    UPDATE pgleases.identities AS i SET incarnation = i.incarnation + 1, process = 0 WHERE i.id = $1;
+    UPDATE pgleases.identities AS i SET incarnation = i.incarnation + 1, process = 0 WHERE i.id = evict_client.client;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'client "%" is not known', $1 USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day.';
+        RAISE EXCEPTION 'client "%" is not known', evict_client.client USING ERRCODE = 'undefined_object', HINT = 'A client is known if it had a session in the last day.';
     END IF;
-    names := pgleases.leases_of(NULL::text, $1);
+    names := pgleases.leases_of(NULL::text, evict_client.client);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     -- From here on no heartbeat renews the session, and no guard passes for it. Others take over when it expires,
     -- because until then it may trust its ownership.
-    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = $1 AND c.incarnation >= 0;
+    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = evict_client.client AND c.incarnation >= 0;
     GET DIAGNOSTICS revoked = ROW_COUNT;
     UPDATE pgleases.leases AS l
     SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
-    WHERE l.name = ANY (pgleases.leases_of(NULL::text, $1));
+    WHERE l.name = ANY (pgleases.leases_of(NULL::text, evict_client.client));
     INSERT INTO pgleases.events (cause, actor, reason, from_id)
-    VALUES ('evict', who, $2, $1);
+    VALUES ('evict', who, evict_client.reason, evict_client.client);
     RETURN revoked;
 END
 $pgleases_body$;
@@ -297,32 +344,32 @@ CREATE OR REPLACE FUNCTION pgleases.drop_lease(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    who CONSTANT text := pgleases.operator('drop_lease'::text, $3, $2);
+    who CONSTANT text := pgleases.operator('drop_lease'::text, drop_lease.actor, drop_lease.reason);
     live text;
 BEGIN
-    IF $4 NOT BETWEEN 1 AND 65536 THEN
-        RAISE EXCEPTION 'drop_lease with % partitions', $4 USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536 partitions.';
+    IF drop_lease.partitions NOT BETWEEN 1 AND 65536 THEN
+        RAISE EXCEPTION 'drop_lease with % partitions', drop_lease.partitions USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536 partitions.';
     END IF;
-    PERFORM FROM pgleases.leases AS l WHERE l.name = $1 AND (l.partitions > 0 OR $4 IS NOT NULL) FOR UPDATE; -- joins wait
+    PERFORM FROM pgleases.leases AS l WHERE l.name = drop_lease.lease AND (l.partitions > 0 OR drop_lease.partitions IS NOT NULL) FOR UPDATE; -- joins wait
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+        RAISE EXCEPTION 'lease "%" does not exist', drop_lease.lease USING ERRCODE = 'undefined_object';
     END IF;
     SELECT string_agg(c.id, ', ' ORDER BY c.id) INTO live
-    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = drop_lease.lease;
     IF live IS NOT NULL THEN
-        RAISE EXCEPTION 'lease "%" has live members: %', $1, live
+        RAISE EXCEPTION 'lease "%" has live members: %', drop_lease.lease, live
             USING ERRCODE = 'object_in_use',
                 HINT = 'First close them, or make them leave. A crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
     SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
-        next_partitions = coalesce($4, l.partitions), next_until = clock_timestamp() + interval '24 hours', successor = NULL,
-        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
-    WHERE l.name = $1;
-    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
-    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+        next_partitions = coalesce(drop_lease.partitions, l.partitions), next_until = clock_timestamp() + interval '24 hours', successor = NULL,
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = drop_lease.lease))
+    WHERE l.name = drop_lease.lease;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = drop_lease.lease;
+    DELETE FROM pgleases.members AS m WHERE m.lease = drop_lease.lease;
     INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
-    SELECT $1, 'dropped', who, $2, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = $1;
+    SELECT drop_lease.lease, 'dropped', who, drop_lease.reason, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = drop_lease.lease;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.drop_lease(pg_catalog.text, pg_catalog.text, pg_catalog.text, int) IS 'Drops a lease that has no live members. For 24 hours it can be created again only with the given number of partitions, by default its former number. Its later epochs are higher than all earlier ones.';
@@ -335,69 +382,69 @@ CREATE OR REPLACE FUNCTION pgleases.replace_lease(
 RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    who CONSTANT text := pgleases.operator('replace_lease'::text, $5, $4);
+    who CONSTANT text := pgleases.operator('replace_lease'::text, replace_lease.actor, replace_lease.reason);
     former pgleases.leases;
     present int; -- partitions of the successor
     members text;
 BEGIN
-    IF ($3 BETWEEN 1 AND 65536) IS NOT TRUE THEN
-        RAISE EXCEPTION 'replace_lease with % partitions', coalesce($3::text, 'null')
+    IF (replace_lease.partitions BETWEEN 1 AND 65536) IS NOT TRUE THEN
+        RAISE EXCEPTION 'replace_lease with % partitions', coalesce(replace_lease.partitions::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536 partitions.';
     END IF;
-    IF (octet_length($2) BETWEEN 1 AND 255) IS NOT TRUE THEN
-        RAISE EXCEPTION 'replace_lease by a name of % bytes', coalesce(octet_length($2), 0)
+    IF (octet_length(replace_lease.successor) BETWEEN 1 AND 255) IS NOT TRUE THEN
+        RAISE EXCEPTION 'replace_lease by a name of % bytes', coalesce(octet_length(replace_lease.successor), 0)
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Names of leases have 1 to 255 bytes.';
     END IF;
-    IF $1 = $2 THEN
-        RAISE EXCEPTION 'lease "%" cannot replace itself', $1
+    IF replace_lease.lease = replace_lease.successor THEN
+        RAISE EXCEPTION 'lease "%" cannot replace itself', replace_lease.lease
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give the new lease another name. To keep the name, pause the lease and drop it with the new number.';
     END IF;
-    PERFORM FROM pgleases.leases AS l WHERE l.name IN ($1, $2) ORDER BY l.name FOR UPDATE; -- joins wait
-    SELECT * INTO former FROM pgleases.leases AS l WHERE l.name = $1;
+    PERFORM FROM pgleases.leases AS l WHERE l.name IN (replace_lease.lease, replace_lease.successor) ORDER BY l.name FOR UPDATE; -- joins wait
+    SELECT * INTO former FROM pgleases.leases AS l WHERE l.name = replace_lease.lease;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'lease "%" does not exist', $1 USING ERRCODE = 'undefined_object';
+        RAISE EXCEPTION 'lease "%" does not exist', replace_lease.lease USING ERRCODE = 'undefined_object';
     END IF;
     IF former.successor IS NOT NULL THEN
-        RAISE EXCEPTION 'lease "%" was replaced by "%" already', $1, former.successor USING ERRCODE = 'object_not_in_prerequisite_state';
+        RAISE EXCEPTION 'lease "%" was replaced by "%" already', replace_lease.lease, former.successor USING ERRCODE = 'object_not_in_prerequisite_state';
     END IF;
-    present := (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2);
-    IF present NOT IN (0, $3) THEN
-        RAISE EXCEPTION 'lease "%" has % partitions, not %', $2, present, $3
+    present := (SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = replace_lease.successor);
+    IF present NOT IN (0, replace_lease.partitions) THEN
+        RAISE EXCEPTION 'lease "%" has % partitions, not %', replace_lease.successor, present, replace_lease.partitions
             USING ERRCODE = 'object_not_in_prerequisite_state', HINT = 'Give the number that it has, or another name.';
     END IF;
     SELECT string_agg(c.id || CASE WHEN c.expires_at > clock_timestamp() THEN ''
                                    ELSE ' (without a heartbeat since ' || date_trunc('second', c.expires_at - c.ttl) || ', not evicted yet)' END,
                       ', ' ORDER BY c.id, c.session) INTO members
-    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = $1;
+    FROM pgleases.members AS m JOIN pgleases.clients AS c USING (session) WHERE m.lease = replace_lease.lease;
     IF members IS NOT NULL THEN
-        RAISE EXCEPTION 'lease "%" has members: %', $1, members
+        RAISE EXCEPTION 'lease "%" has members: %', replace_lease.lease, members
             USING ERRCODE = 'object_in_use',
                 HINT = 'First close them, or make them leave. A frozen or crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
-    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity', successor = $2,
-        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = $1))
-    WHERE l.name = $1
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity', successor = replace_lease.successor,
+        epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease))
+    WHERE l.name = replace_lease.lease
     RETURNING * INTO former;
-    DELETE FROM pgleases.partitions AS p WHERE p.lease = $1;
-    DELETE FROM pgleases.members AS m WHERE m.lease = $1;
+    DELETE FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease;
+    DELETE FROM pgleases.members AS m WHERE m.lease = replace_lease.lease;
     INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
-    VALUES ($2, $3, 1, 1, former.epoch_floor, 'infinity', clock_timestamp())
+    VALUES (replace_lease.successor, replace_lease.partitions, 1, 1, former.epoch_floor, 'infinity', clock_timestamp())
     ON CONFLICT (name) DO UPDATE
     SET partitions = EXCLUDED.partitions, generation = l.generation + 1, successor = NULL,
         created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
         epoch_floor = CASE WHEN l.partitions = 0 THEN greatest(l.epoch_floor, EXCLUDED.epoch_floor) ELSE l.epoch_floor END;
     INSERT INTO pgleases.partitions (lease, partition, epoch)
     SELECT l.name, n, l.epoch_floor
-    FROM pgleases.leases AS l, generate_series(0, $3 - 1) AS n
-    WHERE l.name = $2 AND l.generation = l.created_generation;
+    FROM pgleases.leases AS l, generate_series(0, replace_lease.partitions - 1) AS n
+    WHERE l.name = replace_lease.successor AND l.generation = l.created_generation;
     INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
-    SELECT l.name, CASE WHEN l.name = $1 THEN 'replaced' ELSE 'replaces' END, who, $4, l.generation - 1
-    FROM pgleases.leases AS l WHERE l.name IN ($1, $2) ORDER BY l.name = $2;
+    SELECT l.name, CASE WHEN l.name = replace_lease.lease THEN 'replaced' ELSE 'replaces' END, who, replace_lease.reason, l.generation - 1
+    FROM pgleases.leases AS l WHERE l.name IN (replace_lease.lease, replace_lease.successor) ORDER BY l.name = replace_lease.successor;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.replace_lease(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Replaces a lease that has no members by another one: closes it, so that joins of it are refused and name the successor, and creates the successor if it does not exist. Members that have expired count until they are evicted. If it creates the successor, its epochs are higher than all epochs of the replaced lease.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.replace_lease, pgleases.operator,
-    pgleases.override FROM PUBLIC;
+    pgleases.override_locks, pgleases.override_written, pgleases.override, pgleases.take_back FROM PUBLIC;

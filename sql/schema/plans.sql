@@ -1,7 +1,7 @@
 -- plans.sql: what a plan reads, and what it writes.
 
 CREATE OR REPLACE FUNCTION pgleases.snapshot(
-    leases pg_catalog.text[], alone boolean,
+    p_leases pg_catalog.text[], p_alone boolean,
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
     OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
@@ -12,14 +12,14 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan S
 SET work_mem = '64MB' -- for 65,536 partitions: with less memory the server writes to a file
 AS $pgleases_body$
 DECLARE
-    related text[] := $1;
+    related text[] := p_leases;
 BEGIN
-    IF NOT $2 THEN
-        related := $1 || ARRAY(
+    IF NOT p_alone THEN
+        related := p_leases || ARRAY(
             SELECT DISTINCT other.lease -- each session once, because it may be a member of many of the named leases
             FROM (SELECT DISTINCT s.session
                   FROM (SELECT array_agg(m.session) AS sessions FROM pgleases.members AS m
-                        WHERE m.lease = ANY ($1)
+                        WHERE m.lease = ANY (p_leases)
                         GROUP BY m.lease
                         HAVING count(*) > 1) AS m -- an only member gets all of a lease, whatever it has in others
                   CROSS JOIN LATERAL unnest(m.sessions) AS s (session)) AS m
@@ -66,8 +66,8 @@ $pgleases_body$;
 -- committed while this one waited. As long as it runs, no release, join or other plan of these leases is executed. So
 -- the owner of a partition does not change from here on; a fence may still raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
-    names pg_catalog.text[], generations bigint[], successor_leases pg_catalog.text[], successors bigint[],
-    leases pg_catalog.text[], firsts int[], lasts int[], moves int[], lock_ms int, again bigint, channel pg_catalog.text,
+    p_names pg_catalog.text[], p_generations bigint[], p_successor_leases pg_catalog.text[], p_successors bigint[],
+    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_moves int[], p_lock_ms int, p_again bigint, p_channel pg_catalog.text,
     OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT overtaken pg_catalog.text[], OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -81,53 +81,62 @@ DECLARE
     free_epochs bigint[];
     free_successors int[];
 BEGIN
-    PERFORM pgleases.settings(true, $9);
+    PERFORM pgleases.settings(true, p_lock_ms);
     applied := false;
     unaccepted := false;
     asked := 0;
     given := 0;
     left_over := 0;
     moved := '{}';
-    unchanged := ARRAY(SELECT l.name FROM (SELECT r.name, r.generation FROM unnest($1, $2) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
+
+    -- Lock the leases that are as the plan read them. Another statement may have changed the others: nothing of them is
+    -- written, and the caller plans them again.
+    unchanged := ARRAY(SELECT l.name FROM (SELECT r.name, r.generation FROM unnest(p_names, p_generations) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
                        CROSS JOIN LATERAL (SELECT l.name FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l);
-    overtaken := ARRAY(SELECT n FROM unnest($1) AS n WHERE n NOT IN (SELECT u FROM unnest(unchanged) AS u));
+    overtaken := ARRAY(SELECT n FROM unnest(p_names) AS n WHERE n NOT IN (SELECT u FROM unnest(unchanged) AS u));
+
+    -- Write only on a server that is accepted: another one may lack handoffs.
     SELECT pgleases.first_epoch(s.generation) INTO lowest FROM pgleases.server AS s
-    WHERE s.accepted_timeline = pgleases.timeline() AND (cardinality(unchanged) > 0 OR cardinality($1) = 0);
+    WHERE s.accepted_timeline = pgleases.timeline() AND (cardinality(unchanged) > 0 OR cardinality(p_names) = 0);
     IF NOT FOUND THEN -- all leases have changed, or the server is not accepted
         unaccepted := NOT EXISTS (SELECT FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline());
         RETURN;
     END IF;
     applied := true;
-    IF cardinality($8) > 0 THEN
+
+    IF cardinality(p_moves) > 0 THEN
+        -- Find the sessions that are to get partitions, because a session may have been evicted since the plan.
         successor_ids := ARRAY( -- null: not a live member
             SELECT c.id
-            FROM unnest($3, $4) WITH ORDINALITY AS h (lease, session, number)
+            FROM unnest(p_successor_leases, p_successors) WITH ORDINALITY AS h (lease, session, number)
             LEFT JOIN LATERAL (
                 SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
                 WHERE m.lease = h.lease AND m.session = h.session
                 OFFSET 0
             ) AS c ON true
             ORDER BY h.number);
+        -- Ask the owners: a partition whose owner is a live member gets a target, and its owner hands it over when the work
+        -- on it has ended. All others are free.
         WITH moves AS MATERIALIZED ( -- without moves to sessions that are no longer live members
             SELECT p.place, p.epoch, p.successor,
                    p.owner IS NOT NULL AND (p.lease, p.owner) IN (
                        SELECT m.lease, m.session FROM pgleases.members AS m
                        CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
                        WHERE m.lease = ANY (unchanged)) AS kept
-            FROM (SELECT p.place, p.lease, p.owner, p.epoch, $8[r.before + p.partition - r.first + 1] AS successor
+            FROM (SELECT p.place, p.lease, p.owner, p.epoch, p_moves[r.before + p.partition - r.first + 1] AS successor
                   FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
-                        FROM unnest($5, $6, $7) WITH ORDINALITY AS r (lease, first, last, number)) AS r
+                        FROM unnest(p_leases, p_firsts, p_lasts) WITH ORDINALITY AS r (lease, first, last, number)) AS r
                   CROSS JOIN LATERAL (
                       SELECT p.ctid AS place, p.lease, p.partition, p.owner, p.epoch FROM pgleases.partitions AS p
                       WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
                       OFFSET 0
                   ) AS p
                   WHERE (r.lease IN (SELECT n FROM unnest(unchanged) AS n)) IS TRUE) AS p
-            WHERE p.successor > 0 AND ($4[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
+            WHERE p.successor > 0 AND (p_successors[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
         ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
             UPDATE pgleases.partitions AS p
-            SET target = nullif($4[m.successor], 0),
-                asked_at = CASE WHEN $4[m.successor] <> p.owner THEN clock_timestamp() END
+            SET target = nullif(p_successors[m.successor], 0),
+                asked_at = CASE WHEN p_successors[m.successor] <> p.owner THEN clock_timestamp() END
             FROM moves AS m
             WHERE m.kept AND p.ctid = m.place
             RETURNING p.lease, p.owner
@@ -141,13 +150,16 @@ BEGIN
               FROM moves AS m) AS m
         INTO asked, left_over, moved, concerned, free_places, free_epochs, free_successors;
         IF left_over > 0 THEN -- their epochs rose meanwhile
-            late := $5;
+            late := p_leases;
         END IF;
     END IF;
+
+    -- Give the free partitions to their targets, under a higher epoch. A partition that a guarded transaction has locked
+    -- is left over, because that transaction was promised that nobody else owns the partition before its end.
     -- The address of a row stays valid until here: the snapshot of the calling statement keeps VACUUM from the row.
     IF cardinality(free_places) > 0 THEN -- a separate statement, so that the server plans it only if it is needed: that saves time when a client joins
         WITH moves AS MATERIALIZED (
-            SELECT m.place, m.epoch, nullif($4[m.successor], 0) AS target, successor_ids[m.successor] AS target_id
+            SELECT m.place, m.epoch, nullif(p_successors[m.successor], 0) AS target, successor_ids[m.successor] AS target_id
             FROM unnest(free_places, free_epochs, free_successors) AS m (place, epoch, successor)
         ), free AS MATERIALIZED ( -- FOR UPDATE: otherwise a former owner's guard would pass. SKIP LOCKED: otherwise an open guard, or another role's lock, would block the plan
             SELECT p.place, m.target, m.target_id, p.owner_id
@@ -198,18 +210,22 @@ BEGIN
         FROM done AS d
         INTO given, left_over, moved, late, concerned;
     END IF;
+
+    -- Note when the next plan is due, and make plans void that read the leases before they changed.
     -- Only leases that needed the plan, or that it has changed. Otherwise each plan would write all leases that it has
     -- read, and each member's next heartbeat would return them all.
     UPDATE pgleases.leases AS l
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         next_check_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
-                             WHEN $10 >= 0 THEN clock_timestamp() + $10 * interval '1 microsecond'
-                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - $10 * interval '1 microsecond'
+                             WHEN p_again >= 0 THEN clock_timestamp() + p_again * interval '1 microsecond'
+                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - p_again * interval '1 microsecond'
                              ELSE 'infinity' END
     WHERE l.name = ANY (unchanged) AND (l.next_check_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
-    IF $11 <> '' AND cardinality(concerned) > 0 THEN
-        PERFORM pg_notify($11, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
+
+    -- Notify the owners that were asked, and the new owners.
+    IF p_channel <> '' AND cardinality(concerned) > 0 THEN
+        PERFORM pg_notify(p_channel, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
     END IF;
 END
 $pgleases_body$;

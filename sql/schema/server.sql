@@ -143,13 +143,13 @@ COMMENT ON FUNCTION pgleases.timeline() IS 'Identifies the server, its present t
 
 -- If two copies of one server are accepted in the same second, the microseconds of their start times keep their epochs
 -- apart.
-CREATE OR REPLACE FUNCTION pgleases.first_epoch(generation bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION pgleases.first_epoch(p_generation bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    IF $1 = 0 THEN
+    IF p_generation = 0 THEN
         RETURN 0; -- no server was accepted yet
     END IF;
-    RETURN ($1 << 32) + ((extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647);
+    RETURN (p_generation << 32) + ((extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint & 2147483647);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch of a partition in a server generation.';
@@ -160,14 +160,14 @@ COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch of a partit
 -- of both calls. The function is in PL/pgSQL, because the server would parse a function in SQL for each statement.
 --
 -- On Aurora a crash leaves the boot marker, because unlogged tables keep their rows there. So each commit is durable.
-CREATE OR REPLACE FUNCTION pgleases.settings(durable boolean, lock_ms int) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.settings(p_durable boolean, p_lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 BEGIN
     RETURN pg_catalog.set_config('synchronous_commit',
-               CASE WHEN NOT $1 AND pg_catalog.to_regproc('pg_catalog.aurora_version'::pg_catalog.text) IS NULL THEN 'off'
+               CASE WHEN NOT p_durable AND pg_catalog.to_regproc('pg_catalog.aurora_version'::pg_catalog.text) IS NULL THEN 'off'
                     WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN 'on'
                     ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL
-       AND pg_catalog.set_config('lock_timeout', $2::pg_catalog.text, true) IS NOT NULL;
+       AND pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true) IS NOT NULL;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, as each does on Aurora, and how many milliseconds the statement waits for a lock. Always returns true.';
