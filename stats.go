@@ -32,6 +32,9 @@ type LeaseStats struct {
 	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended, by cause
+	// Refused counts leases that the client had joined and cannot join again, because they have
+	// another number of partitions now; of one lease 0 or 1. It works on nothing of such a lease.
+	Refused int
 	// GuardRefusals counts calls of Guard and GuardSQL that returned ErrNotOwner, and
 	// CallbackFailures the calls of Run's callback that returned an error that Run logs. Both may be
 	// as old as the last heartbeat.
@@ -102,7 +105,7 @@ func statsOf(l *engine.Lease) LeaseStats {
 }
 
 func leaseStats(e engine.LeaseStats, trusted bool) LeaseStats {
-	s := LeaseStats{Owned: e.Owned, Draining: e.Draining, DrainingSince: e.DrainingSince, Gains: e.Gains, Losses: Losses(e.Losses),
+	s := LeaseStats{Owned: e.Owned, Draining: e.Draining, DrainingSince: e.DrainingSince, Gains: e.Gains, Losses: Losses(e.Losses), Refused: e.Refused,
 		GuardRefusals: e.GuardRefusals, CallbackFailures: e.CallbackFailures}
 	if !trusted {
 		s.Owned = 0

@@ -45,7 +45,7 @@ type Finding struct {
 }
 
 // Checks are the names of the checks of Doctor, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "expired", "client-ids",
+var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "joins", "expired", "client-ids",
 	"orphans", "shares", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "consumers", "transactions", "snapshots", "autovacuum", "connections"}
 
 // DoctorOptions configure Doctor.
@@ -446,6 +446,7 @@ type wait struct {
 	Name    string
 	Seconds float64
 	Holder  string
+	Lost    bool
 }
 
 // toRead returns the level and the remedy for an error of reading the tables that migrate creates
@@ -502,10 +503,14 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 	d.handoffs(s)
 	if len(waits) > 0 {
 		w, level := waits[0], Note // a leader may hold a lock for its lifetime
-		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" }); i >= 0 {
+		remedy := "if the holder is a leader, ignore this; otherwise find out what it does: ending its process frees the lock"
+		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" || w.Lost }); i >= 0 {
 			w, level = waits[i], Warning
 		}
-		d.found("locks", level, "if the holder is a leader, ignore this; otherwise find out what it does, or whether its log says that lost locks are not released: ending its process frees the lock", "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
+		if w.Lost {
+			remedy = "the holder has lost the lock, and has not released it: make its program call Release when Context has ended, or end its process"
+		}
+		d.found("locks", level, remedy, "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
 	}
 	d.fine("locks", "no lock is awaited for more than %v", d.Long)
 }
@@ -694,6 +699,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 			expired = append(expired, fmt.Sprintf("%q", c.ID))
 		}
 	}
+	d.refused(s)
 	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "no crash since the last client connected",
 		Warning, "wait for a heartbeat; if none arrives, check the clients",
 		"the server has crashed or was promoted, and no client has connected since: no client takes over from expired sessions")
@@ -722,6 +728,17 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 		d.found("expired", Note, "pgleases events has its host and pid: if it is frozen (state T in ps), continue it or kill -9 it; if it has ended, and nothing has started it again, start it", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
 	}
 	d.fine("expired", "no session is expired")
+}
+
+// refused reports clients that cannot join a lease again.
+func (d *doctor) refused(s *Snapshot) {
+	for _, c := range s.Clients {
+		for _, lease := range slices.Sorted(maps.Keys(c.Refused)) {
+			d.found("joins", Warning, "start its process again with the number that the lease has", "client %q, host %s, pid %d, has %d partitions of %q, and the lease has another number: it cannot join it again",
+				c.ID, c.Host, c.PID, c.Refused[lease], lease)
+		}
+	}
+	d.fine("joins", "no client is refused a lease that it had joined")
 }
 
 // clientIDs reports client IDs that live processes take from each other.

@@ -27,6 +27,7 @@ type Holder struct {
 	Token        int64         `json:"token,string"` // fencing token; a string in JSON, because it has up to 63 bits
 	Since        time.Time     `json:"since"`        // by the database's clock
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
+	Lost         bool          `json:"lost"`         // the client has lost the lock, and has not released it: nobody else gets it
 	TimeLeft     time.Duration `json:"time_left_ns"` // until its session may be evicted without another heartbeat; negative: it may be evicted now
 }
 
@@ -55,7 +56,7 @@ func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error]
 				l := Lock{Name: row.Name, Shared: row.Shared, Waiting: row.Waiting, Holders: make([]Holder, len(row.IDs))}
 				for i, id := range row.IDs {
 					l.Holders[i] = Holder{Client: id, Host: row.Hosts[i], PID: row.PIDs[i], Token: row.Tokens[i], Since: instant(row.Since[i]),
-						HeartbeatAge: micros(row.Silent[i]), TimeLeft: micros(row.Lives[i])}
+						HeartbeatAge: micros(row.Silent[i]), TimeLeft: micros(row.Lives[i]), Lost: row.Lost[i]}
 				}
 				if !yield(l, nil) {
 					return

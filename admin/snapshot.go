@@ -79,6 +79,10 @@ type Client struct {
 	PID          int           `json:"pid"`
 	Started      time.Time     `json:"started"` // by its own clock
 
+	// Refused are the leases that it had joined and cannot join again, because they have another
+	// number of partitions now, with the number that it was started with.
+	Refused map[string]int `json:"refused_leases"`
+
 	Metadata json.RawMessage `json:"metadata"` // what the application says of it, an object of strings
 }
 

@@ -30,7 +30,7 @@ SELECT json_build_object(
                    'superseded', c.incarnation >= 0 AND coalesce(i.incarnation > c.incarnation, false),
                    'host', c.host, 'pid', c.pid, 'started', least(greatest(c.started_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'ttl_ns', c.lives, 'heartbeat_age_ns', c.silent, 'expired', c.silent > c.lives,
-                   'metadata', c.metadata, 'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
+                   'refused_leases', c.refused_leases, 'metadata', c.metadata, 'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
         FROM known AS c
         LEFT JOIN pgleases.identities AS i ON i.id = c.id
         LEFT JOIN pgleases.presences AS p ON p.session = c.session),

@@ -3,11 +3,14 @@
 --
 -- $1 double precision  minimum wait in seconds
 --
--- The name, the longest wait in seconds, and the client that holds the lock; empty: its session has expired.
+-- The name, the longest wait in seconds, and the client that holds the lock; empty: its session has expired. Whether that
+-- client has lost the lock, and has not released it.
 SELECT w.name, extract(epoch FROM clock_timestamp() - min(w.since))::double precision AS seconds, coalesce((
     SELECT c.id FROM pgleases.locks AS h LEFT JOIN pgleases.clients AS c ON c.session = h.session
     WHERE h.name = w.name AND h.token IS NOT NULL
-    ORDER BY h.ticket LIMIT 1), '') AS holder
+    ORDER BY h.ticket LIMIT 1), '') AS holder,
+    EXISTS (SELECT FROM pgleases.locks AS h JOIN pgleases.clients AS c ON c.session = h.session
+            WHERE h.name = w.name AND h.token IS NOT NULL AND w.name = ANY (c.lost_locks)) AS lost
 FROM pgleases.locks AS w
 WHERE w.token IS NULL
 GROUP BY w.name

@@ -351,6 +351,9 @@ func locksOf(all []admin.Lock) string {
 			// By this machine's clock, which may differ from the database's.
 			row := []any{shown(l.Name), mode, orDash(h.Client), period(time.Since(h.Since)), period(h.TimeLeft),
 				orDash(h.Host), h.PID, h.Token, l.Waiting}
+			if h.Lost {
+				row[1] = mode + ", lost"
+			}
 			if h.Client == "" {
 				copy(row[4:7], slices.Repeat([]any{dash}, 3))
 			}

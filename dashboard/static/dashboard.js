@@ -363,8 +363,9 @@ const draws = {
     }, (row, l) => {
       const [, by, since, waiting] = row.children;
       const holders = l.holders.map(h => h.client);
-      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "an evicted client") : who(id)]),
-        ...(holders.length === 0 ? [make("span", "sub", "no holder yet")] : []), ...(l.shared ? [" ", make("span", "mark", "shared")] : []));
+      fill(by, JSON.stringify([holders.map(id => [id, slotOf(id)]), l.shared, l.holders.some(h => h.lost)]), ...holders.flatMap((id, i) => [i > 0 ? ", " : "", id === "" ? make("span", "sub", "an evicted client") : who(id)]),
+        ...(holders.length === 0 ? [make("span", "sub", "no holder yet")] : []), ...(l.shared ? [" ", make("span", "mark", "shared")] : []),
+        ...(l.holders.some(h => h.lost) ? [" ", make("span", "mark", "lost, not released")] : []));
       setText(since, l.holders.length > 0 ? clock(l.holders[0].since) : "");
       setText(waiting, count(l.waiting));
     });

@@ -302,6 +302,17 @@ func beginPlan(e *engine, now time.Time) *operation {
 	}}
 }
 
+// beginReport writes for operators what only this client knows.
+func beginReport(e *engine, _ time.Time) *operation {
+	session, report := e.session.number, e.report()
+	told := report.String()
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Report(ctx, session, report) }, func(err error) {
+		if err == nil {
+			e.session.told = told
+		}
+	})
+}
+
 // beginTidy does the work that can wait. If it fails, the next check does it.
 func beginTidy(e *engine, _ time.Time) *operation {
 	return query(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(toPlan []string, _ error) {

@@ -123,6 +123,16 @@ func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 	})
 }
 
+// reported returns what the only session in the database tells operators.
+func (w *world) reported() (told string) {
+	w.db.Look(func(t *fakestore.Tables, _ int64) {
+		for _, c := range t.Clients {
+			told += c.Report
+		}
+	})
+	return told
+}
+
 // The client works on nothing of the lease, and nothing ends. So somebody has to be told, again and
 // again.
 func TestRejoinWithAnotherNumberIsLoudEachMinute(t *testing.T) {
@@ -146,12 +156,18 @@ func TestRejoinWithAnotherNumberIsLoudEachMinute(t *testing.T) {
 				t.Errorf("without %q: %s", part, lines[0])
 			}
 		}
+		if told, n := w.reported(), l.Stats().Refused+a.c.Stats().Refused; told != "[] map[x:3]" || n != 2 {
+			t.Errorf("operators are told %q, Refused of the lease and the client are %d in all", told, n)
+		}
 		w.ok(l.Leave(patiently(w.t)))
 		a.owning("x", 5)
 		w.logged(line)
 		time.Sleep(2 * time.Minute)
 		if n := w.logged(line); n > 0 {
 			t.Errorf("%d lines after it has joined with the new number", n)
+		}
+		if told, n := w.reported(), a.c.Stats().Refused; told != "" || n != 0 {
+			t.Errorf("then operators are told %q, Refused is %d", told, n)
 		}
 	})
 }

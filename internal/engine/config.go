@@ -79,6 +79,7 @@ type Conn interface {
 	Register(context.Context, store.Registration) (int64, *store.Process, error)
 	Superseder(ctx context.Context, id string) (*store.Process, error)
 	Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error)
+	Report(ctx context.Context, session int64, r store.Report) error
 	SetMarker(ctx context.Context, marker int64) error
 	AcceptServer(ctx context.Context, watched time.Duration, run store.Incarnation, generation int64) (int64, error)
 	RejectServer(ctx context.Context, timeline, generation int64) error

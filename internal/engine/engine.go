@@ -518,6 +518,11 @@ func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
 	e.locks.Grant(look, found, e.standing())
 }
 
+// report returns what only this client knows, for operators.
+func (e *engine) report() store.Report {
+	return store.Report{LostLocks: e.locks.Unreleased(), Refused: maps.Clone(e.members.refused)}
+}
+
 // --- leases
 
 // joined handles the answer to a join, which carried the weight of these calls of SetWeight.

@@ -167,6 +167,9 @@ func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
 		if n := w.logged(line); n != 2 {
 			w.failf("it is logged %d times", n)
 		}
+		if told := w.reported(); told != `["report"] map[]` {
+			w.failf("operators are told %q", told)
+		}
 		waiting, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		_, waited := lock.New(a.c, nil).Acquire(waiting, "report")
@@ -180,6 +183,9 @@ func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		if n := w.logged(line); n != 0 {
 			w.failf("after its release it is logged %d times", n)
+		}
+		if told := w.reported(); told != "" {
+			w.failf("after its release operators are told %q", told)
 		}
 		_, err = lock.New(a.c, nil).TryAcquire(context.Background(), "report")
 		w.ok(err)

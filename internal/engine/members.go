@@ -27,6 +27,7 @@ type members struct {
 	underWay   *membership           // whose join is under way; nil: no join is
 	joins      int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
 	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
+	refused    map[string]int        // leases that cannot be joined again, with the number of partitions that they have here
 	sum        LeaseStats            // of all memberships, including those that have ended
 	warned     bool                  // of too many leases
 	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
@@ -90,7 +91,7 @@ type joining struct {
 func newMembers(c *Client, now time.Time) members {
 	return members{
 		shared: newShared(c, now), client: c, byName: make(map[string]*membership),
-		waiting: make(map[string][]*joining), unreleased: make(map[string]bool),
+		waiting: make(map[string][]*joining), unreleased: make(map[string]bool), refused: make(map[string]int),
 	}
 }
 
@@ -253,6 +254,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	// It may own partitions already if an earlier join, whose answer was lost, was executed, or from
 	// an earlier membership.
 	m.becameMember()
+	ms.notRefused(m)
 	if !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name]) {
 		m.setToRead(true)
 	}
@@ -287,6 +289,10 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	case m.handles > 0: // it had joined before the session was lost
 		m.retryAt = now.Add(ms.config.Heartbeat)
 		m.refuse(err)
+		if errors.Is(err, ms.config.Errors.PartitionCount) {
+			ms.refused[m.lease.Name] = m.lease.Partitions
+			m.count()
+		}
 		ms.logRefused(m, err, now)
 		return fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
 	}
@@ -305,6 +311,12 @@ func (ms *members) logRefused(m *membership, err error, now time.Time) {
 	}
 	m.refusedAt = now
 	ms.config.Log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
+}
+
+// notRefused notes that nothing keeps the client from a lease any more.
+func (ms *members) notRefused(m *membership) {
+	delete(ms.refused, m.lease.Name)
+	m.count()
 }
 
 // becameMember notes that the session is a member.
@@ -455,6 +467,7 @@ func (ms *members) end(m *membership, err error) {
 	l := m.lease
 	l.Board.Close(ms.invalid, err)
 	delete(ms.byName, l.Name)
+	ms.notRefused(m)
 	m.over = true
 	m.closed()
 	queue := ms.waiting[l.Name]

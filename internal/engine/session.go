@@ -27,6 +27,8 @@ type session struct {
 	renewal   store.Renewal // the last answered renewal
 	last      bool          // renewal is the latest in the database, and no statement that was given up can follow it
 	lateUntil time.Time     // until then a statement that was given up may be executed
+
+	told string // the report that the database has, as text
 }
 
 // lateAtMost is longer than a connection, a pooler or a server delays a statement after its client
@@ -127,5 +129,5 @@ func (s *session) began() bool { return s.renewal != store.Renewal{} }
 // replace replaces the session by another, which is not registered yet.
 func (s *session) replace() {
 	s.number, s.registered = store.RandomID(), false
-	s.renewal, s.last, s.lateUntil = store.Renewal{}, false, time.Time{}
+	s.renewal, s.last, s.lateUntil, s.told = store.Renewal{}, false, time.Time{}, ""
 }

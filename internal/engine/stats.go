@@ -29,6 +29,7 @@ type LeaseStats struct {
 	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended
+	Refused       int       // leases that cannot be joined again, because they have another number of partitions now
 
 	GuardRefusals, CallbackFailures int64 // when it was asked
 }
@@ -61,6 +62,7 @@ func (s *LeaseStats) replace(before, now LeaseStats) {
 	s.Owned += now.Owned - before.Owned
 	s.Draining += now.Draining - before.Draining
 	s.Gains += now.Gains - before.Gains
+	s.Refused += now.Refused - before.Refused
 	s.Losses.Handoff += now.Losses.Handoff - before.Losses.Handoff
 	s.Losses.TrustLost += now.Losses.TrustLost - before.Losses.TrustLost
 	s.Losses.DrainTimeout += now.Losses.DrainTimeout - before.Losses.DrainTimeout
@@ -92,6 +94,9 @@ func (ms *members) stats() LeaseStats {
 	for m := range ms.agenda.toCount {
 		now := of[m]
 		now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses
+		if _, is := ms.refused[m.lease.Name]; is {
+			now.Refused = 1
+		}
 		ms.sum.replace(*m.lease.stats.Swap(&now), now)
 		if m.over && now.Draining == 0 {
 			ms.client.leases.CompareAndDelete(m.lease.Name, m.lease)

@@ -73,6 +73,7 @@ var tasks = []*task{
 	{"evict", accepted, evictDue, beginEvict, untilEnds},
 	{"sweep locks", accepted, sweepLocksDue, beginSweepLocks, untilEnds},
 	{"plan", accepted, planDue, beginPlan, 0},
+	{"report", working, reportDue, beginReport, untilEnds},
 	{"tidy", accepted, tidyDue, beginTidy, untilEnds},
 	{"listen", working, listenDue, beginListen, untilEnds},
 	{"prepare", working, prepareDue, beginPrepare, untilEnds},
@@ -163,6 +164,10 @@ func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.evictAt }
 func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue() }
 
 func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
+
+func reportDue(e *engine, _ time.Time) time.Time {
+	return atOnceIf(e.report().String() != e.session.told)
+}
 
 func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
 

@@ -70,6 +70,8 @@ type (
 		TTL                             time.Duration
 		Process                         store.Process
 		Metadata                        string
+		Report                          string // as text
+		LostLocks                       string // the names, separated by NUL
 	}
 	// An Identity is a row of table identities.
 	Identity struct {

@@ -274,6 +274,7 @@ func (l LockTable) List(ctx context.Context, prefix, after string, most int) ([]
 				row.Shared = row.Shared || held.Shared
 				row.IDs, row.Hosts, row.PIDs = append(row.IDs, c.ID), append(row.Hosts, c.Process.Host), append(row.PIDs, c.Process.PID)
 				row.Tokens, row.Since = append(row.Tokens, held.Token), append(row.Since, held.Since)
+				row.Lost = append(row.Lost, slices.Contains(strings.Split(c.LostLocks, "\x00"), name))
 				row.Silent, row.Lives = append(row.Silent, clock-c.ExpiresAt+c.TTL.Microseconds()), append(row.Lives, c.ExpiresAt-clock)
 			}
 			rows = append(rows, row)

@@ -163,6 +163,19 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 	})
 }
 
+// Report is report.sql.
+func (c *Conn) Report(ctx context.Context, session int64, r store.Report) error {
+	_, err := execute(ctx, c, "report", false, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
+		client, exists := t.Clients[session]
+		if exists {
+			client.Report, client.LostLocks = r.String(), strings.Join(r.LostLocks, "\x00")
+			t.Clients[session] = client
+		}
+		return struct{}{}, exists
+	})
+	return err
+}
+
 // SetMarker is marker.sql. A crash loses the marker.
 func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 	_, err := execute(ctx, c, "marker", true, func(db *Database, _ *Tables, _ int64) (struct{}, bool) {

@@ -109,6 +109,20 @@ func (s *Session) Remind(now time.Time) {
 		slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Duration("for", longest.Round(time.Second)))
 }
 
+// reportedMost is how many lost locks a client reports: a few suffice to find the process.
+const reportedMost = 100
+
+// Unreleased returns the names of locks that were lost and are not released.
+func (s *Session) Unreleased() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.at[lost] {
+		names = append(names, of.Name)
+	}
+	slices.Sort(names)
+	return names[:min(len(names), reportedMost)]
+}
+
 // LostSince returns when this client lost a lock that it has not released, and whether it has one.
 func (s *Session) LostSince(name string) (at time.Time, is bool) {
 	s.mu.Lock()

@@ -75,6 +75,8 @@ var ofClient = []entry[client]{
 				to(float64(l.Losses.Closed), name, "closed")
 			}
 		}, nil},
+	{Metric{"pgleases.lease.refused", "{lease}", Level, "1 if the client cannot join the lease again, because it has another number of partitions now.", ofLease},
+		each(func(l *pgleases.LeaseStats) float64 { return float64(l.Refused) }), nil},
 	{Metric{"pgleases.guard.refusals", "{call}", Counter, "Transactions that a guard refused, because the partition was no longer owned.", ofLease},
 		each(func(l *pgleases.LeaseStats) float64 { return float64(l.GuardRefusals) }), nil},
 	{Metric{"pgleases.callback.failures", "{call}", Counter, "Callbacks of Run that returned an error.", ofLease},

@@ -105,6 +105,7 @@ type LockRow struct {
 	Since   []int64 // microseconds since 1970
 	Silent  []int64 // microseconds since the last heartbeat
 	Lives   []int64 // microseconds until the session expires
+	Lost    []bool  // the client has lost the lock, and has not released it
 }
 
 // LookAtLocks returns which of these acquisitions of a session the database has; everything: all of

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -265,6 +266,32 @@ func (r *reader) end() error {
 
 // seconds writes microseconds in the format of reader.micros.
 func seconds(micros int64) string { return strconv.FormatFloat(float64(micros)/1e6, 'f', -1, 64) }
+
+// A Report is what only a client knows, for operators.
+type Report struct {
+	LostLocks []string       // names of locks that it has lost and not released
+	Refused   map[string]int // leases that it cannot join again, with its number of partitions
+}
+
+// String returns the same text for the same report; empty if there is nothing to report.
+func (r Report) String() string {
+	if len(r.LostLocks)+len(r.Refused) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%q %v", r.LostLocks, r.Refused)
+}
+
+// Report writes a session's report. See report.sql.
+func (c *Conn) Report(ctx context.Context, session int64, r Report) error {
+	refused, err := json.Marshal(r.Refused)
+	if err != nil {
+		return err
+	}
+	if r.Refused == nil {
+		refused = []byte("{}")
+	}
+	return c.exec(ctx, c.statements.Report, session, append([]string{}, r.LostLocks...), string(refused), c.lockWait)
+}
 
 // SetMarker writes the boot marker of this server incarnation, unless it has one. See marker.sql.
 func (c *Conn) SetMarker(ctx context.Context, marker int64) error {

@@ -12,7 +12,9 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     pid         int NOT NULL,
     started_at  pg_catalog.timestamptz NOT NULL,
     metadata    pg_catalog.jsonb NOT NULL DEFAULT '{}',
-    role        pg_catalog.text NOT NULL DEFAULT CURRENT_USER
+    role        pg_catalog.text NOT NULL DEFAULT CURRENT_USER,
+    lost_locks  pg_catalog.text[] NOT NULL DEFAULT '{}',
+    refused_leases pg_catalog.jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE pgleases.clients IS 'The live sessions: one row for each run of a client, renewed by its heartbeat.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
@@ -25,6 +27,8 @@ COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
 COMMENT ON COLUMN pgleases.clients.role IS 'The role whose rights it has in the database.';
 COMMENT ON COLUMN pgleases.clients.metadata IS 'Data of the application about this client, for example an address. Written once, when the session begins.';
+COMMENT ON COLUMN pgleases.clients.lost_locks IS 'Names of locks that the client has lost and not released, at most 100. The work under them may go on, so nobody else gets them.';
+COMMENT ON COLUMN pgleases.clients.refused_leases IS 'Leases that the client had joined and cannot join again, because they have another number of partitions now. Each with the number that the client was started with.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.clients EXECUTE FUNCTION pgleases.emptied();
 

@@ -389,7 +389,7 @@ CREATE OR REPLACE FUNCTION pgleases.lock_list(
     p_prefix pg_catalog.text, p_after pg_catalog.text, p_most int,
     OUT name pg_catalog.text, OUT shared boolean, OUT waiting int,
     OUT ids pg_catalog.text[], OUT hosts pg_catalog.text[], OUT pids int[], OUT tokens bigint[], OUT since bigint[],
-    OUT silent bigint[], OUT lives bigint[])
+    OUT silent bigint[], OUT lives bigint[], OUT lost boolean[])
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
@@ -405,7 +405,7 @@ BEGIN
         FROM names AS s WHERE starts_with(s.name, p_prefix) AND s.n < p_most
     )
     SELECT n.name, h.shared, (SELECT count(*)::int FROM pgleases.locks AS l WHERE l.name = n.name AND l.token IS NULL),
-           h.ids, h.hosts, h.pids, h.tokens, h.since, h.silent, h.lives
+           h.ids, h.hosts, h.pids, h.tokens, h.since, h.silent, h.lives, h.lost
     FROM names AS n
     CROSS JOIN LATERAL (
         SELECT coalesce(bool_or(l.shared), false) AS shared, coalesce(array_agg(coalesce(c.id, '') ORDER BY l.ticket), '{}') AS ids,
@@ -416,7 +416,8 @@ BEGIN
                coalesce(array_agg(CASE WHEN c.session IS NULL THEN 0 ELSE least(greatest((extract(epoch FROM now) - extract(epoch FROM c.expires_at)
                    + extract(epoch FROM c.ttl)) * 1000000, -9e15), 9e15)::bigint END ORDER BY l.ticket), '{}') AS silent,
                coalesce(array_agg(CASE WHEN c.session IS NULL THEN 0 ELSE least(greatest((extract(epoch FROM c.expires_at) - extract(epoch FROM now)) * 1000000, -9e15), 9e15)::bigint END
-                                  ORDER BY l.ticket), '{}') AS lives
+                                  ORDER BY l.ticket), '{}') AS lives,
+               coalesce(array_agg(coalesce(l.name = ANY (c.lost_locks), false) ORDER BY l.ticket), '{}') AS lost
         FROM pgleases.locks AS l
         LEFT JOIN LATERAL (SELECT * FROM pgleases.clients AS c WHERE c.session = l.session OFFSET 0) AS c ON true
         WHERE l.name = n.name AND l.token IS NOT NULL

@@ -72,7 +72,8 @@ SELECT l.name,
        c.expires_at OPERATOR(pg_catalog.-) pg_catalog.clock_timestamp() AS expires_in,
        c.host,
        c.pid,
-       l.session
+       l.session,
+       l.token IS NOT NULL AND coalesce(l.name OPERATOR(pg_catalog.=) ANY (c.lost_locks), false) AS lost
 FROM pgleases.locks AS l
 LEFT JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) l.session;
 COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that is held or awaited: one row for each session that holds or awaits it.';
@@ -88,3 +89,4 @@ COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may
 COMMENT ON COLUMN pgleases.locks_status.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
+COMMENT ON COLUMN pgleases.locks_status.lost IS 'Whether the client has lost the lock, and has not released it: its work may go on, so nobody else gets the lock.';
