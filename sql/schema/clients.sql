@@ -27,7 +27,7 @@ COMMENT ON COLUMN pgleases.clients.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.clients.started_at IS 'When the client was opened, by its own clock.';
 COMMENT ON COLUMN pgleases.clients.role IS 'The role whose rights it has in the database.';
 COMMENT ON COLUMN pgleases.clients.metadata IS 'Data of the application about this client, for example an address. Written once, when the session begins.';
-COMMENT ON COLUMN pgleases.clients.lost_locks IS 'Names of locks that the client has lost and not released, at most 100. The work under them may go on, so nobody else gets them.';
+COMMENT ON COLUMN pgleases.clients.lost_locks IS 'Names of locks that the client has lost and not released, at most 100. The work under them may go on, so they stay with the client.';
 COMMENT ON COLUMN pgleases.clients.refused_leases IS 'Leases that the client had joined and cannot join again, because they have another number of partitions now. Each with the number that the client was started with.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.clients EXECUTE FUNCTION pgleases.emptied();

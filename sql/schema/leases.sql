@@ -152,8 +152,8 @@ BEGIN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
     END IF;
 
-    -- Lock the session, so that it is not evicted before this commits. A session that is gone releases nothing, because
-    -- its partitions may belong to others by now.
+    -- Lock the session, so that it is not evicted before this commits. The partitions of a session
+    -- that is gone may belong to others by now, so it cannot release them.
     PERFORM FROM pgleases.clients AS c WHERE c.session = p_session FOR KEY SHARE;
     alive := FOUND;
 
@@ -171,7 +171,7 @@ BEGIN
     -- Hand over: each partition that the session owns under the epoch that the caller names gets a higher epoch. Its next
     -- owner is the target, if that is a live member. An ownership of an earlier server generation is renewed instead, and
     -- stays with the session. A partition that a guarded transaction has locked is left out, because that transaction
-    -- was promised that nobody else owns the partition before its end.
+    -- was promised that the owner stays the same until its end.
     WITH taken AS MATERIALIZED (
         SELECT p.place, p.lease, p.owner_id, b.leaves, b.epoch >> 32 < present AND NOT b.leaves AS renewed,
                CASE WHEN b.successor <> 0 AND p.lease IN (SELECT n FROM unnest(as_planned) AS n) THEN b.successor ELSE p.target END AS target
@@ -240,7 +240,7 @@ BEGIN
 
     left_leases := '{}';
     to_plan := '{}';
-    -- Leave: a membership ends when the session owns nothing in the lease any more, so that no partition has an owner
+    -- Leave: a membership ends when the session owns no partition of the lease any more, so that no partition has an owner
     -- that is no member. Until then its weight is 0, so that no plan gives it another partition. A join that is newer
     -- than the caller knows has begun another membership, which stays.
     IF cardinality(p_ending) > 0 THEN

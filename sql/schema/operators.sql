@@ -102,7 +102,7 @@ DECLARE
     names text[]; -- the leases concerned
     lacking text;
 BEGIN
-    -- Refuse an order that nobody can obey.
+    -- Refuse an order that cannot be obeyed.
     IF p_until IS NULL OR p_until <= clock_timestamp() THEN
         RAISE EXCEPTION '% until %: the time is over', p_verb, coalesce(p_until::text, 'null')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Give a future time, or infinity.';

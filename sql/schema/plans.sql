@@ -89,8 +89,8 @@ BEGIN
     left_over := 0;
     moved := '{}';
 
-    -- Lock the leases that are as the plan read them. Another statement may have changed the others: nothing of them is
-    -- written, and the caller plans them again.
+    -- Lock the leases that are as the plan read them. Another statement may have changed the others, so
+    -- the caller plans them again.
     unchanged := ARRAY(SELECT l.name FROM (SELECT r.name, r.generation FROM unnest(p_names, p_generations) AS r (name, generation) ORDER BY r.name COLLATE "C") AS r
                        CROSS JOIN LATERAL (SELECT l.name FROM pgleases.leases AS l WHERE l.name = r.name AND l.generation = r.generation FOR UPDATE) AS l);
     overtaken := ARRAY(SELECT n FROM unnest(p_names) AS n WHERE n NOT IN (SELECT u FROM unnest(unchanged) AS u));
@@ -155,7 +155,7 @@ BEGIN
     END IF;
 
     -- Give the free partitions to their targets, under a higher epoch. A partition that a guarded transaction has locked
-    -- is left over, because that transaction was promised that nobody else owns the partition before its end.
+    -- is left over, because that transaction was promised that the owner stays the same until its end.
     -- The address of a row stays valid until here: the snapshot of the calling statement keeps VACUUM from the row.
     IF cardinality(free_places) > 0 THEN -- a separate statement, so that the server plans it only if it is needed: that saves time when a client joins
         WITH moves AS MATERIALIZED (

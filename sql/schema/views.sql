@@ -89,4 +89,4 @@ COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may
 COMMENT ON COLUMN pgleases.locks_status.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
-COMMENT ON COLUMN pgleases.locks_status.lost IS 'Whether the client has lost the lock, and has not released it: its work may go on, so nobody else gets the lock.';
+COMMENT ON COLUMN pgleases.locks_status.lost IS 'Whether the client has lost the lock, and has not released it: its work may go on, so the lock stays with it.';
