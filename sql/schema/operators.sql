@@ -325,7 +325,8 @@ BEGIN
     names := pgleases.leases_of(NULL::text, evict_client.client);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     -- From here on no heartbeat renews the session, and no guard passes for it. Others take over when it expires,
-    -- because until then it may trust its ownership.
+    -- because until then it may trust its ownership. The evicted process cannot shorten that when its work has ended: a
+    -- copy of it, for example of a virtual machine's snapshot, has the same session, and may trust it for just as long.
     UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = evict_client.client AND c.incarnation >= 0;
     GET DIAGNOSTICS revoked = ROW_COUNT;
     UPDATE pgleases.leases AS l
