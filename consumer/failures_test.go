@@ -218,7 +218,7 @@ func TestIdleHandlers(t *testing.T) {
 			return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
 		})
 		return nil
-	}), consumer.WithIdleTimeout(300*time.Millisecond), backoff(time.Millisecond, time.Millisecond), consumer.WithMaxRunning(1)).run()
+	}), consumer.WithIdleTimeout(2*time.Second), backoff(time.Millisecond, time.Millisecond), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(40)

@@ -180,7 +180,7 @@ func (f *freezer) pool(deaf bool) (*pgxpool.Pool, error) {
 
 func freezerOptions(letter bool) []consumer.Option {
 	opts := []consumer.Option{consumer.WithoutMigration(), consumer.WithPoll(20 * time.Millisecond), consumer.WithBatch(5, 1<<20),
-		consumer.WithIdleTimeout(100 * time.Millisecond), backoff(10*time.Millisecond, 10*time.Millisecond)}
+		consumer.WithIdleTimeout(time.Second), backoff(10*time.Millisecond, 10*time.Millisecond)}
 	if letter {
 		opts = append(opts, attempts(1), consumer.WithOnFailure(consumer.DeadLetter))
 	}

@@ -187,11 +187,11 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			tracer := &hostileTracer{hostile: &hostile{let}, text: text, left: misbehaves}
 			db.tracer = tracer
 			log := make(lines, 1000)
-			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(100*time.Millisecond), consumer.WithMaxRunning(2),
+			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(time.Second), consumer.WithMaxRunning(2),
 				consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 			free := closer(t, let) // at the end of the test before the pool is closed
 			w.LogOverrunAfter(50 * time.Millisecond)
-			w.AnswerWithin(500 * time.Millisecond)
+			w.AnswerWithin(2 * time.Second)
 			if place == "why" {
 				testkit.OK(t, w.RunUntilEmpty(t.Context()))
 				return
