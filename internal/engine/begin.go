@@ -245,6 +245,7 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 	}, func(evicted store.Evicted, err error) {
 		e.liveness.Evicted(due, err)
 		if err != nil {
+			e.locks.SweepNow() // it may have been made
 			return
 		}
 		if len(evicted.IDs) > 0 {
@@ -261,6 +262,7 @@ func beginEvict(e *engine, now time.Time) *operation {
 	}, func(evicted store.Evicted, err error) {
 		e.expiry.evicted(evicted, err, e.config.Heartbeat, time.Now())
 		if err != nil {
+			e.locks.SweepNow() // it may have been made
 			return
 		}
 		if len(evicted.IDs) > 0 {

@@ -191,3 +191,25 @@ func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
 		w.ok(err)
 	})
 }
+
+// An eviction may have been made although its answer is lost. What the evicted session had is removed
+// all the same.
+func TestSweepFollowsEvictionWithoutAnswer(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a, b := w.start("a"), w.start("b")
+		_, err := lock.New(b.c, nil).Acquire(context.Background(), "report")
+		w.ok(err)
+		time.Sleep(10 * time.Second)               // each client sweeps once after its start
+		answers := time.Now().Add(8 * time.Second) // b has expired by then
+		w.inject(func(client, op string) (fault, bool) {
+			lost := op == "evict" && client == a.name && time.Now().Before(answers)
+			return fault{err: errBroken, broken: true, applied: true}, lost
+		})
+		b.kill()
+		w.within(time.Minute, "the lock of the killed client is gone", func() bool {
+			left := 0
+			w.db.Edit(func(t *fakestore.Tables, _ int64) { left = len(t.Locks) })
+			return left == 0
+		})
+	})
+}
