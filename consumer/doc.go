@@ -60,36 +60,4 @@
 //   - Notifications do not arrive through a pooler in transaction mode. Rows are then found by the
 //     poll, within about a second.
 //   - Rows whose partition is out of range are never handled.
-//
-// # Tour of the source
-//
-// The planner is the only part that knows the others. Its goroutine is the only one that uses the
-// queue and the poller. Each job has a goroutine of its own. It gets a copy of what is known about
-// its partitions, and comes back with a result.
-//
-//	consumer.go   New checks the table, and stores the consumer. Run joins the lease
-//	planner.go    serve: the callback of the lease for a partition; it adds the ownership to the queue,
-//	              and waits for its end. loop: the goroutine. begin and end: of jobs. poll and answer
-//	ownership.go  ends: records the ends of ownerships, many in one statement
-//	poll.go       poller: when to ask which partitions have rows. ask: one poll, on a connection of
-//	              internal/listen, where notifications arrive. SQL: poll.sql, due.sql, state.sql
-//	queue.go      next: the next job, which has partitions for one batch, or one blocked row that is
-//	              due. It is pure: no clock, no statement
-//	run.go        run: the attempts of a job, until all is handled or the row that failed is known.
-//	              settle: what follows from an attempt
-//	attempt.go    attempt: one transaction. read: the first round trip guards the partitions and reads
-//	              rows. SQL: open.sql, read.sql. inside: the second one deletes the rows, checks how
-//	              many, and commits. SQL: remove.sql. outside: the same for AtLeastOnce
-//	call.go       call: calls the handler. judge: what its error means
-//	handler.go    Each, InTx and AtLeastOnce. collect: reads the values of rows
-//	blocked.go    failed: records a failed attempt, or moves the row to the dead letters. retry: a
-//	              blocked row. skip: one that an operator skips. SQL: block.sql, kill.sql
-//	outage.go     what all jobs of a Run know about something that handlers need and that is away
-//	crashes.go    begin: learns whether the owner before crashed, and with which rows in hand. note:
-//	              notes a batch before it is handled, while a partition is watched
-//	store.go      the statements of a Run, one method for each
-//	table.go      what a queue table must be like, and TableSQL. SQL: inspect.sql, table.sql
-//
-// The other files: options.go has the options, manage.go the verbs of operators, stats.go counts,
-// and statements.go fills the names of the user's table into the statements of folder sql.
 package consumer
