@@ -191,7 +191,7 @@ func TestREADMECommandsAreVerbs(t *testing.T) {
 
 // Each alert begins with doctor and leads to the page. The commands in alerts are valid.
 func TestAlertCommandsAreVerbs(t *testing.T) {
-	rules := string(testkit.Must(os.ReadFile("../../prometheus/alerts.yaml"))(t))
+	rules := string(testkit.Must(os.ReadFile("../../pgleasesprom/alerts.yaml"))(t))
 	rules = regexp.MustCompile(`{{ \$labels\.(\w+) }}`).ReplaceAllString(rules, "$1")
 	for _, line := range regexp.MustCompile(`"(pgleases [^"]+)"`).FindAllStringSubmatch(rules[strings.Index(rules, "groups:"):], -1) {
 		if strings.Contains(line[1], "explain") && !strings.Contains(line[1], "/") {

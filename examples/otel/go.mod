@@ -5,7 +5,7 @@ go 1.26.0
 require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgleases/pgleases v0.0.0
-	github.com/pgleases/pgleases/otel v0.0.0
+	github.com/pgleases/pgleases/pgleasesotel v0.0.0
 	go.opentelemetry.io/otel/exporters/stdout/stdoutmetric v1.45.0
 	go.opentelemetry.io/otel/sdk/metric v1.45.0
 )
@@ -60,5 +60,5 @@ require (
 
 replace (
 	github.com/pgleases/pgleases => ../..
-	github.com/pgleases/pgleases/otel => ../../otel
+	github.com/pgleases/pgleases/pgleasesotel => ../../pgleasesotel
 )

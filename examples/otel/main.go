@@ -20,7 +20,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/metric"
 
 	"github.com/pgleases/pgleases"
-	pgleasesotel "github.com/pgleases/pgleases/otel"
+	"github.com/pgleases/pgleases/pgleasesotel"
 	"github.com/pgleases/pgleases/schedule"
 )
 

@@ -34,7 +34,7 @@ var ofUnexported = regexp.MustCompile(`^func \((\w+ )?\*?[a-z]\w*\)`) // a metho
 // prints. A type that only the command has is exported for this.
 func TestGoAPIIsStable(t *testing.T) {
 	var text strings.Builder
-	for _, dir := range []string{".", "lock", "fence", "consumer", "schedule", "schedule/scheduletest", "admin", "dashboard", "health", "leader", "pgleasestest", "prometheus", "otel", "cmd/pgleases"} {
+	for _, dir := range []string{".", "lock", "fence", "consumer", "schedule", "schedule/scheduletest", "admin", "dashboard", "health", "leader", "pgleasestest", "pgleasesprom", "pgleasesotel", "cmd/pgleases"} {
 		text.WriteString("package " + dir + "\n\n")
 		var declarations []string
 		sources, err := filepath.Glob(filepath.Join("..", "..", dir, "*.go"))

@@ -11,7 +11,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
-	pgleasesotel "github.com/pgleases/pgleases/otel"
+	"github.com/pgleases/pgleases/pgleasesotel"
 )
 
 // Two clients without attributes of their own would hide each other's gauges.

@@ -1,4 +1,4 @@
-module github.com/pgleases/pgleases/otel
+module github.com/pgleases/pgleases/pgleasesotel
 
 go 1.26.0
 

@@ -10,7 +10,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/pgleases/pgleases"
-	pgleasesprom "github.com/pgleases/pgleases/prometheus"
+	"github.com/pgleases/pgleases/pgleasesprom"
 	"github.com/pgleases/pgleases/schedule"
 )
 

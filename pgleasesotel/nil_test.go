@@ -6,7 +6,7 @@ import (
 
 	"go.opentelemetry.io/otel/sdk/metric"
 
-	pgleasesotel "github.com/pgleases/pgleases/otel"
+	"github.com/pgleases/pgleases/pgleasesotel"
 )
 
 func TestObservationsOfNilAreRefused(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/metrics"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
-	pgleasesotel "github.com/pgleases/pgleases/otel"
+	"github.com/pgleases/pgleases/pgleasesotel"
 	"github.com/pgleases/pgleases/schedule"
 )
 

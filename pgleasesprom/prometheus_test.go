@@ -31,7 +31,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
-	pgleasesprom "github.com/pgleases/pgleases/prometheus"
+	"github.com/pgleases/pgleases/pgleasesprom"
 	"github.com/pgleases/pgleases/schedule"
 )
 

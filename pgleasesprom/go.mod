@@ -1,4 +1,4 @@
-module github.com/pgleases/pgleases/prometheus
+module github.com/pgleases/pgleases/pgleasesprom
 
 go 1.25.0
 

@@ -6,7 +6,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
-	pgleasesprom "github.com/pgleases/pgleases/prometheus"
+	"github.com/pgleases/pgleases/pgleasesprom"
 )
 
 func TestCollectorsOfNilAreRefused(t *testing.T) {
