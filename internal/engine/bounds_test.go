@@ -99,6 +99,26 @@ func TestCloseWithoutDeadlineEndsWithTrust(t *testing.T) {
 	}
 }
 
+// With fast failover the trust ends with the connection, and another connection follows at once.
+func TestCloseOutlivesALostConnection(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p := w.start("a", WithFastFailover())
+		h := p.owning("x", 2).Hold(context.Background())
+		closed := make(chan error, 1)
+		go func() { closed <- p.c.Close(context.Background()) }()
+		time.Sleep(time.Second)
+		w.breakConns(p)
+		<-h.Context().Done()
+		h.Release()
+		testkit.OK(t, <-closed)
+		w.db.Look(func(tables *fakestore.Tables, _ int64) {
+			if len(tables.Clients) > 0 {
+				t.Errorf("%d sessions remain", len(tables.Clients))
+			}
+		})
+	})
+}
+
 func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
