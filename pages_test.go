@@ -526,7 +526,7 @@ func Example_schedule() {
 		if err != nil {
 			return err
 		}
-		mail := schedule.AtLeastOnce(s, "mail", send, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour)))
+		mail := schedule.AtLeastOnce(s, "mail", send, schedule.WithMaxAttempts(12, schedule.Backoff(time.Minute, time.Hour)))
 		order := func(ctx context.Context, tx pgx.Tx) error {
 			_, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // the job exists only if tx commits
 			return err

@@ -2,7 +2,9 @@ package schedule_test
 
 import (
 	"context"
+	"errors"
 	"log"
+	"net"
 	"os"
 	"os/signal"
 	"syscall"
@@ -39,7 +41,7 @@ func runShop(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) e
 	if err != nil {
 		return err
 	}
-	mails := schedule.AtLeastOnce(s, "mail", sendMail, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Hour)))
+	mails := schedule.AtLeastOnce(s, "mail", sendMail, schedule.WithMaxAttempts(12, schedule.Backoff(time.Minute, time.Hour)))
 	err = takeOrder(ctx, pool, mails, "ada@example.com") // in a real program, for a request
 	if err != nil {
 		return err
@@ -62,9 +64,19 @@ func takeOrder(ctx context.Context, pool *pgxpool.Pool, mails *schedule.Kind[Wel
 	})
 }
 
-// sendMail stands for a call of a mail service. If it returns an error, it is called again after a
-// second, with the same key.
-func sendMail(_ context.Context, r schedule.Run[Welcome]) error {
-	log.Printf("mail to %s with the key %s", r.Args.To, r.IdempotencyKey())
+// sendMail sends the mail. If it returns an error, it is called again after a minute, with the same
+// key.
+func sendMail(ctx context.Context, r schedule.Run[Welcome]) error {
+	err := deliver(ctx, r.Args.To, r.IdempotencyKey())
+	var network *net.OpError
+	if errors.As(err, &network) {
+		return schedule.Unavailable(err) // the mail server is away, and no attempt is counted
+	}
+	return err
+}
+
+// deliver stands for a call of a mail service.
+func deliver(_ context.Context, to, key string) error {
+	log.Printf("mail to %s with the key %s", to, key)
 	return nil
 }
