@@ -16,6 +16,8 @@ import (
 	"github.com/pgleases/pgleases"
 )
 
+const partitions = 4 // in production 10 times the number of processes; fixed once the lease is created
+
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -25,7 +27,7 @@ func main() {
 	}
 	defer pool.Close()
 	err = pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
-		lease, err := client.Lease(ctx, "orders", 4) // 4 here; in production 10 times the number of processes
+		lease, err := client.Lease(ctx, "orders", partitions)
 		if err != nil {
 			return err
 		}
@@ -42,7 +44,7 @@ func main() {
 func shipAll(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
 	for ctx.Err() == nil {
 		if err := ship(p.Context(), pool, lease, p); err != nil {
-			return err // Run logs it, and calls again after a pause
+			return err // Run logs it, and calls again after 100 ms, doubling to 30 s
 		}
 		select {
 		case <-time.After(time.Second): // then look for new orders
@@ -54,9 +56,9 @@ func shipAll(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p p
 
 // ship ships what a partition has now, in a transaction that only its owner can commit.
 func ship(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
-	const due = "WHERE pgleases.partition_for(customer, 4) = $1 AND NOT shipped"
+	const due = "WHERE pgleases.partition_for(customer, $2) = $1 AND NOT shipped"
 	var found bool // most looks find nothing, and need no transaction
-	err := pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM orders "+due+")", p.Number).Scan(&found)
+	err := pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM orders "+due+")", p.Number, partitions).Scan(&found)
 	if err != nil || !found {
 		return err
 	}
@@ -64,7 +66,7 @@ func ship(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgle
 		if err := lease.Guard(ctx, tx, p); err != nil { // another process owns the partition now
 			return err
 		}
-		shipped, err := tx.Exec(ctx, "UPDATE orders SET shipped = true "+due, p.Number)
+		shipped, err := tx.Exec(ctx, "UPDATE orders SET shipped = true "+due, p.Number, partitions)
 		if err != nil {
 			return err
 		}
