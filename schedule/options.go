@@ -95,8 +95,9 @@ func WithLogger(logger *slog.Logger) Option {
 
 // WithAround sets a function that is called around each call of a handler, for traces, metrics and
 // logs. It must call next once, and return its error. If it returns nil, next's error counts. If it
-// has not called next, or returns before next does, the run has failed. A second call of next
-// returns an error, and does not call the handler.
+// has not called next, or returns before next does, the run has failed, and ends when the handler
+// has returned. A second call of next, or one after f has returned, returns an error, and does not
+// call the handler.
 func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
 	return option("WithAround", func(o *options) { o.around = f })
 }

@@ -60,32 +60,70 @@ func Watch(ctx context.Context, grace time.Duration, late func()) (ended func())
 }
 
 // Around calls a handler by way of the application's code around it. That gets a function that
-// calls the handler, and must call it once.
+// calls the handler, and must call it once. Around returns when the handler has returned, even if
+// that code does not wait for it, so nothing of the handler runs afterwards.
 func Around(around func(next func(context.Context) error) error, handler func(context.Context) error) error {
-	var mu sync.Mutex // guards the following variables
-	called, result := false, errNotCalled
-	err := around(func(ctx context.Context) error {
-		mu.Lock()
-		again := called
-		called = true
-		mu.Unlock()
-		if again {
-			return errCalledAgain
-		}
-		err := handler(ctx)
-		mu.Lock()
-		defer mu.Unlock()
-		result = err
+	s := &surrounded{handler: handler, result: errNotCalled, ended: make(chan struct{})}
+	defer func() { _ = s.end() }() // also if around panics, or ends its goroutine
+	err := around(s.next)
+	return cmp.Or(err, s.end())
+}
+
+// A surrounded handler has code of the application around its call.
+type surrounded struct {
+	handler func(context.Context) error
+	ended   chan struct{} // closed when the handler has returned
+
+	mu     sync.Mutex // guards the following fields
+	called bool
+	over   bool  // the code around it has ended
+	result error // as far as it is known
+}
+
+// next calls the handler.
+func (s *surrounded) next(ctx context.Context) error {
+	err := s.begin()
+	if err != nil {
 		return err
-	})
-	mu.Lock()
-	defer mu.Unlock()
-	return cmp.Or(err, result)
+	}
+	defer close(s.ended)
+	err = s.handler(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.result = err
+	return err
+}
+
+func (s *surrounded) begin() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.called:
+		return errCalledAgain
+	case s.over:
+		return errCalledLate
+	}
+	s.called, s.result = true, errNotReturned
+	return nil
+}
+
+// end returns the result that is known now, when the handler does not run any more.
+func (s *surrounded) end() error {
+	s.mu.Lock()
+	s.over = true
+	called, result := s.called, s.result
+	s.mu.Unlock()
+	if called {
+		<-s.ended
+	}
+	return result
 }
 
 var (
 	errNotCalled   = errors.New("the function of WithAround returned before it had called the handler: call next once, and wait for it")
+	errNotReturned = errors.New("the function of WithAround returned nil, but next had not returned: wait for it, and pass on its panics")
 	errCalledAgain = errors.New("the function of WithAround has called the handler before: call next once")
+	errCalledLate  = errors.New("the function of WithAround has returned before, so the handler is not called: call next once, and wait for it")
 )
 
 // CutShort is the error of a handler that did not return: it panicked, or ended its goroutine.

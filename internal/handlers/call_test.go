@@ -1,0 +1,70 @@
+package handlers_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+)
+
+// Code around a handler may call it in a goroutine, and not wait for it. The caller ends the
+// transaction of the handler when Around returns, so nothing may run then.
+func TestAroundWaitsForTheHandler(t *testing.T) {
+	t.Parallel()
+	own := errors.New("no trace")
+	for name, c := range map[string]struct {
+		end func() error
+		is  error // nil: some error
+	}{
+		"returns nil":      {end: func() error { return nil }},
+		"returns an error": {end: func() error { return own }, is: own},
+		"panics":           {end: func() error { panic("on fire") }},
+		"ends":             {end: func() error { runtime.Goexit(); return nil }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				returned := false
+				err := handlers.Call(func() error {
+					return handlers.Around(func(next func(context.Context) error) error {
+						go func() { _ = next(t.Context()) }()
+						synctest.Wait()
+						return c.end()
+					}, func(context.Context) error {
+						time.Sleep(time.Minute)
+						returned = true
+						return nil
+					})
+				})
+				if err == nil || c.is != nil && !errors.Is(err, c.is) {
+					t.Errorf("the run ends with %v", err)
+				}
+				if !returned {
+					t.Error("the handler still runs")
+				}
+			})
+		})
+	}
+}
+
+// A call of next that comes too late would run beside what follows.
+func TestAroundCallsNoHandlerAfterwards(t *testing.T) {
+	t.Parallel()
+	called := false
+	var late func(context.Context) error
+	err := handlers.Around(func(next func(context.Context) error) error {
+		late = next
+		return nil
+	}, func(context.Context) error {
+		called = true
+		return nil
+	})
+	lateErr := late(t.Context())
+	if err == nil || lateErr == nil || called {
+		t.Errorf("Around returned %v, and next %v afterwards; the handler was called: %v", err, lateErr, called)
+	}
+}
