@@ -238,21 +238,34 @@ func (l *Locks) answersIn() time.Duration {
 	return 2*time.Duration(l.LockWait)*time.Millisecond + patience
 }
 
+// Whether ask has sent its statement. It is decided once.
+const (
+	unsent    int32 = iota
+	begun           // the database may have received it
+	abandoned       // its caller has returned before: it is never sent
+)
+
+var errAbandoned = errors.New("the caller has given the statement up")
+
 // ask sends a statement after OnConn has provided a connection, within soon. Functions of the
 // application run in it, of the pool and of its tracer. If they panic or end their goroutine, that
 // becomes an error. If they do not return in time, they keep the connection, and are left behind.
+// The caller forgets what was not sent by then, so it is not sent when they return.
 func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
 	var got T
-	var begun atomic.Bool
+	var state atomic.Int32
 	late, isLate := context.WithCancel(context.Background())
 	defer isLate()
 	defer context.AfterFunc(soon, func() {
-		if !begun.Load() {
+		if state.Load() == unsent {
 			isLate()
 		}
 	})()
 	send := func(alive context.Context, conn *pgx.Conn) (err error) {
-		begun.Store(true)
+		state.CompareAndSwap(unsent, begun) // OnConn may call it again on another connection
+		if state.Load() == abandoned {
+			return errAbandoned
+		}
 		caller := ctx
 		ctx, cancel := context.WithCancelCause(alive)
 		defer cancel(nil)
@@ -269,9 +282,9 @@ func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...a
 	}
 	err = handlers.Within(late, patience, func() error { return l.OnConn(soon, send) })
 	if errors.Is(err, handlers.ErrHangs) { // it may still write got
-		return answer, begun.Load(), err
+		return answer, !state.CompareAndSwap(unsent, abandoned), err
 	}
-	return got, begun.Load(), Advised(err)
+	return got, state.Load() == begun, Advised(err)
 }
 
 // value sends a statement that returns one value, in the protocol that is the connection's default,
