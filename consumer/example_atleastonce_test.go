@@ -34,8 +34,8 @@ func newBroker() (publish func(ctx context.Context, idempotencyKey, customer, ev
 
 // A handler that makes one call for each row. Each call has the row's UID as its idempotency key, so
 // the receiver recognizes a call that a crash has repeated. While the broker is away, the handler
-// names the row that was not published. Then the rows before it are done, no call is repeated, and
-// no row is charged with a failed attempt.
+// names the row that was not published. Then the rows before it are done and not called again, and no
+// row is charged with a failed attempt.
 func ExampleAtLeastOnce() {
 	ctx := context.Background()
 	queue := consumer.Queue{Table: "outbox", Key: "customer"}
@@ -57,7 +57,7 @@ func ExampleAtLeastOnce() {
 					return consumer.RowError(i, consumer.Unavailable(err)) // an outage, and not the fault of the row
 				}
 				if err != nil {
-					return consumer.RowError(i, err) // an attempt of this row
+					return consumer.RowError(i, err) // an attempt of this row; Discard(err) if it will never be taken
 				}
 			}
 			return nil

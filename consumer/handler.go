@@ -91,7 +91,9 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 
 // RowError returns an error for a handler of a batch to return: row i is the cause, and the rows
 // before it have succeeded. They are committed; of InTx they are handled again for that. err says
-// what happens to row i: it has failed, unless err is a [Snooze], [Discard] or [Unavailable].
+// what happens to row i: it has failed, unless err is a [Snooze], [Discard] or [Unavailable]. If rows
+// come before it, and nothing is unavailable, row i is then handled once more, alone, and only that
+// call counts.
 func RowError(i int, err error) error { return &rowError{i, err} }
 
 type rowError struct {

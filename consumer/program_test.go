@@ -20,11 +20,12 @@ func exampleURL(ddl ...string) string {
 	return pgtest.ExampleURL(append([]string{schema}, ddl...)...)
 }
 
-// docs/consumer.md shows these tables. A table of TableSQL has a uuid, too.
+// docs/consumer.md shows these tables.
 const outboxTables = `
 CREATE TABLE customers (name text PRIMARY KEY, total bigint NOT NULL DEFAULT 0);
 CREATE TABLE outbox (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    uid        uuid NOT NULL DEFAULT gen_random_uuid(),
     customer   text NOT NULL,
     partition  int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 1024)) STORED,
     payload    jsonb NOT NULL,

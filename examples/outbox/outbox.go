@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -43,9 +42,7 @@ func run(ctx context.Context, databaseURL, brokerURL string, options ...pgleases
 	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
 		send := func(ctx context.Context, rows []consumer.Row[row]) error { return publish(ctx, brokerURL, rows) }
 		c, err := consumer.New(ctx, client, pool, "outbox", queue, consumer.AtLeastOnce(send),
-			// Short times, for the demonstration. A row that the broker refuses must not stop its customer.
-			consumer.WithMaxAttempts(3, consumer.Backoff(100*time.Millisecond, time.Second)),
-			consumer.WithOnFailure(consumer.DeadLetter))
+			consumer.WithOnFailure(consumer.DeadLetter)) // a row that the broker refuses must not stop its customer
 		if err != nil {
 			return err
 		}
@@ -80,7 +77,7 @@ func publish(ctx context.Context, brokerURL string, rows []consumer.Row[row]) er
 		if _, err := fmt.Fscan(response.Body, &taken); err != nil {
 			return err
 		}
-		return consumer.RowError(taken, errors.New("the broker refuses it"))
+		return consumer.RowError(taken, consumer.Discard(errors.New("the broker refuses it"))) // it will never take it
 	}
 	return consumer.Unavailable(errors.New(response.Status))
 }
