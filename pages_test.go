@@ -499,7 +499,7 @@ func Example_leaderCallbacks() {
 	err := func(ctx context.Context) error {
 		return leader.Run(ctx, client, "reports", leader.Callbacks{
 			OnStartedLeading: func(ctx context.Context) { // each time that this process begins to lead
-				lead(ctx, leader.Epoch(ctx)) // must retry, and return when ctx ends
+				lead(ctx, leader.Epoch(ctx)) // handles its own errors, and returns when ctx ends
 			},
 			OnStoppedLeading: func() { log.Print("standing by") }, // and it may lead again
 			OnNewLeader:      func(id string) { log.Print("the leader is ", id) },
