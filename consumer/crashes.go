@@ -100,7 +100,8 @@ func (e *execution) noteRetry() error {
 	}
 	return e.db.guarded(e.parts, func(ctx context.Context, tx *handlers.Transaction, _ string) error {
 		if e.job.retry.suspect {
-			return e.db.countCrash(ctx, tx, p, id, worker.PauseAfter(1, e.options.backoff))
+			backoff := e.options.backoff
+			return e.db.countCrash(ctx, tx, p, id, worker.PauseAfter(1, backoff), worker.LongestPause(backoff))
 		}
 		return e.db.noteRow(ctx, tx, p, id)
 	})

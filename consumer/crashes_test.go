@@ -406,6 +406,24 @@ func TestMaxCrashes(t *testing.T) {
 	}
 }
 
+// A suspect waits after many crashes for as long as the backoff allows, not for days.
+func TestCrashesPauseWithinBackoff(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.put("a")
+	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed, crashes)
+		SELECT 'orders', partition, id, customer, xmin, 0, now(), 0, 20 FROM public.outbox`)
+	var soon bool
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		soon = one[bool](db, "SELECT next_at < clock_timestamp() + interval '1 minute' FROM pgleases.consumer_blocked")
+		return effect(ctx, tx, row)
+	}), consumer.WithMaxCrashes(100), consumer.WithMaxAttempts(3, consumer.Backoff(time.Second, time.Minute)))
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	if !soon {
+		t.Error("it would wait for longer than the backoff")
+	}
+}
+
 // A process that does not learn that it has counted the attempt of a crash suspect counts it once.
 func TestLostAnswerCountsNoCrash(t *testing.T) {
 	t.Parallel()

@@ -494,6 +494,22 @@ func TestOldestRowIsNoted(t *testing.T) {
 	testkit.OK(t, w.end())
 }
 
+// Polls continue while somebody keeps the row of the consumer locked, although one process notes the
+// oldest row there.
+func TestLockedConsumerStopsNoPolls(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(effect))
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.consumers FOR NO KEY UPDATE"))(t)
+	w.SweepEvery(time.Millisecond)
+	w.run()
+	db.insert(3, 3)
+	db.empty("the rows are handled")
+	testkit.OK(t, w.end())
+}
+
 // A restored backup, or a schema that was installed anew, may lack the consumer. A process that runs
 // stores it again.
 func TestMissingConsumerIsStoredAgain(t *testing.T) {

@@ -97,10 +97,11 @@ func (p *planner) start() (end func()) {
 // job works on the partition.
 func (p *planner) serve(ctx context.Context, owned pgleases.Partition) error {
 	o := &ownership{Partition: owned, idle: make(chan struct{})}
-	p.events <- func() { p.queue.add(o) }
+	of := &partition{ownership: o}
+	p.events <- func() { p.queue.add(of) }
 	<-ctx.Done()
 	o.halting.Store(true)
-	p.events <- func() { p.queue.leave(o) }
+	p.events <- func() { p.queue.leave(of) }
 	<-o.idle
 	p.ends.note(o)
 	return nil
@@ -120,6 +121,7 @@ func (p *planner) loop(stopped <-chan struct{}) {
 	for {
 		var timer <-chan time.Time
 		p.queue.removeGone()
+		p.countSlow()
 		if p.life.Err() == nil {
 			p.beginNew()
 			p.poll()
@@ -164,7 +166,6 @@ func (p *planner) begin() time.Duration {
 				p.poller.conn.Listen()
 				wait = min(wait, p.poller.at.Sub(now))
 			}
-			p.countSlow()
 			return wait
 		}
 		e := p.exec.execution(j)
@@ -223,7 +224,7 @@ func (p *planner) beginNew() {
 		err := handlers.Within(ctx, p.times.overrun, func() error {
 			err := p.exec.begin(parts)
 			if store.Code(err) == "42704" { // the tables were restored or made anew, or an operator has deleted it
-				return p.registerAgain(p.db.line, err)
+				return p.registerAgain(ctx, p.db.line, err)
 			}
 			return err
 		})

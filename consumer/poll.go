@@ -165,10 +165,13 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(d.sql.Ours)
 	if q.sweep {
+		inOne := slices.Contains(q.owned, 0) // of all processes
+		if inOne {
+			batch.Queue(d.sql.Look, d.name) // first, as verbs of operators lock the consumer first
+		}
 		batch.Queue(d.sql.Sweep, d.name, q.owned)
-		if slices.Contains(q.owned, 0) { // one of all processes
+		if inOne {
 			batch.Queue(d.sql.Beyond, d.name, partitions)
-			batch.Queue(d.sql.Look, d.name)
 		}
 	}
 	batch.Queue(d.sql.Poll, q.idle, d.name).Query(q.readPartitions)

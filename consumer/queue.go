@@ -153,19 +153,14 @@ type room struct {
 	pace time.Duration // how long the handler takes for a row; 0: that is not known
 }
 
-// add adds an ownership.
-func (q *queue) add(o *ownership) { q.partitions = append(q.partitions, &partition{ownership: o}) }
+// add adds a partition that is owned now.
+func (q *queue) add(p *partition) { q.partitions = append(q.partitions, p) }
 
-// leave notes that an ownership is to end. It does so when no job works on it.
-func (q *queue) leave(o *ownership) {
-	q.someGone = true
-	for _, p := range q.partitions {
-		if p.ownership == o {
-			p.gone = true
-			if !p.busy {
-				close(o.idle)
-			}
-		}
+// leave notes that the ownership of a partition is to end. It does so when no job works on it.
+func (q *queue) leave(p *partition) {
+	q.someGone, p.gone = true, true
+	if !p.busy {
+		close(p.idle)
 	}
 }
 
@@ -260,7 +255,14 @@ func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
 	q.overdue++
 	q.slots.End(j.lane, size, now.Sub(j.began), now)
 	for _, p := range j.of {
-		q.slots.Fail(p.Number, worker.TimedOut, now)
+		q.fail(p, worker.TimedOut, now)
+	}
+}
+
+// fail notes that a partition is slow, unless its ownership is to end: removeGone has forgotten it.
+func (q *queue) fail(p *partition, why worker.Reason, now time.Time) {
+	if !p.gone {
+		q.slots.Fail(p.Number, why, now)
 	}
 }
 
@@ -290,7 +292,7 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 			q.slots.Heal(p.Number)
 		}
 		if back.slow {
-			q.slots.Fail(p.Number, back.why, now)
+			q.fail(p, back.why, now)
 		}
 		p.state = back.state
 		if p.wasBlocked = j.isRetry; p.wasBlocked {

@@ -253,6 +253,30 @@ func TestOverdueJobKeepsItsPartition(t *testing.T) {
 }
 
 // An answer that was under way while a job ended says nothing about its blocked rows.
+// A partition whose ownership is to end is forgotten. A batch that hangs in it beyond that does not
+// count it as slow again.
+func TestPartitionThatIsGoneIsNotSlow(t *testing.T) {
+	for name, end := range map[string]func(p *plant, j *job){
+		"its batch ended late": func(p *plant, j *job) {
+			parts := j.parts()
+			parts[0].slow, parts[0].why = true, worker.TimedOut
+			p.q.end(j, result{parts: parts}, p.now, 1)
+		},
+		"its batch goes on": func(p *plant, j *job) { p.q.giveSlotBack(j, p.now, 1) },
+	} {
+		p := newPlant(t, 1, 1)
+		of := p.q.partitions[0]
+		of.due = true
+		j, _ := p.q.next(p.now, p.room)
+		p.q.leave(of)
+		p.q.removeGone()
+		end(p, j)
+		if n := p.q.slots.Waiting(worker.TimedOut); n > 0 {
+			t.Errorf("%s: %d partitions are slow", name, n)
+		}
+	}
+}
+
 func TestOldAnswerBringsNoBlockedRowBack(t *testing.T) {
 	p := newPlant(t, 1, 1)
 	of := p.q.partitions[0]

@@ -217,8 +217,8 @@ func (d *db) noteRow(ctx context.Context, tx pgx.Tx, p *part, id int64) error {
 }
 
 // countCrash counts a crash of a suspect before its attempt, and notes the row.
-func (d *db) countCrash(ctx context.Context, tx pgx.Tx, p *part, id int64, pause time.Duration) error {
-	_, err := tx.Exec(ctx, d.sql.Suspect, d.name, p.Number, id, p.Epoch, pause.Milliseconds())
+func (d *db) countCrash(ctx context.Context, tx pgx.Tx, p *part, id int64, pause, most time.Duration) error {
+	_, err := tx.Exec(ctx, d.sql.Suspect, d.name, p.Number, id, p.Epoch, pause.Milliseconds(), most.Milliseconds())
 	return err
 }
 

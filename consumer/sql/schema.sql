@@ -325,6 +325,11 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 DECLARE
     b record;
 BEGIN
+    -- A poll must not wait for a row that somebody keeps locked.
+    PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR NO KEY UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
     SELECT l.* INTO b FROM pgleases.consumers AS c CROSS JOIN LATERAL pgleases.consumer_backlog(c) AS l WHERE c.name = p_consumer;
     IF b.waiting IS NOT NULL THEN
         UPDATE pgleases.consumers AS c

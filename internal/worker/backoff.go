@@ -33,6 +33,9 @@ func CheckBackoff(p BackoffPolicy) error {
 	return nil
 }
 
+// LongestPause returns the pause that a policy ends with, without its random part.
+func LongestPause(p BackoffPolicy) time.Duration { return p.max }
+
 // WithoutJitter returns a policy whose pauses have no random part.
 func WithoutJitter(p BackoffPolicy) BackoffPolicy {
 	p.exact = true
