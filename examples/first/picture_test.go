@@ -155,7 +155,7 @@ func draw(lines []line) string {
 	for i, l := range lines {
 		part := float64(l.at-began) / float64(whole)
 		percent := 100 * part * played / repeated
-		fmt.Fprintf(&style, ".l%[1]d { animation: l%[1]d %[2].0fs step-end infinite }", i, repeated)
+		fmt.Fprintf(&style, ".l%d { animation: l%d %.0fs step-end infinite }", i, i, repeated)
 		fmt.Fprintf(&style, " @keyframes l%d { 0%% { opacity: 0 } %.1f%% { opacity: 1 } }\n", i, percent)
 		class := ""
 		if l.text == "Killed" {
