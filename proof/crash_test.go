@@ -178,6 +178,7 @@ var notCrashed = map[string]string{
 	"locklist":      "it only reads",
 	"heartbeatmany": "the heartbeat of a client with many leases, which writes what heartbeat writes",
 	"owners":        "it only reads",
+	"report":        "it changes what operators see of the client, and is sent again if it may be lost",
 	"reaches":       "it only reads",
 }
 

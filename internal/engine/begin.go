@@ -308,9 +308,10 @@ func beginPlan(e *engine, now time.Time) *operation {
 func beginReport(e *engine, _ time.Time) *operation {
 	session, report := e.session.number, e.report()
 	told := report.String()
+	e.session.toldInDoubt, e.session.reports = true, true
 	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Report(ctx, session, report) }, func(err error) {
 		if err == nil {
-			e.session.told = told
+			e.session.told, e.session.toldInDoubt = told, false
 		}
 	})
 }

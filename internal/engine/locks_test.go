@@ -192,6 +192,45 @@ func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
 	})
 }
 
+// Operators would see a lock as lost for as long as the session lives, or would not see it.
+func TestReportThatWasLostIsSentAgain(t *testing.T) {
+	lose := func(w *world) *lock.Held {
+		a := w.start("a")
+		held, err := lock.New(a.c, nil).TryAcquire(context.Background(), "report")
+		w.ok(err)
+		a.cutOff(true)
+		<-held.Context().Done()
+		a.cutOff(false)
+		return held
+	}
+	told := func(w *world, what, report string) {
+		w.t.Helper()
+		w.within(20*time.Second, what, func() bool { return w.reported() == report })
+	}
+	const lost = `["report"] map[]`
+	t.Run("its answer, before the release", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			w.inject(func(_, op string) (fault, bool) { return fault{after: time.Hour}, op == "report" })
+			held := lose(w)
+			told(w, "the loss is reported", lost)
+			_ = held.Release(context.Background())
+			w.inject(nil)
+			told(w, "the release is reported", "")
+		})
+	})
+	t.Run("in a crash", func(t *testing.T) {
+		inWorld(t, func(t *testing.T, w *world) {
+			lose(w)
+			told(w, "the loss is reported", lost)
+			time.Sleep(3 * time.Millisecond) // until it is answered
+			if w.db.Crash(keepStates); w.reported() != "" {
+				t.Fatal("the crash has not lost the report")
+			}
+			told(w, "the loss is reported again", lost)
+		})
+	})
+}
+
 // An eviction may have been made although its answer is lost. What the evicted session had is removed
 // all the same.
 func TestSweepFollowsEvictionWithoutAnswer(t *testing.T) {

@@ -28,7 +28,9 @@ type session struct {
 	last      bool          // renewal is the latest in the database, and no statement that was given up can follow it
 	lateUntil time.Time     // until then a statement that was given up may be executed
 
-	told string // the report that the database has, as text
+	told        string // the report that the database has, as text
+	toldInDoubt bool   // it may have another one, because an answer or a write was lost
+	reports     bool   // a report was sent
 }
 
 // lateAtMost is longer than a connection, a pooler or a server delays a statement after its client
@@ -120,7 +122,11 @@ func (s *session) renewed(sent, received time.Time, now store.Renewal) (otherRun
 	}
 	s.renewal, s.last = now, received.After(s.lateUntil)
 	s.sent, s.roundTrip = sent, received.Sub(sent)
-	return before.Marker != now.Marker
+	otherRun = before.Marker != now.Marker
+	if otherRun && s.reports { // a crash or a promotion may have lost the last one
+		s.toldInDoubt = true
+	}
+	return otherRun
 }
 
 // began reports whether a heartbeat was ever answered in this session.
@@ -129,5 +135,6 @@ func (s *session) began() bool { return s.renewal != store.Renewal{} }
 // replace replaces the session by another, which is not registered yet.
 func (s *session) replace() {
 	s.number, s.registered = store.RandomID(), false
-	s.renewal, s.last, s.lateUntil, s.told = store.Renewal{}, false, time.Time{}, ""
+	s.renewal, s.last, s.lateUntil = store.Renewal{}, false, time.Time{}
+	s.told, s.toldInDoubt, s.reports = "", false, false
 }

@@ -166,7 +166,7 @@ func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue()
 func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
 
 func reportDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.report().String() != e.session.told)
+	return atOnceIf(e.session.toldInDoubt || e.report().String() != e.session.told)
 }
 
 func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
