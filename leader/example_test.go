@@ -2,6 +2,7 @@ package leader_test
 
 import (
 	"context"
+	"errors"
 	"log"
 	"os"
 	"os/signal"
@@ -44,11 +45,12 @@ func makeReports(ctx context.Context, pool *pgxpool.Pool) {
 			if err := leader.Guard(ctx, tx); err != nil { // only the leader of this epoch can commit
 				return err
 			}
-			_, err := tx.Exec(ctx, "UPDATE reports SET made = now()")
+			_, err := tx.Exec(ctx, "INSERT INTO reports VALUES (now())")
 			return err
 		})
 		if err != nil {
-			log.Printf("leading under epoch %d: %v", leader.Epoch(ctx), err) // and it tries again
+			// If the context has ended, its cause says why. Otherwise the next round tries again.
+			log.Printf("leading under epoch %d: %v", leader.Epoch(ctx), errors.Join(err, context.Cause(ctx)))
 		}
 		select {
 		case <-time.After(time.Minute):
