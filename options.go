@@ -57,8 +57,9 @@ func WithClientID(id string) Option {
 }
 
 // WithTTL sets how long a client lives without a heartbeat. The default is 6s; valid values are 1s
-// to 10m. After that time the partitions of a crashed client move. Clients of one schema may have
-// different TTLs.
+// to 10m. After that time the partitions of a crashed client move. All clients of one schema should have
+// the same TTL. If they differ, a failover moves no partition until the longest TTL has passed, and
+// a standby that missed the client with the longest one may give its partitions away too early.
 func WithTTL(ttl time.Duration) Option { return Option{"WithTTL", func(o *options) { o.TTL = ttl }} }
 
 // WithHeartbeat sets the time between heartbeats. The default is a third of the TTL; valid values
