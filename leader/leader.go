@@ -17,10 +17,12 @@
 //   - Candidates take turns. A leadership that is free goes to the candidate that has stood for
 //     longest, so candidates that fail and stand again keep no other one from leading.
 //   - A process that stops leading stands by, and leads again when it is elected.
-//   - If OnStartedLeading returns early, the process leads on without work.
 //   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in
 //     OnStoppedLeading does not stop work that hangs. The example of [Partition] shows what does.
+//   - OnNewLeader is called in order, from one goroutine.
 //   - Each leadership has an epoch.
+//
+// If OnStartedLeading returns early, the process leads on without work, as it does with client-go.
 package leader
 
 import (
