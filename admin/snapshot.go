@@ -443,7 +443,7 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 
 // sayHandoff says what an owner that is asked to hand over may wait for.
 func (e *Explanation) sayHandoff(owner *Client) {
-	e.say("It does so when its Run callback or Hold has ended, and no guarded transaction is open. If a callback hangs, its log says \"handoff waits for work\" after 30 s: kill -QUIT %d on its host logs where, and ends it; if it does not, kill -9 %[1]d. Open transactions: pgleases doctor --long 1s.", owner.PID)
+	e.say("It does so when its Run callback or Hold has ended, and no guarded transaction is open. If a callback hangs, its log says \"handoff waits for work\" after 30 s: kill -QUIT %d on its host logs where, and ends it; if it does not, or under pgleases run, kill -9 %[1]d. Open transactions: pgleases doctor --long 1s.", owner.PID)
 }
 
 func round(d time.Duration) time.Duration {
