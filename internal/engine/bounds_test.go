@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -281,6 +282,28 @@ func TestAWaitForNotificationsThatFailsPauses(t *testing.T) {
 		w.notify("a")                // it waits again
 		time.Sleep(20 * time.Second) // which passes only if the engine sleeps
 		if shows(l) != "0" {
+			t.Errorf("it shows %s", shows(l))
+		}
+	})
+}
+
+// For example a tracer that knows one statement of each connection, while heartbeats succeed.
+func TestTracerThatPanicsAgainAndAgainPauses(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		l := w.start("a").owning("x", 2)
+		var connects atomic.Int64
+		w.inject(func(_, op string) (f fault, is bool) {
+			if op == "connect" {
+				connects.Add(1)
+			}
+			return fault{does: func() { panic("a fault of the application") }}, op == "listen"
+		})
+		w.breakConns(w.procs[0])
+		time.Sleep(time.Minute)
+		if n := connects.Load(); n < 30 || n > 65 { // the pause is half a heartbeat, of 2 s
+			t.Errorf("%d connections in a minute", n)
+		}
+		if shows(l) != "0-1" {
 			t.Errorf("it shows %s", shows(l))
 		}
 	})

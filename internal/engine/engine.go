@@ -240,6 +240,9 @@ func (e *engine) completed(t *task, err error) {
 	case e.connection.conn == nil:
 	case e.connection.conn.Closed() || worker.Whose(err) == worker.Standby || cutShort(err):
 		e.disconnect()
+		if cutShort(err) { // also on the next connection, maybe, after a heartbeat that succeeds
+			e.connection.retryAt = later(e.connection.retryAt, time.Now().Add(e.config.Heartbeat/2))
+		}
 	case t.traits&ownPause == 0:
 		e.progress.failed(t, e.config.Heartbeat)
 	}
