@@ -72,6 +72,7 @@ type queue struct {
 
 	slots   worker.Slots[piece] // its groups are the kinds, as those of outages
 	outages worker.Outages
+	tries   map[string]item // by kind: the last run that began during its outage, while it runs
 
 	ofKind map[string]int     // number of runs of each kind
 	scarce map[string]*scarce // kinds whose last run found no slot
@@ -104,7 +105,7 @@ func newQueue(times *timings, most func() int, limit func(kind string) int) queu
 	return queue{
 		times: times, most: most, limit: limit, running: make(map[subject]item), keys: make(map[string]struct{}),
 		parked: make(map[subject]bool), finished: make(map[subject]finish), beside: make(map[subject]struct{}),
-		ofKind: make(map[string]int), scarce: make(map[string]*scarce),
+		ofKind: make(map[string]int), scarce: make(map[string]*scarce), tries: make(map[string]item),
 	}
 }
 
@@ -236,13 +237,14 @@ func (q *queue) mustWait(it item, now time.Time) time.Duration {
 // something that its kind needs is away; 0: it may begin now.
 func (q *queue) waitsForOutage(it item, now time.Time) time.Duration {
 	next, away := q.outages.Under(it.Kind)
-	switch {
-	case !away:
+	if !away {
 		return 0
-	case q.ofKind[it.Kind] > 0: // it finds out
-		return q.times.Poll
 	}
-	return max(0, next.Sub(now))
+	after := next.Sub(now)
+	if try, runs := q.tries[it.Kind]; runs { // it finds out, unless it hangs
+		after = max(after, try.begun.Add(q.times.Try).Sub(now))
+	}
+	return max(0, after)
 }
 
 // hasDistance reports whether the database says when an ill item comes back: by its retry, by its
@@ -297,6 +299,9 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 		}
 	}
 	it.begun = now
+	if q.isAway(it.Kind) {
+		q.tries[it.Kind] = it
+	}
 	q.slots.Begin(it.lane)
 	q.running[it.subject], q.keys[it.Key] = it, struct{}{}
 	return ok
@@ -322,11 +327,15 @@ func (q *queue) end(f finish, now time.Time) (outage bool) {
 		q.slots.End(it.lane, q.most(), now.Sub(it.begun), now)
 	}
 	q.judge(f, now)
+	if q.tries[f.Kind].subject == f.subject {
+		delete(q.tries, f.Kind)
+	}
 	switch {
 	case f.away != nil:
 		outage = q.outages.Found(f.Kind, now)
 	case f.called:
 		q.outages.Over(f.Kind)
+		delete(q.tries, f.Kind) // a run that tried does not count in a later outage
 	}
 	delete(q.parked, f.subject)
 	delete(q.running, f.subject)

@@ -331,3 +331,61 @@ func TestOutageOfKindIsTriedByOneJob(t *testing.T) {
 		t.Errorf("%d jobs ran afterwards, and %d of %d others", calls[false], others, id-1000)
 	}
 }
+
+// A handler that does not return, because it ignores its context, does not stop its kind when what
+// the kind needs is back, whether it began before the outage or tries during it.
+func TestHungHandlerDoesNotProlongOutage(t *testing.T) {
+	t.Parallel()
+	for name, hangs := range map[string]int64{"it began before": 1, "it tries": 22} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(&defaultTimings, func() int { return 10 }, func(string) int { return 0 })
+			now, ran := processStart, 0
+			insert := func(id int64) {
+				it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", DueMicro: now.UnixMicro()}
+				q.insert(finish{it, result{again: &it}})
+			}
+			if hangs == 1 {
+				insert(1)
+			}
+			insert(2)
+			ends := func(now time.Time) {
+				for _, it := range q.running {
+					switch it.ID {
+					case hangs:
+					case 2:
+						q.end(finish{it, result{outcome: failed, called: true, away: fmt.Errorf("mail is away")}}, now)
+					default:
+						ran++
+						q.end(finish{it, result{outcome: stepped, called: true}}, now)
+					}
+				}
+			}
+			begin := func() {
+				for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+					q.began(it, now)
+				}
+			}
+			begin()
+			ends(now)
+			for id := range int64(20) {
+				insert(3 + id)
+			}
+			most := 0
+			for range 130 {
+				now = now.Add(time.Second)
+				begin()
+				if q.isAway("mail") {
+					most = max(most, len(q.running))
+				}
+				ends(now)
+			}
+			if ran < 19 || len(q.running) != 1 || q.isAway("mail") {
+				t.Errorf("%d jobs ran, %d run, and mail is away: %v", ran, len(q.running), q.isAway("mail"))
+			}
+			if most > 2 {
+				t.Errorf("%d jobs ran at once while mail was away", most)
+			}
+		})
+	}
+}

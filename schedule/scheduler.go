@@ -46,6 +46,7 @@ type timings struct {
 	Silence     time.Duration // after a notification no other is sent for this long
 	ClockDoubt  time.Duration // until a step of the database's clock is trusted
 	SuspectHold time.Duration // at most, that other runs wait for a crash suspect
+	Try         time.Duration // at most, that runs of a kind wait for one that tries in an outage
 	// from the end of a handler's context until the log says that it still runs
 	Overrun  time.Duration
 	Look     time.Duration // between two looks whether the transaction of a handler still exists
@@ -58,7 +59,7 @@ type timings struct {
 
 var defaultTimings = timings{
 	Poll: time.Second, PollPause: 10 * time.Millisecond, PollLimit: 5 * time.Second, Sweep: time.Minute, Silence: listen.Silence,
-	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: closing, LockWait: 5 * time.Second,
+	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Try: time.Minute, Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: closing, LockWait: 5 * time.Second,
 	Trim: time.Minute, Declare: time.Hour,
 }
 
