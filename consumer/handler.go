@@ -115,7 +115,8 @@ func Discard(err error) error { return worker.Discard(err) }
 
 // Snooze returns an error for a handler to return: the row is handled again after d, by the
 // database's clock. A negative d is 0. Its key waits, and other keys continue. This is not a failed
-// attempt, and the number of snoozes has no limit.
+// attempt, and the number of snoozes has no limit. RunUntilEmpty does not wait for such a row: it
+// returns [ErrBlocked] if no other rows are left.
 func Snooze(d time.Duration) error { return worker.Snooze(d) }
 
 // ErrTimeout is the cause of a handler's context if the batch took longer than [WithTimeout].
