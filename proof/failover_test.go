@@ -100,7 +100,11 @@ func (tr *troop) report() oracle.Report {
 	return verifyDir(tr, tr.dir)
 }
 
+// The figure needs a machine that keeps time for a minute, so the short tests leave it out.
 func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes up to a minute, and needs a machine with little else to do")
+	}
 	timeguard.Run(t, func(t *timeguard.Try) {
 		since := time.Now()
 		tr := newTroop(t, direct(t), 5, longTTL)
