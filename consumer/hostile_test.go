@@ -5,9 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"runtime"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,27 +15,13 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// misbehaves are the ways in which code of the application does not return.
-var misbehaves = []string{"panic", "Goexit", "hang"}
-
 // A hostile does what an application's code may do at a place, such as "handler hang".
 type hostile struct{ let chan struct{} }
-
-func (h *hostile) do(way string) {
-	switch way {
-	case "panic":
-		panic("at the disco")
-	case "Goexit":
-		runtime.Goexit()
-	case "hang":
-		<-h.let
-	}
-}
 
 // at misbehaves if the text names the place, and then the way.
 func (h *hostile) at(place, text string) {
 	if way, is := strings.CutPrefix(text, place+" "); is {
-		h.do(way)
+		testkit.Misbehave(way, h.let)
 	}
 }
 
@@ -112,7 +96,7 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 			db := newDatabase(t)
 			db.exec(consumer.TableSQL("orders", "", many) + "GRANT SELECT, INSERT, UPDATE, DELETE ON public.many TO PUBLIC")
 			for _, place := range places {
-				for _, way := range misbehaves {
+				for _, way := range testkit.Misbehaves {
 					db.exec("INSERT INTO public.many (customer, payload) VALUES ($1, to_jsonb($1::text))", name+" "+place+" "+way)
 				}
 			}
@@ -132,48 +116,6 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 	}
 }
 
-// A hostileTracer misbehaves once in each way, at statements with a text.
-type hostileTracer struct {
-	*hostile
-	text string
-
-	mu   sync.Mutex // guards the following field
-	left []string
-}
-
-func (h *hostileTracer) done() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.left) == 0
-}
-
-func (h *hostileTracer) seen(text string) {
-	if !strings.Contains(text, h.text) {
-		return
-	}
-	h.mu.Lock()
-	way := ""
-	if len(h.left) > 0 {
-		way, h.left = h.left[0], h.left[1:]
-	}
-	h.mu.Unlock()
-	h.do(way)
-}
-
-func (h *hostileTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	h.seen(data.SQL)
-	return ctx
-}
-func (h *hostileTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-func (h *hostileTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	for _, q := range data.Batch.QueuedQueries {
-		h.seen(q.SQL)
-	}
-	return ctx
-}
-func (h *hostileTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (h *hostileTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
 // A tracer that misbehaves at a statement stops no other partition, no poll and no end of Run.
 func TestHostileTracerStopsNoOther(t *testing.T) {
 	t.Parallel()
@@ -184,7 +126,7 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			let := make(chan struct{})
-			tracer := &hostileTracer{hostile: &hostile{let}, text: text, left: misbehaves}
+			tracer := testkit.NewHostileTracer(text, let)
 			db.tracer = tracer
 			log := make(lines, 1000)
 			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(time.Second), consumer.WithMaxRunning(2),
@@ -198,7 +140,7 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			}
 			w.run()
 			db.insert(8, 8) // when they are handled, it has joined the lease
-			for !tracer.done() && place != "end" {
+			for !tracer.Done() && place != "end" {
 				db.insert(8, 8)
 				testkit.Becomes(t, db.Pool, "rows are handled", true, "SELECT count(*) <= 1 FROM (SELECT DISTINCT partition FROM public.outbox) AS p")
 			}
@@ -213,38 +155,19 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 	}
 }
 
-// A hostileLog misbehaves at each record, in each of the ways.
-type hostileLog struct {
-	*hostile
-	mu *sync.Mutex
-	n  *int
-}
-
-func (h hostileLog) Enabled(context.Context, slog.Level) bool { return true }
-func (h hostileLog) WithAttrs([]slog.Attr) slog.Handler       { return h }
-func (h hostileLog) WithGroup(string) slog.Handler            { return h }
-func (h hostileLog) Handle(context.Context, slog.Record) error {
-	h.mu.Lock()
-	way := misbehaves[min(*h.n, len(misbehaves)-1)]
-	*h.n++
-	h.mu.Unlock()
-	h.do(way)
-	return nil
-}
-
 // A log handler that misbehaves stops nothing.
 func TestHostileLogHandlerStopsNothing(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(40, 20)
-	h := hostileLog{&hostile{make(chan struct{})}, new(sync.Mutex), new(int)}
+	hang := make(chan struct{})
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if row.Attempt == 1 && row.ID <= 5 {
 			return errors.New("it fails, and that is logged")
 		}
 		return effect(ctx, tx, row)
-	}), consumer.WithLogger(slog.New(h)), backoff(time.Millisecond, time.Millisecond))
-	closer(t, h.let)
+	}), consumer.WithLogger(slog.New(testkit.NewHostileLog(hang))), backoff(time.Millisecond, time.Millisecond))
+	closer(t, hang)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	db.exact(40)
 }

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
-	"runtime"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -17,23 +15,8 @@ import (
 	"github.com/pgleases/pgleases/schedule"
 )
 
-// misbehaves are the ways in which code of the application does not return.
-var misbehaves = []string{"panic", "Goexit", "hang"}
-
 // hangs holds all code that hangs until the end of its test.
 var hangs sync.Map // chan struct{} by kind
-
-// misbehave does what an application's code may do.
-func misbehave(way string, hang <-chan struct{}) {
-	switch way {
-	case "panic":
-		panic("at the disco")
-	case "Goexit":
-		runtime.Goexit()
-	case "hang":
-		<-hang
-	}
-}
 
 // rogue is the arguments of a job. Its methods misbehave if Place names them, and so do those of
 // the error that its handler returns.
@@ -42,7 +25,7 @@ type rogue struct{ Kind, Place, Way string }
 func (h rogue) at(place string) {
 	if h.Place == place {
 		hang, _ := hangs.Load(h.Kind)
-		misbehave(h.Way, hang.(chan struct{}))
+		testkit.Misbehave(h.Way, hang.(chan struct{}))
 	}
 }
 
@@ -109,7 +92,7 @@ func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
 			hung := map[string]string{"handler": "handler still running", "decoder": "arguments still being read", "Error": "handler still running", "Unwrap": "handler still running"}
 			short := int64(0)
 			for _, place := range []string{"handler", "decoder", "Error", "Unwrap", "Is", "As"} {
-				for _, way := range misbehaves {
+				for _, way := range testkit.Misbehaves {
 					if place != "decoder" && (way != "hang" || hung[place] == "") { // what cannot be decoded is blocked
 						short++
 					}
@@ -144,7 +127,7 @@ func TestHostileEncoderFailsItsCallerOnly(t *testing.T) {
 		"put":     func(h rogue) error { return k.Put(t.Context(), "a", h, hourly) },
 		"enqueue": func(h rogue) error { _, err := k.Enqueue(t.Context(), h); return err },
 	} {
-		for _, way := range misbehaves {
+		for _, way := range testkit.Misbehaves {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
@@ -163,48 +146,6 @@ func TestHostileEncoderFailsItsCallerOnly(t *testing.T) {
 	}
 }
 
-// A hostileTracer misbehaves once in each way, at statements with a text.
-type hostileTracer struct {
-	hang chan struct{}
-	text string
-
-	mu   sync.Mutex // guards the following field
-	left []string
-}
-
-func (h *hostileTracer) done() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return len(h.left) == 0
-}
-
-func (h *hostileTracer) seen(text string) {
-	if !strings.Contains(text, h.text) {
-		return
-	}
-	h.mu.Lock()
-	way := ""
-	if len(h.left) > 0 {
-		way, h.left = h.left[0], h.left[1:]
-	}
-	h.mu.Unlock()
-	misbehave(way, h.hang)
-}
-
-func (h *hostileTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
-	h.seen(data.SQL)
-	return ctx
-}
-func (h *hostileTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-func (h *hostileTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	for _, q := range data.Batch.QueuedQueries {
-		h.seen(q.SQL)
-	}
-	return ctx
-}
-func (h *hostileTracer) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (h *hostileTracer) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
 // A tracer that misbehaves at a statement stops no other run, no poll and no end of Run. A line names
 // what hangs.
 func TestHostileTracerStopsNoOther(t *testing.T) {
@@ -216,16 +157,17 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			tracer := &hostileTracer{hang: make(chan struct{}), text: text, left: misbehaves}
+			hang := make(chan struct{})
+			tracer := testkit.NewHostileTracer(text, hang)
 			db.tracer = tracer
 			w, log := newLogged(db)
-			free := sync.OnceFunc(func() { close(tracer.hang) })
+			free := sync.OnceFunc(func() { close(hang) })
 			t.Cleanup(free)
 			w.Times().Answer, w.Times().PollLimit, w.Times().Overrun = 500*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
 			k := schedule.AtLeastOnce(w.Scheduler, "calls", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxConcurrent(100))
 			w.run()
 			runs := int64(0)
-			for runs == 0 || !tracer.done() && text != "schedule_end(" {
+			for runs == 0 || !tracer.Done() && text != "schedule_end(" {
 				for partition := range 4 {
 					testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithJobKey(db.keyIn(partition))))(t)
 				}
@@ -242,32 +184,13 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 	}
 }
 
-// A hostileLog misbehaves at each record, in each of the ways.
-type hostileLog struct {
-	hang chan struct{}
-	mu   *sync.Mutex
-	n    *int
-}
-
-func (h hostileLog) Enabled(context.Context, slog.Level) bool { return true }
-func (h hostileLog) WithAttrs([]slog.Attr) slog.Handler       { return h }
-func (h hostileLog) WithGroup(string) slog.Handler            { return h }
-func (h hostileLog) Handle(context.Context, slog.Record) error {
-	h.mu.Lock()
-	way := misbehaves[min(*h.n, len(misbehaves)-1)]
-	*h.n++
-	h.mu.Unlock()
-	misbehave(way, h.hang)
-	return nil
-}
-
 // A log handler that misbehaves stops nothing.
 func TestHostileLogHandlerStopsNothing(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	h := hostileLog{make(chan struct{}), new(sync.Mutex), new(int)}
-	w := newWorker(db, schedule.WithLogger(slog.New(h)))
-	t.Cleanup(func() { close(h.hang) })
+	hang := make(chan struct{})
+	w := newWorker(db, schedule.WithLogger(slog.New(testkit.NewHostileLog(hang))))
+	t.Cleanup(func() { close(hang) })
 	k := schedule.InTx(w.Scheduler, "fails", func(context.Context, pgx.Tx, schedule.Run[args]) error {
 		return errors.New("it fails, and that is logged")
 	}, schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second)))
