@@ -33,10 +33,7 @@ func (x *executor) handlerContext(parts []*part) (context.Context, context.Cance
 	}
 }
 
-var (
-	errNotCalled = errors.New("the function of WithAround returned nil without a call of next, so the handler was not called")
-	errEnded     = errors.New("the handler ended its transaction: what it wrote may be committed")
-)
+var errEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
 
 // A calling is the calls of the handler for the rows of one attempt.
 type calling struct {
@@ -115,19 +112,20 @@ func (c *calling) once(rows []row) error {
 			c.out.longestAt = -1
 		}
 	}()
-	if c.options.around == nil {
-		return safe(c.handler.call(c.ctx, c.tx, rows))
+	return safe(c.around(rows))
+}
+
+// around calls the handler, by way of WithAround if that is set.
+func (c *calling) around(rows []row) error {
+	around := c.options.around
+	if around == nil {
+		return c.handler.call(c.ctx, c.tx, rows)
 	}
-	result := errNotCalled
 	info := Info{c.db.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}
-	err := c.options.around(c.ctx, info, func(ctx context.Context) error {
-		result = c.handler.call(ctx, c.tx, rows)
-		return result
-	})
-	if err == nil {
-		err = result
-	}
-	return safe(err)
+	return handlers.Around(
+		func(next func(context.Context) error) error { return around(c.ctx, info, next) },
+		func(ctx context.Context) error { return c.handler.call(ctx, c.tx, rows) },
+	)
 }
 
 // checkTx checks in which state a handler has left its transaction.

@@ -353,22 +353,80 @@ func TestUnreadableRow(t *testing.T) {
 	db.exact(58)
 }
 
-// What counts is what the handler returned, whatever the function around it returns.
-func TestAroundCannotReplaceTheHandler(t *testing.T) {
+// Whatever the function of WithAround does, the handler is called once at most, what it returned counts,
+// and nothing of it runs beside what follows.
+func TestAroundCallsTheHandlerOnce(t *testing.T) {
 	t.Parallel()
-	for says, call := range map[string]bool{"without a call of next": false, "no such order": true} {
-		t.Run(says, func(t *testing.T) {
+	type next = func(context.Context) error
+	for name, c := range map[string]struct {
+		around func(context.Context, next) error
+		calls  int64
+		says   string // empty: the row is handled
+	}{
+		"passes on":     {func(ctx context.Context, n next) error { return n(ctx) }, 1, ""},
+		"ignores it":    {func(ctx context.Context, n next) error { _ = n(ctx); return nil }, 1, ""},
+		"calls twice":   {func(ctx context.Context, n next) error { return errors.Join(n(ctx), n(ctx)) }, 1, "call next once"},
+		"does not call": {func(context.Context, next) error { return nil }, 0, "before it had called the handler"},
+		"fails after":   {func(ctx context.Context, n next) error { _ = n(ctx); return errors.New("no trace") }, 1, "no trace"},
+		"panics":        {func(ctx context.Context, n next) error { _ = n(ctx); panic("on fire") }, 1, "on fire"},
+		"ends":          {func(ctx context.Context, n next) error { runtime.Goexit(); return n(ctx) }, 0, "runtime.Goexit"},
+	} {
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			db.insert(2, 2)
-			w := newWorker(db, failing(1, 2), attempts(1), consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
-				if call {
-					_ = next(ctx)
-				}
-				return nil
+			db.insert(1, 1)
+			var calls atomic.Int64
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				calls.Add(1)
+				return effect(ctx, tx, row)
+			}), attempts(1), consumer.WithAround(func(ctx context.Context, _ consumer.Info, n func(context.Context) error) error {
+				return c.around(ctx, n)
 			}))
-			contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left: 2 rows", says)
+			err := w.RunUntilEmpty(t.Context())
+			if c.says == "" {
+				testkit.OK(t, err)
+			} else {
+				contains(t, err, "only rows of blocked keys are left: 1 row", c.says)
+			}
+			expect(t, calls.Load(), c.calls, "calls of the handler")
 		})
+	}
+}
+
+// An error of the handler counts even if the function around it returns nil.
+func TestAroundCannotHideAFailure(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(2, 2)
+	hides := func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
+		_ = next(ctx)
+		return nil
+	}
+	w := newWorker(db, failing(1, 2), attempts(1), consumer.WithAround(hides))
+	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left: 2 rows", "no such order")
+}
+
+// The function around a handler may call it in a goroutine, and not wait for it. Its transaction lives
+// until it has returned, and it keeps its timeout.
+func TestAroundWaitsForTheHandler(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, 1)
+	entered, ended := make(chan struct{}), make(chan error, 1)
+	w := newWorker(db, consumer.Each(func(ctx context.Context, _ pgx.Tx, _ consumer.Row[Order]) error {
+		close(entered)
+		<-ctx.Done()
+		ended <- context.Cause(ctx)
+		return nil
+	}), attempts(1), consumer.WithTimeout(200*time.Millisecond),
+		consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
+			go func() { _ = next(ctx) }()
+			<-entered
+			return nil
+		}))
+	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left: 1 row", "longer than its timeout", "wait for it")
+	if why := testkit.Receive(t, "the handler has returned", ended); why != consumer.ErrTimeout {
+		t.Errorf("its context has ended with %v", why)
 	}
 }
 

@@ -111,8 +111,10 @@ const (
 )
 
 // WithAround sets a function that is called around each call of the handler, for traces, metrics
-// and logs. It must call next once, and return its error. If it returns nil, next's error counts;
-// if it has not called next, the rows have failed.
+// and logs. It must call next once, and return its error. If it returns nil, next's error counts. If
+// it has not called next, or returns before next does, the rows have failed, and the attempt ends when
+// the handler has returned. A second call of next, or one after f has returned, returns an error, and
+// does not call the handler.
 func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
 	return func(o *options) { o.around = f }
 }
