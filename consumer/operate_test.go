@@ -471,6 +471,35 @@ func TestOperatorsDeleteConsumers(t *testing.T) {
 	db.exact(1)
 }
 
+// The second of two verbs waits for the first, which deletes the consumer, and then does not find it.
+func TestOperatorsDeleteTheSameConsumer(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	testkit.OK(t, newWorker(db, consumer.Each(effect)).RunUntilEmpty(t.Context()))
+	verbs := map[string]func(m *consumer.Manager) error{
+		"delete": func(m *consumer.Manager) error { return m.Delete(t.Context()) },
+		"pause":  func(m *consumer.Manager) error { return second(m.Pause(t.Context())) },
+	}
+	tx := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(tx.Exec(t.Context(), "SELECT pgleases.consumer_delete('orders', '', 'why')"))(t)
+	testkit.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0"))(t) // until the others wait
+	failed := make(map[string]chan error)
+	for verb, call := range verbs {
+		m := db.manager()
+		failed[verb] = make(chan error, 1)
+		go func() { failed[verb] <- call(m) }()
+	}
+	testkit.Becomes(t, db.Pool, "both wait", int64(len(verbs)), `SELECT count(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%consumer\_%'`)
+	testkit.OK(t, tx.Commit(t.Context()))
+	for verb, done := range failed {
+		if err := testkit.Receive(t, verb+" ends", done); !errors.Is(err, consumer.ErrNotFound) {
+			t.Errorf("%s after the consumer was deleted: %v, not %q", verb, err, consumer.ErrNotFound)
+		}
+	}
+	expect(t, one[int](db, "SELECT count(*) FROM pgleases.events WHERE cause = 'consumer deleted'"), 1, "recorded deletions")
+}
+
 // From what is noted, doctor sees that no row is handled, also without a time in the table.
 func TestOldestRowIsNoted(t *testing.T) {
 	t.Parallel()

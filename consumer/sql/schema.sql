@@ -345,13 +345,18 @@ COMMENT ON FUNCTION pgleases.consumer_look(pg_catalog.text) IS 'Notes the oldest
 -- the processes of the consumer. They run with the rights of their owner, and session_user stays the operator. PUBLIC may
 -- not execute them. 42704: there is no such consumer, blocked row or dead letter.
 
--- Begins a verb, and returns its actor.
+-- Begins a verb, and returns its actor. A verb that waits for a deletion does not find the consumer after it.
 CREATE OR REPLACE FUNCTION pgleases.consumer_operator(p_verb pg_catalog.text, p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.operator(p_verb, p_actor, p_reason);
 BEGIN
-    IF NOT EXISTS (SELECT FROM pgleases.consumers AS c WHERE c.name = p_consumer) THEN
+    IF p_verb = 'delete' THEN
+        PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE;
+    ELSE
+        PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR KEY SHARE;
+    END IF;
+    IF NOT FOUND THEN
         RAISE EXCEPTION 'there is no consumer "%"', p_consumer USING ERRCODE = 'undefined_object';
     END IF;
     RETURN who;
@@ -488,7 +493,6 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     who CONSTANT text := pgleases.consumer_operator('delete'::text, p_consumer, p_actor, p_reason);
 BEGIN
-    PERFORM FROM pgleases.consumers AS c WHERE c.name = p_consumer FOR UPDATE;
     IF EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = 'consumer/' || p_consumer AND p.owner IS NOT NULL) THEN
         RAISE EXCEPTION 'processes run the consumer "%"', p_consumer USING ERRCODE = 'object_in_use', HINT = 'End them first.';
     END IF;
