@@ -231,16 +231,16 @@ func TestClosingWaitsForOneLockOnly(t *testing.T) {
 		for _, l := range ledgers {
 			l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 		}
-		opened := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed")
-		if opened < 12 {
-			t.Fatalf("%d partitions to close", opened)
+		begun := one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE begun > ended")
+		if begun < 12 {
+			t.Fatalf("%d partitions to close", begun)
 		}
 		db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
 		began := time.Now()
 		w.end()
 		const most = 9 * time.Second
 		if took := time.Since(began); took > most {
-			t.Missed(began, most, "Run ended after %v, with %d partitions to close", took, opened)
+			t.Missed(began, most, "Run ended after %v, with %d partitions to close", took, begun)
 		}
 	})
 }
@@ -300,7 +300,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	})
 	testkit.OK(t, held.Rollback(t.Context()))
 	testkit.Until(t, "that of the other schedule is being closed", func() bool {
-		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed") < 3 && waits()
+		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE begun > ended") < 3 && waits()
 	})
 	testkit.Must(edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'"))(t)
 	if err := lock(low); err != nil {
@@ -310,7 +310,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	expect(t, crashes(), 0, "crashes, after all was closed")
-	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE opened > closed"), 0, "partitions whose owner seems to have crashed")
+	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE begun > ended"), 0, "partitions whose owner seems to have crashed")
 }
 
 // A process that ends keeps the partitions with runs, and no other.

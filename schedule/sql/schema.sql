@@ -185,17 +185,17 @@ COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as run in the column
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     partition  int NOT NULL,
-    opened     bigint NOT NULL,
-    closed     bigint NOT NULL DEFAULT 0,
-    crashed       boolean NOT NULL,
+    begun      bigint NOT NULL,
+    ended      bigint NOT NULL DEFAULT 0,
+    crashed    boolean NOT NULL,
     PRIMARY KEY (group_name, partition)
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.schedule_owners IS 'The last owner of each partition that ran something in it, so that the next owner knows whether that owner crashed.';
 COMMENT ON COLUMN pgleases.schedule_owners.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_owners.partition IS 'The partition of the group''s lease.';
-COMMENT ON COLUMN pgleases.schedule_owners.opened IS 'The epoch of the last owner that began to run something.';
-COMMENT ON COLUMN pgleases.schedule_owners.closed IS 'The epoch of the last owner whose runs have all ended.';
-COMMENT ON COLUMN pgleases.schedule_owners.crashed IS 'The owner before the one in opened crashed.';
+COMMENT ON COLUMN pgleases.schedule_owners.begun IS 'The epoch of the last owner that began to run something.';
+COMMENT ON COLUMN pgleases.schedule_owners.ended IS 'The epoch of the last owner whose runs have all ended.';
+COMMENT ON COLUMN pgleases.schedule_owners.crashed IS 'The owner before the one in begun crashed.';
 
 CREATE TABLE IF NOT EXISTS pgleases.history (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

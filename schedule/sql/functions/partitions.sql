@@ -52,9 +52,9 @@ DECLARE
 BEGIN
     PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
         pgleases.guard(p_lease, p_partition, p_epoch);
-    INSERT INTO pgleases.schedule_owners AS o (group_name, partition, opened, crashed) VALUES (p_group, p_partition, p_epoch, false)
+    INSERT INTO pgleases.schedule_owners AS o (group_name, partition, begun, crashed) VALUES (p_group, p_partition, p_epoch, false)
     ON CONFLICT ON CONSTRAINT schedule_owners_pkey DO UPDATE
-    SET opened = p_epoch, crashed = CASE WHEN o.opened = p_epoch THEN o.crashed ELSE o.opened > o.closed END -- called again, because its answer was lost
+    SET begun = p_epoch, crashed = CASE WHEN o.begun = p_epoch THEN o.crashed ELSE o.begun > o.ended END -- called again, because its answer was lost
     RETURNING o.crashed INTO answer;
     RETURN answer;
 END
@@ -76,6 +76,6 @@ BEGIN
     UPDATE pgleases.jobs AS j
     SET trying = j.trying || jsonb_build_object('crashes', (j.trying ->> 'crashes')::int - 1, 'epoch', 0)
     WHERE j.id = ANY (p_counted_jobs) AND substring(j.trying ->> 'epoch', '^[0-9]{1,18}$')::bigint = p_epoch;
-    UPDATE pgleases.schedule_owners AS o SET closed = p_epoch WHERE o.group_name = p_group AND o.partition = p_partition AND o.opened = p_epoch;
+    UPDATE pgleases.schedule_owners AS o SET ended = p_epoch WHERE o.group_name = p_group AND o.partition = p_partition AND o.begun = p_epoch;
 END
 $pgleases_body$;
