@@ -8,9 +8,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
@@ -127,7 +129,11 @@ func TestReleaseDoesNotQueueBehindAcquisitions(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
-	patient := []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(time.Minute)} // also for the mutex
+	direct, _ := pgtest.DirectURL(url) // behind a pooler, who waits would see at a heartbeat only that it has the lock
+	patient := []pgleases.Option{
+		pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(time.Minute), // which is also the patience for the mutex
+		pgleases.WithConnConfig(testkit.Must(pgx.ParseConfig(direct))(t)),
+	}
 	a := newWorker(t, url, patient...)
 	release(t, a.held(a.Acquire, "its first may be sent twice")) // then the client releases the other one itself
 	h := a.held(a.Acquire, "x")
