@@ -325,8 +325,8 @@ func TestReturnedRowComesFirst(t *testing.T) {
 	testkit.Becomes(t, db.Pool, "row 1 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 1")
 	db.skip(1)
 	testkit.Becomes(t, db.Pool, "row 2 is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 2")
+	mended.Store(true) // before row 1 is tried
 	testkit.OK(t, db.manager().Return(t.Context(), 1))
-	mended.Store(true)
 	db.retryAll()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())

@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -23,7 +24,7 @@ func TestCallersShareOneRequest(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
-	a, b := newWorker(t, url), newWorker(t, url)
+	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithHeartbeat(time.Second)) // which is its patience for the mutex
 	h := a.held(a.Acquire, "x")
 	release(t, b.held(b.Acquire, "its first may be sent twice"))
 	b.app.Count("lock_acquire")
@@ -55,6 +56,8 @@ func TestCallersShareOneRequest(t *testing.T) {
 		}
 	}
 	expect(t, b.client.Stats().Locks.Waiting, callers-givingUp, "callers that wait")
+	clients.Beats(t, b.client, 1) // by then the client has sent what it had to
+	expect(t, b.own.Counted(), 0, "places that were given back")
 	release(t, h)
 	for i := givingUp; i < callers; i++ {
 		r := testkit.Receive(t, "the next has the lock", results)
@@ -63,7 +66,6 @@ func TestCallersShareOneRequest(t *testing.T) {
 		release(t, r.held)
 	}
 	expect(t, b.app.Counted(), callers-givingUp, "acquisitions that were sent")
-	expect(t, b.own.Counted(), 0, "places that were given back")
 }
 
 // The line asks for what its first caller wants.
