@@ -499,18 +499,19 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	if text := output1(t, database, "doctor", "--skip", "autovacuum"); !regexp.MustCompile(`ok +schedules +there are none\nok +jobs +there are none\n`).MatchString(text) {
 		t.Errorf("without schedules and jobs: %s", text)
 	}
+	// What is due in half an hour is not late, however long this test takes.
 	execute(t, database, `
 		INSERT INTO pgleases.schedule_groups VALUES ('reports', 1);
 		INSERT INTO pgleases.leases VALUES ('schedule/reports', 1, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/reports', 0, 11, 11, 3, 'a', now());
 		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-		SELECT 'reports', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now(), 1, registered
+		SELECT 'reports', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now() + interval '30 minutes', 1, registered
 		FROM (VALUES ('put', false, '2026-03-02Z'), ('new', true, now() - interval '6 days 23 hours')) AS s (name, declared, registered);
-		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('reports', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now())`)
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('reports', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now() + interval '30 minutes')`)
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
-		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now()",
+		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now() + interval '30 minutes'",
 			"warning schedules", `late: 1 of group "reports", such as "new" for 1h0m`},
 		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
 			"warning schedules", `blocked, so they wait: 2 of group "reports", such as "`},
@@ -521,12 +522,12 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 			"note schedules", `failed, and paused: 1 of group "reports", such as "put" (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '2 hours' WHERE name = 'put'", "", ""}, // its next tick is soon
 		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
-		{"SELECT", "UPDATE pgleases.schedules SET due = now(), failures = 0", "", ""},
-		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now()", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind) > pgleases jobs list reports shows why`},
+		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '30 minutes', failures = 0", "", ""},
+		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now() + interval '30 minutes'", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind) > pgleases jobs list reports shows why`},
 		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
-		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now()", "warning jobs",
+		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now() + interval '30 minutes'", "warning jobs",
 			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
-		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now()", "warning schedules",
+		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now() + interval '30 minutes'", "warning schedules",
 			` > if it hangs (its log says "handler still running"): kill -9 7 on host "host" ("a\n"); SIGTERM would wait for the work`},
 		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
 			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00) > check its effect first; only if it was not done: pgleases schedules retry reports put 2026-03-02T00:00:00+00:00 --unknown`},
