@@ -156,7 +156,8 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	o = a.call(calling, o)
 	watched()
 	server := a.tx.Conn().PgConn()
-	lost := server.IsClosed() && (o.verdict == handled || o.verdict == broke || o.verdict == failed && !o.slow && !copyOf(o.err).deadline)
+	failedItself := o.verdict == failed && (o.slow || worker.EndedContext(o.err))
+	lost := server.IsClosed() && !failedItself && slices.Contains([]verdict{handled, broke, failed}, o.verdict)
 	switch {
 	case o.verdict == failed && decided(o.err):
 		return o

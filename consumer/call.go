@@ -112,7 +112,7 @@ func (c *calling) once(rows []row) error {
 			c.out.longestAt = -1
 		}
 	}()
-	return safe(c.around(rows))
+	return copied(c.around(rows))
 }
 
 // around calls the handler, by way of WithAround if that is set.
@@ -150,70 +150,41 @@ func (c *calling) checkTx() (goesOn bool, err error) {
 
 // judge sets what the calls came to, after an error of the handler.
 func (c *calling) judge(err error) {
-	o, cause, copied := c.out, context.Cause(c.ctx), copyOf(err)
+	o, cause, fault := c.out, context.Cause(c.ctx), worker.Whose(err)
 	o.verdict, o.err, o.slow = failed, err, cause == ErrTimeout
 	if c.handler.calls != each {
-		o.at = max(copied.index, -1)
-		if o.at >= c.step {
-			o.at = -1
-		}
+		o.at = c.rowIn(err)
 	}
 	switch {
 	case c.ctx.Err() != nil && !o.slow && cause != errGone:
 		o.verdict = refused
-	case copied.fault == worker.Away:
+	case fault == worker.Away:
 		o.verdict = unavailable
 	case decided(err):
 	case o.slow:
 		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(err.Error(), ErrTimeout.Error()+": "))
 	case cause == errGone: // if the connection still works, a statement of the handler has failed
-	case copied.transient():
+	case fault.Blameless(): // the database is at fault, and not the row
 		o.verdict = broke
 	}
 }
 
-// safe copies an error of the application, without its methods, which may panic.
-func safe(err error) error {
+// rowIn returns which row of the batch an error names; -1: it names none of them.
+func (c *calling) rowIn(err error) int {
+	i, named := worker.RowIn(err)
+	if !named || i < 0 || i >= c.step {
+		return -1
+	}
+	return i
+}
+
+// copied copies an error of the application, see worker.Copy. The copy says whose fault it was.
+func copied(err error) error {
 	if err == nil {
 		return nil
 	}
-	s := safeError{text: handlers.Storable(err.Error()), index: -1, fault: worker.WhoseOfHandler(err)}
-	var f *rowError
-	if errors.As(err, &f) {
-		s.index = f.index
-		s.text = handlers.Storable(fmt.Sprint(f.err))
-		if f.err == nil {
-			s.text = "RowError without an error"
-		}
-	}
-	s.deadline = errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
-	verdict, _ := worker.Verdict(err)
-	if verdict != worker.None {
-		s.verdict = worker.Copy(err)
-	}
-	return s
+	return worker.Says(worker.WhoseOfHandler(err), worker.Copy(err))
 }
-
-// copyOf returns the copy that safe has made of an error.
-func copyOf(err error) safeError {
-	s := safeError{index: -1}
-	errors.As(err, &s)
-	return s
-}
-
-type safeError struct {
-	text     string
-	deadline bool // a context of the handler's own ended
-	index    int  // of RowError; -1: it is not
-	fault    worker.Fault
-	verdict  error // Snooze, Discard or Unavailable
-}
-
-func (e safeError) Error() string { return e.text }
-func (e safeError) Unwrap() error { return e.verdict }
-
-// transient reports whether the database is at fault, and not the row.
-func (e safeError) transient() bool { return e.fault.Blameless() }
 
 // decided reports whether the handler says what happens to the row.
 func decided(err error) bool {

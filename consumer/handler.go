@@ -94,15 +94,7 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 // what happens to row i: it has failed, unless err is a [Snooze], [Discard] or [Unavailable]. If rows
 // come before it, and nothing is unavailable, row i is then handled once more, alone, and only that
 // call counts.
-func RowError(i int, err error) error { return &rowError{i, err} }
-
-type rowError struct {
-	index int
-	err   error
-}
-
-func (e *rowError) Error() string { return fmt.Sprintf("row %d of the batch: %v", e.index, e.err) }
-func (e *rowError) Unwrap() error { return e.err }
+func RowError(i int, err error) error { return worker.RowError(i, err) }
 
 // Unavailable returns an error for a handler to return: something that it needs is away, and no row
 // is at fault. The rows are handled again after a pause, which grows from 100 ms to 1 min, and no
@@ -321,5 +313,5 @@ func (r *reading) read(h *handler) error {
 func (h *handler) decode(row pgx.CollectableRow) (value any, err error) {
 	defer handlers.Caught(&err)
 	value, err = h.read(row)
-	return value, safe(err)
+	return value, copied(err)
 }

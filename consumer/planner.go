@@ -22,7 +22,7 @@ const drainMargin = 5 * time.Second
 type timings struct {
 	sweep       time.Duration // between two looks for blocked rows that are gone or changed
 	suspectHold time.Duration // the most that other work waits for crash suspects
-	pauseMax    time.Duration // the longest pause while something that handlers need is away
+	pauses      BackoffPolicy // while something that handlers need is away
 	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // after a notification, the process polls each time
 	leave       time.Duration // for leaving the lease after the last batch
@@ -31,7 +31,7 @@ type timings struct {
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
 }
 
-var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauseMax: time.Minute, outage: 100 * time.Millisecond,
+var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauses: worker.OutagePauses, outage: 100 * time.Millisecond,
 	quiet: 10 * time.Second, leave: 2 * time.Second, answer: answerTime,
 	look: 5 * time.Second, overrun: drainMargin}
 

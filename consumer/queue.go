@@ -40,10 +40,10 @@ type state struct {
 // locked, or whose handler finds something away, keeps no others.
 type delay struct {
 	notBefore time.Time
-	pause     time.Duration // if something that handlers need is away; 0: no pause
-	tried     []string      // keys that failed in that time
-	breaks    int           // batches in a row that were broken off
-	free      bool          // another partition has succeeded, so this one is tried at once
+	away      int      // attempts in a row that found away what handlers need: the rows pause
+	tried     []string // keys that failed in that time
+	breaks    int      // batches in a row that were broken off
+	free      bool     // another partition has succeeded, so this one is tried at once
 }
 
 // leaveOut returns the keys to leave out of a read.
@@ -71,7 +71,7 @@ type partition struct {
 
 // alone reports whether a batch has rows of no other partition.
 func (p *partition) alone() bool {
-	return p.watched || p.search || p.singly > 0 || p.rows.pause > 0 || p.rows.breaks > 0
+	return p.watched || p.search || p.singly > 0 || p.rows.away > 0 || p.rows.breaks > 0
 }
 
 // A part is a partition as a job has it.
@@ -119,7 +119,7 @@ type turns struct {
 // wait returns how long a partition's rows must wait.
 func (t *turns) wait(d *delay, now time.Time) time.Duration {
 	at := d.notBefore
-	if d.pause > 0 && !d.free && at.Before(t.pauseAt) {
+	if d.away > 0 && !d.free && at.Before(t.pauseAt) {
 		at = t.pauseAt
 	}
 	return at.Sub(now)
@@ -224,7 +224,7 @@ func (q *queue) next(now time.Time, r room) (*job, time.Duration) {
 	for _, p := range j.of {
 		p.busy = true
 		d := p.delayOf(j)
-		if d.pause > 0 && !d.free {
+		if d.away > 0 && !d.free {
 			t.pauseAt = now.Add(q.times.outage)
 		}
 		d.notBefore, d.free = time.Time{}, false
@@ -317,7 +317,7 @@ func (q *queue) endPauses(now time.Time) {
 	}
 	for _, p := range q.partitions {
 		for _, d := range []*delay{&p.rows, &p.blocked} {
-			if !p.busy && d.pause > 0 {
+			if !p.busy && d.away > 0 {
 				d.notBefore, d.free = time.Time{}, d.free || !again
 			}
 		}

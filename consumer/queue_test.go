@@ -35,7 +35,7 @@ func newPlant(t *testing.T, partitions, size int) *plant {
 func succeed(parts []*part) result {
 	r := result{parts: parts, handled: true}
 	for _, p := range parts {
-		r.recovered = r.recovered || p.rows.pause > 0
+		r.recovered = r.recovered || p.rows.away > 0
 		p.rows, p.healed, p.due, p.expect = delay{}, true, true, 1
 	}
 	return r
@@ -157,8 +157,8 @@ func TestOutageIsTriedOneByOne(t *testing.T) {
 			return succeed(parts)
 		}
 		d := &parts[0].rows
-		d.pause = min(max(2*d.pause, pauseMin), time.Second)
-		d.notBefore = p.now.Add(d.pause)
+		d.away++
+		d.notBefore = p.now.Add(worker.PauseAfter(d.away, worker.Backoff(100*time.Millisecond, time.Second)))
 		return result{parts: parts}
 	}
 	p.run(10 * time.Second) // the pauses grow

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 )
 
 const (
-	pauseMin  = 100 * time.Millisecond
 	breakWait = time.Second // the most that rows wait after an error that is no failed attempt
 	// maxBreaks is how many batches of a partition are broken off in a row until the first row has
 	// failed.
@@ -107,7 +105,7 @@ func (e *execution) handle(parts []*part) {
 		return
 	}
 	b := batch{limit: max(1, e.job.limit>>first.rows.breaks)}
-	if first.rows.pause > 0 || first.singly > 0 {
+	if first.rows.away > 0 || first.singly > 0 {
 		b.limit = 1
 	}
 	for done := false; !done; {
@@ -277,7 +275,7 @@ func (e *execution) advance(parts []*part, o outcome) {
 // succeeded notes that rows of a partition were handled.
 func (e *execution) succeeded(p *part) {
 	d := p.delayOf(e.job)
-	e.result.handled, e.result.recovered = true, e.result.recovered || d.pause > 0
+	e.result.handled, e.result.recovered = true, e.result.recovered || d.away > 0
 	*d = delay{}
 	e.outage.ends()
 }
@@ -298,12 +296,9 @@ func (e *execution) pauseAll(parts []*part, o outcome) {
 // its blocked rows.
 func (e *execution) pause(p *part, why error) {
 	d := p.delayOf(e.job)
-	d.pause = min(2*d.pause, e.times.pauseMax)
-	if d.pause == 0 {
-		d.pause = pauseMin
-	}
+	d.away++
+	d.notBefore = time.Now().Add(worker.PauseAfter(d.away, e.times.pauses))
 	e.outage.paused(p, why)
-	d.notBefore = time.Now().Add(d.pause/2 + rand.N(d.pause/2+1))
 	e.counts.pauses.Add(1)
 }
 

@@ -48,6 +48,30 @@ func TestLockedRowsDelayTheirPartitionsOnly(t *testing.T) {
 	db.ordered()
 }
 
+// A handler that does not get a lock of its own delays its partition only, and no attempt is counted.
+func TestLockOfAHandlerDelaysItsPartitionOnly(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.exec("CREATE TABLE public.accounts (customer text PRIMARY KEY); GRANT SELECT, UPDATE ON public.accounts TO PUBLIC; INSERT INTO public.accounts SELECT 'c' || i FROM generate_series(0, 39) AS i")
+	locked := testkit.Must(db.Begin(t.Context()))(t)
+	testkit.Must(locked.Exec(t.Context(), "SELECT FROM public.accounts WHERE customer = 'c0' FOR UPDATE"))(t)
+	db.insert(40, 40)
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if _, err := tx.Exec(ctx, "SELECT FROM public.accounts WHERE customer = $1 FOR UPDATE NOWAIT", row.Key); err != nil {
+			return err
+		}
+		return effect(ctx, tx, row)
+	}), consumer.WithMaxRunning(1)).run()
+	const others = "SELECT count(*) FROM public.outbox WHERE partition <> pgleases.partition_for('c0', 8)"
+	testkit.Becomes(t, db.Pool, "the other partitions are empty", int64(0), others)
+	testkit.Until(t, "its partition waits for a lock", func() bool { return w.Stats().SlowByLock == 1 })
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "rows that were charged")
+	testkit.OK(t, locked.Rollback(t.Context()))
+	db.empty("all is handled")
+	testkit.OK(t, w.end())
+	db.exact(40)
+}
+
 // Receivers that hang hold half of the workers at most, once each has taken too long.
 func TestHungReceiversLeaveWorkers(t *testing.T) {
 	t.Parallel()

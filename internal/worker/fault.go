@@ -146,12 +146,17 @@ func Whose(err error) Fault {
 		return Standby
 	case coded:
 		return find(codes, refused.Code)
-	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, context.Canceled):
+	case EndedContext(err):
 		return Limit
 	case failedConnection(err):
 		return Connection
 	}
 	return Handler
+}
+
+// EndedContext reports whether an error comes from the end of a context.
+func EndedContext(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)
 }
 
 func find(table []code, state string) Fault {

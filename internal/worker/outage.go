@@ -2,13 +2,13 @@ package worker
 
 import "time"
 
-// outagePauses are the pauses while something is away that handlers need.
-var outagePauses = Backoff(100*time.Millisecond, time.Minute)
+// OutagePauses are the pauses while something is away that handlers need.
+var OutagePauses = Backoff(100*time.Millisecond, time.Minute)
 
 // OutagePause returns how long to wait after work has found so many times in a row that something is
 // away.
 func OutagePause(times int, exact bool) time.Duration {
-	p := outagePauses
+	p := OutagePauses
 	p.exact = exact
 	return PauseAfter(times, p)
 }

@@ -47,6 +47,29 @@ func Unavailable(err error) error {
 	return verdict{of: Away, cause: cmp.Or(err, errors.New("the handler gave no error"))}
 }
 
+// A rowError says which row of a batch is the cause.
+type rowError struct {
+	row int
+	err error
+}
+
+func (e *rowError) Error() string { return fmt.Sprintf("row %d of the batch: %v", e.row, e.err) }
+func (e *rowError) Unwrap() error { return e.err }
+
+// RowError returns an error for handlers of a batch to return: a row of it is the cause.
+func RowError(row int, err error) error {
+	return &rowError{row, cmp.Or(err, errors.New("RowError without an error"))}
+}
+
+// RowIn returns which row an error names, if it names one.
+func RowIn(err error) (row int, named bool) {
+	var e *rowError
+	if !errors.As(err, &e) {
+		return 0, false
+	}
+	return e.row, true
+}
+
 // Verdict returns what the error of a handler says is to happen: Snoozed, with how long to wait,
 // Discarded or Away. It is None if the error says nothing, so that the handler has failed.
 func Verdict(err error) (of Fault, wait time.Duration) {
@@ -65,9 +88,9 @@ func SaidIn(err error) error {
 }
 
 // Copy copies an error of the application without its methods, which may panic later. The copy has
-// the text, and of the errors that it wraps those that code of this module searches for: a verdict,
-// of which the first counts, an error of the server, the end of a context, and the given ones. Copy
-// itself may panic, see handlers.Call.
+// the text, and of the errors that it wraps those that code of this module searches for: a verdict and
+// a row, of which the first counts, an error of the server, the end of a context, and the given ones.
+// If it names a row, the text is that of its cause. Copy itself may panic, see handlers.Call.
 func Copy(err error, others ...error) error {
 	if err == nil {
 		return nil
@@ -94,6 +117,11 @@ func (c *copied) keep(err error, others []error) {
 	case verdict:
 		if v, _ := Verdict(c); v == None {
 			c.of = append(c.of, verdict{e.of, e.wait, errors.New("")}) // without the methods of its cause
+		}
+	case *rowError:
+		if _, named := RowIn(c); !named {
+			c.of = append(c.of, &rowError{e.row, errors.New("")})
+			c.text = handlers.Storable(e.err.Error())
 		}
 	case *pgconn.PgError:
 		if e != nil {

@@ -47,6 +47,32 @@ func TestVerdictCounts(t *testing.T) {
 	}
 }
 
+// The copy of an error that names a row of a batch names it too, with the text of the cause.
+func TestCopyNamesTheRow(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err  error
+		row  int
+		of   Fault
+		text string
+	}{
+		{RowError(3, io.EOF), 3, None, "EOF"},
+		{RowError(0, nil), 0, None, "RowError without an error"},
+		{fmt.Errorf("mail: %w", RowError(3, Unavailable(io.EOF))), 3, Away, "unavailable: EOF"},
+		{Discard(RowError(3, io.EOF)), 3, Discarded, "EOF"},
+		{errors.Join(RowError(1, io.EOF), RowError(2, io.ErrClosedPipe)), 1, None, "EOF"},
+	} {
+		err := Copy(c.err)
+		row, named := RowIn(err)
+		if of, _ := Verdict(err); row != c.row || !named || of != c.of || err.Error() != c.text {
+			t.Errorf("%v: row %d, %v, %v, %q; want %d, %v, %q", c.err, row, named, of, err, c.row, c.of, c.text)
+		}
+	}
+	if row, named := RowIn(Copy(io.EOF)); named {
+		t.Errorf("it names row %d", row)
+	}
+}
+
 // A mine is an error of the application whose methods panic, or end their goroutine, or never return.
 type mine struct{ method func() }
 

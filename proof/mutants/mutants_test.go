@@ -535,7 +535,7 @@ var mutants = append(asleep(), []mutant{
 	{"SKIP LOCKED in the read of a fleet", "queue", `^out of order`, []edit{
 		{"consumer/statements.go", `"FOR UPDATE OF q"`, `"FOR UPDATE OF q SKIP LOCKED"`, 0},
 	}},
-	{"suspects side by side", "consumer crashes", `side by side`, []edit{
+	{"suspects side by side", "consumer crashes", `side by side|suspects and 0 others began`, []edit{
 		{"consumer/queue.go", `q.suspects > 0 && held > 0 {`, `false {`, 0},
 		{"consumer/queue.go", `if b.suspect && q.suspects == 0 {`, `if b.suspect {`, 0},
 		{"consumer/queue.go", `held > 0 && !q.idle() {`, `held > 0 && q.slots.Busy() > q.suspects {`, 0},
