@@ -9,7 +9,9 @@ func (c *Consumer) SweepEvery(d time.Duration) { c.times.sweep = d }
 func (c *Consumer) HoldForSuspects(d time.Duration) { c.times.suspectHold = d }
 
 // PauseAtMost sets the longest pause while something that handlers need is away.
-func (c *Consumer) PauseAtMost(d time.Duration) { c.times.pauses = Backoff(min(d, 100*time.Millisecond), d) }
+func (c *Consumer) PauseAtMost(d time.Duration) {
+	c.times.pauses = Backoff(min(d, 100*time.Millisecond), d)
+}
 
 // TryWhileAway sets the time between two attempts of the process while something is away.
 func (c *Consumer) TryWhileAway(d time.Duration) { c.times.outage = d }

@@ -89,7 +89,7 @@ func writeEnds(db *db, owned []*ownership) error {
 	for _, o := range owned {
 		numbers, epochs = append(numbers, int32(o.Number)), append(epochs, o.Epoch)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), recordTime)
-	defer cancel()
-	return handlers.Within(ctx, db.times.overrun, func() error { return db.end(ctx, numbers, epochs) })
+	return handlers.InTime(context.Background(), recordTime, db.times.overrun, func(ctx context.Context) error {
+		return db.end(ctx, numbers, epochs)
+	})
 }

@@ -219,9 +219,7 @@ func (p *planner) beginNew() {
 	parts := (&job{of: fresh}).parts() // copies, because what hangs may write to them later
 	go func() {
 		limit := 3 * p.times.answer // its statements have that time each
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(p.life), limit)
-		defer cancel()
-		err := handlers.Within(ctx, p.times.overrun, func() error {
+		err := handlers.InTime(context.WithoutCancel(p.life), limit, p.times.overrun, func(ctx context.Context) error {
 			err := p.exec.begin(parts)
 			if store.Code(err) == "42704" { // the tables were restored or made anew, or an operator has deleted it
 				return p.registerAgain(ctx, p.db.line, err)
@@ -269,11 +267,12 @@ func (p *planner) poll() {
 	q.ended = p.queue.ended
 	conn := p.poller.conn
 	go func() {
-		ctx, cancel := context.WithTimeout(p.life, p.times.answer)
-		defer cancel()
-		defer context.AfterFunc(p.db.line.Life(), cancel)() // the server of its connection may have gone
+		ctx, stop := p.db.line.Until(p.life)
+		defer stop()
 		began := time.Now()
-		err := handlers.Within(ctx, p.times.overrun, func() error { return p.db.ask(ctx, conn, q, p.Consumer.queue.Partitions) })
+		err := handlers.InTime(ctx, p.times.answer, p.times.overrun, func(ctx context.Context) error {
+			return p.db.ask(ctx, conn, q, p.Consumer.queue.Partitions)
+		})
 		p.events <- func() {
 			if errors.Is(err, handlers.ErrHangs) { // it keeps its connection, and may still write its answer
 				p.poller.conn = p.newListener()

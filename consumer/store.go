@@ -90,9 +90,8 @@ func (d *db) open(
 		return nil
 	}
 	err = d.inTime(func(ctx context.Context) (err error) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		defer context.AfterFunc(d.line.Life(), cancel)() // the connection's server may have gone
+		ctx, stop := d.line.Until(ctx)
+		defer stop()
 		tx, err = handlers.Begin(ctx, conn, open)
 		if worker.Whose(err) == worker.Standby {
 			_ = conn.Close(ctx) // otherwise the pool would go on giving it out, because it looks healthy
@@ -298,10 +297,8 @@ func (d *db) killSkipped(ctx context.Context, tx pgx.Tx, p *part, id int64, xact
 
 // why returns what is known about blocked rows; empty if there are none. Partitions wait meanwhile.
 func (d *db) why() (reason string, err error) {
-	ctx, cancel := context.WithTimeout(d.life, lockWait)
-	defer cancel()
 	answer := make(chan string, 1)
-	err = handlers.Within(ctx, d.times.overrun, func() error {
+	err = handlers.InTime(d.life, lockWait, d.times.overrun, func(ctx context.Context) error {
 		var text string
 		err := worker.Read(ctx, d.line, d.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
 			return conn.QueryRow(ctx, d.sql.Why, d.name).Scan(&text)

@@ -31,8 +31,7 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // if a context of its own ended, that also closed the connection
-		ended := errors.Is(a.handler, context.DeadlineExceeded) || errors.Is(a.handler, context.Canceled)
-		a.own = a.byHandler(a.handler, e.kind.limits.idle) || ended && ctx.Err() == nil
+		a.own = a.byHandler(a.handler, e.kind.limits.idle) || worker.EndedContext(a.handler) && ctx.Err() == nil
 	case server.IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")

@@ -149,10 +149,9 @@ func (p *planner) poll(ctx context.Context) {
 	q.running = slices.Collect(maps.Keys(p.cancels))
 	conn := p.poller.conn
 	go func() {
-		limited, cancel := context.WithTimeout(ctx, p.s.times.PollLimit)
-		defer cancel()
-		defer context.AfterFunc(p.s.db.line.Life(), cancel)() // the server of its connection may have gone
-		p.answers <- q.within(limited, p.s.db, conn, p.lease.PartitionFor)
+		ctx, stop := p.s.db.line.Until(ctx)
+		defer stop()
+		p.answers <- q.within(ctx, p.s.db, conn, p.lease.PartitionFor)
 	}()
 }
 

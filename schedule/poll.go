@@ -288,7 +288,9 @@ func (q *poll) crowded() bool {
 func (q *poll) within(ctx context.Context, db *db, conn *listen.Listener, partitionFor func(key string) int) *poll {
 	asked, unanswered := *q, *q
 	unanswered.sent = time.Now()
-	unanswered.err = handlers.Within(ctx, db.times.Overrun, func() error { return asked.ask(ctx, db, conn, partitionFor) })
+	unanswered.err = handlers.InTime(ctx, db.times.PollLimit, db.times.Overrun, func(ctx context.Context) error {
+		return asked.ask(ctx, db, conn, partitionFor)
+	})
 	if unanswered.err != nil {
 		return &unanswered
 	}

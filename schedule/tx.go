@@ -60,9 +60,8 @@ func (t *transactions) calling(life context.Context, p pgleases.Partition, open 
 // alone is guarded for statements of this package only. If a tracer or a hook of the pool hangs,
 // alone leaves the transaction behind. What open and f write must not be read after an error.
 func (t *transactions) alone(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
-	ctx, cancel := context.WithTimeout(life, 3*t.db.times.Answer) // a connection, the opening and the commit
-	defer cancel()
-	err := handlers.Within(ctx, t.db.times.Overrun, func() error { return t.guarded(ctx, p, open, f) })
+	limit := 3 * t.db.times.Answer // a connection, the opening and the commit
+	err := handlers.InTime(life, limit, t.db.times.Overrun, func(ctx context.Context) error { return t.guarded(ctx, p, open, f) })
 	if errors.Is(err, handlers.ErrHangs) {
 		return worker.Lost(err)
 	}

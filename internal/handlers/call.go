@@ -45,6 +45,13 @@ func Within(ctx context.Context, grace time.Duration, f func() error) error {
 	}
 }
 
+// InTime is Within for an f that has so much time.
+func InTime(ctx context.Context, limit, grace time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	return Within(ctx, grace, func() error { return f(ctx) })
+}
+
 // Watch calls late if work continues for longer than grace after its context has ended. The caller
 // calls ended when the work has ended.
 func Watch(ctx context.Context, grace time.Duration, late func()) (ended func()) {

@@ -74,6 +74,14 @@ func (l *Line) Life() context.Context {
 	return l.life
 }
 
+// Until returns a context that also ends when the client has connected again: the server of a
+// connection that is in use may be gone.
+func (l *Line) Until(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(l.Life(), cancel)
+	return ctx, func() { stop(); cancel() }
+}
+
 // Renewed notes that the client has connected again. A caller that waits for a connection begins anew, and
 // idle connections that do not answer within a second are given up. It does not wait for that.
 func (l *Line) Renewed() {
