@@ -90,8 +90,8 @@ func (as *assignments) set(partition int, a *assignment) {
 	as.assigned[partition] = a
 }
 
-// all returns the assignments, serving and draining, by number.
-func (as *assignments) all() []*assignment {
+// list returns the assignments, serving and draining, by number.
+func (as *assignments) list() []*assignment {
 	all := make([]*assignment, 0, as.n)
 	for _, a := range as.assigned {
 		if a != nil {
@@ -103,11 +103,11 @@ func (as *assignments) all() []*assignment {
 
 // serving returns the assignments that do not drain, by number.
 func (as *assignments) serving() []*assignment {
-	return slices.DeleteFunc(as.all(), func(a *assignment) bool { return a.state >= draining })
+	return slices.DeleteFunc(as.list(), func(a *assignment) bool { return a.state >= draining })
 }
 
-// own begins an ownership.
-func (as *assignments) own(number int, epoch int64) *assignment {
+// begin begins an ownership.
+func (as *assignments) begin(number int, epoch int64) *assignment {
 	a := &assignment{Ownership: as.lease.Board.Own(as.validity, number, epoch), membership: as.membership, limitAt: never}
 	as.set(number, a)
 	as.gains++
@@ -181,27 +181,27 @@ func (as *assignments) renew(outdated []*assignment, now time.Time) {
 		}
 		a.readyAt = now
 	}
-	as.end(outdated, cause)
+	as.endOwnerships(outdated, cause)
 }
 
 // handOver ends ownerships by a release.
 func (as *assignments) handOver(which []*assignment) {
-	if n := len(as.ended); as.end(which, as.releaseCause()) > 0 {
-		as.ended[n].handedOver = true
+	if n := len(as.unlogged); as.endOwnerships(which, as.releaseCause()) > 0 {
+		as.unlogged[n].handedOver = true
 	}
 }
 
 // releaseCause returns why ownerships end by a release.
 func (as *assignments) releaseCause() error {
-	if as.membership.ends() {
+	if as.membership.leaving() {
 		return as.membership.reason
 	}
 	return as.config.Errors.Handoff
 }
 
-// end ends those of the given ownerships that have not ended, counts them, and returns their
+// endOwnerships ends those of the given ownerships that have not ended, counts them, and returns their
 // number. All that end together end in one call. They are logged later, see logEnded.
-func (as *assignments) end(which []*assignment, cause error) int {
+func (as *assignments) endOwnerships(which []*assignment, cause error) int {
 	ending := make([]*owned.Ownership, 0, len(which))
 	for _, a := range which {
 		if !a.Ended() {
@@ -221,7 +221,7 @@ func (as *assignments) end(which []*assignment, cause error) int {
 		as.losses.Closed += n
 	}
 	if len(ending) > 0 {
-		as.ended = append(as.ended, ended{lease: as.lease, numbers: owned.Numbers(ending), cause: cause})
+		as.unlogged = append(as.unlogged, ended{lease: as.lease, numbers: owned.Numbers(ending), cause: cause})
 	}
 	return len(ending)
 }

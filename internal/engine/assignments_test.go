@@ -29,7 +29,7 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	m.become(member)
 	gained := make([]*assignment, n)
 	for i := range gained {
-		gained[i] = m.own(i, 1)
+		gained[i] = m.begin(i, 1)
 	}
 	m.publish(false)
 	return e, m
@@ -134,9 +134,9 @@ func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 			for range holds {
 				m.lease.Board.Hold(context.Background())
 			}
-			assignments := m.all()
+			assignments := m.list()
 			began := time.Now()
-			m.assignments.end(assignments, errorsOfTests.TrustLost)
+			m.assignments.endOwnerships(assignments, errorsOfTests.TrustLost)
 			if took := time.Since(began); best[holds] == 0 || took < best[holds] {
 				best[holds] = took
 			}

@@ -149,7 +149,7 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func beginRelease(e *engine, now time.Time) *operation {
 	r := e.releases.nextRelease(e.members.releasable(now), e.members.toLeave())
-	session, lastJoin, alone := e.session.number, e.members.joins, e.plans.portion(now).alone
+	session, lastJoin, alone := e.session.number, e.members.joinsSent, e.plans.portion(now).alone
 	var many bool
 	var planned time.Time
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {

@@ -25,7 +25,7 @@ type shared struct {
 
 	agenda   agenda
 	draining map[*assignment]struct{} // also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
-	ended    []ended                  // not logged yet
+	unlogged []ended                  // not logged yet
 }
 
 // ended are ownerships of one lease that ended together.
@@ -58,7 +58,7 @@ func (s *shared) endDrain(a *assignment) {
 // logEnded logs the ownerships that have ended. It is called once in each step, after all ends and
 // before the gains.
 func (s *shared) logEnded() {
-	for _, l := range s.ended {
+	for _, l := range s.unlogged {
 		partitions := ranges.Short(l.numbers)
 		if l.handedOver && errors.Is(l.cause, s.config.Errors.Handoff) { // the cause would repeat the message
 			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions))
@@ -68,7 +68,7 @@ func (s *shared) logEnded() {
 			s.config.Log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		}
 	}
-	s.ended = nil
+	s.unlogged = nil
 }
 
 // inWork returns the partitions of a lease that drain and are in work. A partition may have more
@@ -108,10 +108,10 @@ func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 		}
 	}
 	for m, assignments := range timedOut {
-		m.end(assignments, s.config.Errors.DrainTimeout)
+		m.endOwnerships(assignments, s.config.Errors.DrainTimeout)
 	}
 	for m, assignments := range rest {
-		m.end(assignments, reason)
+		m.endOwnerships(assignments, reason)
 	}
 	s.logEnded()
 	s.logWork(now)
@@ -161,6 +161,6 @@ func (as *assignments) endOverdue(working []*owned.Ownership, now time.Time) {
 	for _, a := range overdue { // Run has already waited for the work
 		a.overdue, a.limitAt = true, never
 	}
-	as.end(overdue, as.config.Errors.DrainTimeout)
+	as.endOwnerships(overdue, as.config.Errors.DrainTimeout)
 	as.logEnded()
 }

@@ -205,7 +205,7 @@ func (e *engine) work(now time.Time) time.Time {
 		at = never // the end of the operation under way wakes the engine
 	}
 	at = earlier(at, earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
-	return earlier(at, earlier(e.trust.ends(), earlier(e.members.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))))
+	return earlier(at, earlier(e.trust.deadline(), earlier(e.members.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))))
 }
 
 func (e *engine) begin(t *task, now time.Time) {
@@ -399,7 +399,7 @@ func (e *engine) heardServer(sent time.Time, beat store.Beat) {
 	}
 	if !e.server.confirms(beat.Server) {
 		e.locks.ToConfirm()
-		if e.members.own() || e.locks.Holds() {
+		if e.members.ownsAny() || e.locks.Holds() {
 			e.members.readAll()
 			return
 		}
@@ -554,7 +554,7 @@ func (e *engine) leave(m *membership, reason error) {
 	over := e.members.leave(m, reason, e.session.registered, time.Now())
 	e.plans.forget(m.lease.Name)
 	if over && !e.closing.ends() {
-		e.members.end(m, reason)
+		e.members.closeLease(m, reason)
 	}
 }
 
@@ -562,8 +562,8 @@ func (e *engine) leave(m *membership, reason error) {
 // left.
 func (e *engine) removed(m *membership) {
 	e.members.removed(m, e.session.registered, time.Now())
-	if m.ends() && !e.closing.ends() {
-		e.members.end(m, m.reason)
+	if m.leaving() && !e.closing.ends() {
+		e.members.closeLease(m, m.reason)
 	}
 }
 
@@ -741,7 +741,7 @@ func (e *engine) endOperation() bool {
 		return true
 	}
 	e.progress.running.cancel()
-	limit, trust := time.NewTimer(closeGrace), time.NewTimer(time.Until(e.trust.ends()))
+	limit, trust := time.NewTimer(closeGrace), time.NewTimer(time.Until(e.trust.deadline()))
 	defer limit.Stop()
 	defer trust.Stop()
 	for {

@@ -108,7 +108,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released even if ctx has ended already.
 	l.client.post(func(e *engine) {
-		if m := e.members.of(l); m != nil && !m.ends() {
+		if m := e.members.of(l); m != nil && !m.leaving() {
 			e.leave(m, e.config.Errors.Closed)
 		}
 	})

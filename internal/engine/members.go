@@ -25,7 +25,7 @@ type members struct {
 	byName     map[string]*membership
 	waiting    map[string][]*joining // calls for a name whose membership has to end first
 	underWay   *membership           // whose join is under way; nil: no join is
-	joins      int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
+	joinsSent  int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
 	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
 	refused    map[string]int        // leases that cannot be joined again, with the number of partitions that they have here
 	sum        LeaseStats            // of all memberships, including those that have ended
@@ -73,8 +73,8 @@ const (
 // inDatabase reports whether the session is a member in the database.
 func (m *membership) inDatabase() bool { return m.state == member || m.state == leaves }
 
-// ends reports whether the client leaves or has left the lease.
-func (m *membership) ends() bool { return m.state >= leaves }
+// leaving reports whether the client leaves or has left the lease.
+func (m *membership) leaving() bool { return m.state >= leaves }
 
 // weightCalls are calls of SetWeight.
 type weightCalls map[chan<- error]struct{}
@@ -142,8 +142,8 @@ func (ms *members) among(names []string) (of []string) {
 	return of
 }
 
-// own reports whether an ownership has not ended, shown or draining.
-func (ms *members) own() bool {
+// ownsAny reports whether an ownership has not ended, shown or draining.
+func (ms *members) ownsAny() bool {
 	owns := func(a *assignment) bool { return a != nil && !a.Ended() }
 	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.assigned, owns) }) != nil
 }
@@ -161,7 +161,7 @@ func (ms *members) join(j *joining) {
 		m = ms.add(j.name, j.partitions, j.options)
 	}
 	switch l := m.lease; {
-	case m.ends():
+	case m.leaving():
 		ms.waiting[j.name] = append(ms.waiting[j.name], j)
 	case l.Partitions != j.partitions:
 		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d", ms.config.Errors.PartitionCount, l.Partitions, j.partitions)
@@ -205,7 +205,7 @@ func (ms *members) abandon(j *joining) *membership {
 	} else if len(m.callers) == before {
 		return nil // the call was refused
 	}
-	if m.handles > 0 || len(m.callers) > 0 || m.ends() {
+	if m.handles > 0 || len(m.callers) > 0 || m.leaving() {
 		return nil
 	}
 	return m
@@ -214,8 +214,8 @@ func (ms *members) abandon(j *joining) *membership {
 // beginJoin begins the next join, and numbers it.
 func (ms *members) beginJoin(now time.Time) (*membership, int64) {
 	ms.underWay, _ = ms.agenda.nextJoin(now)
-	ms.joins++
-	return ms.underWay, ms.joins
+	ms.joinsSent++
+	return ms.underWay, ms.joinsSent
 }
 
 // AdvisedLeases is how many leases of one client docs/sizing.md advises at most. Joins, heartbeats
@@ -245,7 +245,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	case err != nil:
 		return false, ms.notJoined(m, err, now)
 	case refused && m.state == left:
-		ms.end(m, m.reason)
+		ms.closeLease(m, m.reason)
 		return false, nil
 	case refused || !join.Alive:
 		return false, nil // join again, in another session if this one is gone
@@ -271,7 +271,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	switch {
 	case m.state == left: // if the join was executed anyway, a heartbeat finds a stray
-		ms.end(m, m.reason)
+		ms.closeLease(m, m.reason)
 		return err
 	case m.state == leaves: // the join was to change the weight
 		return err
@@ -280,7 +280,7 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 			ms.config.Log.Error("pgleases: lease ended", slog.String("lease", m.lease.Name), slog.Any("cause", err))
 		}
 		ms.strikeAll(m, false) // the database has no partition of it
-		ms.end(m, err)
+		ms.closeLease(m, err)
 		return nil
 	case !worker.Whose(err).Final() && !errors.Is(err, ms.config.Errors.PartitionCount):
 		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)
@@ -296,7 +296,7 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 		ms.logRefused(m, err, now)
 		return fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
 	}
-	ms.end(m, err)
+	ms.closeLease(m, err)
 	return nil
 }
 
@@ -373,7 +373,7 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 		if m.generation != b.Generation {
 			m.setToRead(true)
 		}
-		m.setWeightLost(!m.ends() && b.Weight != m.weight)
+		m.setWeightLost(!m.leaving() && b.Weight != m.weight)
 		if b.DueIn == 0 {
 			toPlan = append(toPlan, b.Name)
 		}
@@ -413,7 +413,7 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 	m.refuse(reason)
 	m.withdraw(m.serving(), reason, now)
 	if errors.Is(reason, ms.config.Errors.Closed) {
-		for _, a := range m.all() {
+		for _, a := range m.list() {
 			a.readyAt = now
 		}
 	}
@@ -440,11 +440,11 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.becameNone()
 	m.retryAt = now
 	cause := cmp.Or(m.reason, fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost))
-	all := m.all()
+	all := m.list()
 	m.withdraw(m.serving(), cause, now)
 	m.lease.Board.EndHolds(cause)
-	m.end(all, cause)
-	if m.ends() || !sessionLives {
+	m.endOwnerships(all, cause)
+	if m.leaving() || !sessionLives {
 		ms.strikeAll(m, sessionLives)
 	}
 }
@@ -455,14 +455,14 @@ func (ms *members) strikeAll(m *membership, sessionLives bool) {
 	if sessionLives && m.n > 0 {
 		ms.unreleased[m.lease.Name] = true
 	}
-	for _, a := range m.all() {
+	for _, a := range m.list() {
 		m.strike(a)
 	}
 }
 
-// end ends a membership for good. Calls of Client.Join for its name that arrived meanwhile begin
+// closeLease ends a membership for good. Calls of Client.Join for its name that arrived meanwhile begin
 // again.
-func (ms *members) end(m *membership, err error) {
+func (ms *members) closeLease(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
 	l.Board.Close(ms.invalid, err)
@@ -484,7 +484,7 @@ func (ms *members) endAll(cause error) (n int) {
 		m.lease.Board.EndHolds(cause)
 	}
 	for m := range ms.all() {
-		n += m.assignments.end(m.assignments.all(), cause)
+		n += m.assignments.endOwnerships(m.assignments.list(), cause)
 	}
 	return n
 }
@@ -493,7 +493,7 @@ func (ms *members) endAll(cause error) (n int) {
 func (ms *members) finish(reason error) {
 	ms.endAll(reason)
 	for m := range ms.all() {
-		ms.end(m, reason)
+		ms.closeLease(m, reason)
 	}
 	for a := range ms.draining {
 		ms.endDrain(a)

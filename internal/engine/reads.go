@@ -37,7 +37,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	m.setToRead(false)
 	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
-	c := compare(r, m.assigned, accepted, ms.unreleased[r.Name] || m.ends())
+	c := compare(r, m.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
 	if accepted {
 		delete(ms.unreleased, r.Name)
 	}
@@ -49,13 +49,13 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 		m.set(a.Number, nil)
 	}
 	for _, p := range c.passing {
-		c.wanted = append(c.wanted, m.own(p.Partition, p.Epoch))
+		c.wanted = append(c.wanted, m.begin(p.Partition, p.Epoch))
 	}
 	gained := make([]int, len(c.gained))
 	for i, p := range c.gained {
-		gained[i] = m.own(p.Partition, p.Epoch).Number
+		gained[i] = m.begin(p.Partition, p.Epoch).Number
 	}
-	m.end(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.config.Errors.TrustLost))
+	m.endOwnerships(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.config.Errors.TrustLost))
 	m.handOver(c.released)
 	m.withdraw(c.wanted, m.releaseCause(), now)
 	m.renew(c.outdated, now)
@@ -63,7 +63,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 		m.strike(a)
 	}
 	m.serve(gained)
-	if m.ends() && m.n == 0 {
+	if m.leaving() && m.n == 0 {
 		m.setLeaveSent(false) // no partition is left to wait for: leave again
 	}
 	return len(c.released) > 0

@@ -225,10 +225,10 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 		case leftNow[m.lease.Name]: // the new owner was notified
 		case h.Owner != session:
 			changed = append(changed, announcement{m.lease.Name, h.Owner})
-		case ms.validity == nil || m.ends(): // it came back while no partition is shown
+		case ms.validity == nil || m.leaving(): // it came back while no partition is shown
 			m.setToRead(true)
 		default:
-			kept[m] = append(kept[m], m.own(h.Partition, h.Epoch).Number)
+			kept[m] = append(kept[m], m.begin(h.Partition, h.Epoch).Number)
 			m.setToRead(true) // if it was renewed, it may have another target
 		}
 		released[m] = append(released[m], a)
@@ -272,7 +272,7 @@ func byPlace(answer store.Released) (handed map[store.Release]store.Handed, busy
 func (ms *members) left(leaving []*membership, answer store.Released) (none []*membership, beat bool) {
 	leftNow := setOf(answer.Left)
 	for _, m := range leaving {
-		if ms.byName[m.lease.Name] != m || !m.ends() {
+		if ms.byName[m.lease.Name] != m || !m.leaving() {
 			continue
 		}
 		m.setLeaveSent(true)

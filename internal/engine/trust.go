@@ -20,8 +20,8 @@ func (t *trust) over(now time.Time) bool {
 	return t.held() && (t.validity.Over() || !now.Round(0).Before(t.wallLimit))
 }
 
-// ends returns the trust deadline; atOnce if a reader has seen it pass.
-func (t *trust) ends() time.Time {
+// deadline returns the trust deadline; atOnce if a reader has seen it pass.
+func (t *trust) deadline() time.Time {
 	switch {
 	case !t.held():
 		return never

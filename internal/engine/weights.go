@@ -5,7 +5,7 @@ func (ms *members) setWeight(l *Lease, weight int, done chan<- error) {
 	switch m := ms.of(l); {
 	case m == nil:
 		done <- l.Board.Cause()
-	case m.ends():
+	case m.leaving():
 		done <- m.reason
 	default:
 		m.weight = weight
