@@ -19,7 +19,7 @@ import (
 // does not come back under this epoch, whatever a read returns, because the release may arrive
 // late.
 type assignment struct {
-	*owned.Ownership
+	ownership  *owned.Ownership
 	membership *membership
 
 	state   assignmentState
@@ -47,12 +47,12 @@ const (
 
 // releaseEpoch returns the partition's epoch in the database. After a fence it is higher than that
 // of the ownership.
-func (a *assignment) releaseEpoch() int64 { return max(a.Epoch, a.raised) }
+func (a *assignment) releaseEpoch() int64 { return max(a.ownership.Epoch, a.raised) }
 
 // releasableAt returns when a draining assignment may be released; never: it waits for work, and
 // the end of that work wakes the engine.
 func (a *assignment) releasableAt(now time.Time) time.Time {
-	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned() {
+	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned() {
 		return never
 	}
 	return a.readyAt
@@ -62,15 +62,15 @@ func (a *assignment) releasableAt(now time.Time) time.Time {
 // They may if the release has found an open transaction twice, no fence is known to have raised the
 // epoch, and new transactions still pass a guard under that epoch.
 func (a *assignment) wantsFence(generation int64) bool {
-	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() && store.ServerGenerationOf(a.Epoch) >= generation
+	return a.busy > 1 && a.state < fenced && a.membership.inDatabase() &&
+		store.ServerGenerationOf(a.ownership.Epoch) >= generation
 }
 
 // assignments are the assignments of one lease, serving and draining. All 65,536 may end at once: a
 // slice in this order keeps them close to each other in memory.
 type assignments struct {
-	*shared
+	shared     *shared
 	membership *membership
-	lease      *Lease
 	assigned   []*assignment // by partition; nil: no assignment
 	n          int
 
@@ -78,6 +78,12 @@ type assignments struct {
 	losses Losses
 
 	readUntil map[int]time.Time // by partition that was renewed: when its handoff delay ends
+}
+
+func newAssignments(m *membership, s *shared) assignments {
+	return assignments{
+		shared: s, membership: m, assigned: make([]*assignment, m.lease.Partitions), readUntil: make(map[int]time.Time),
+	}
 }
 
 func (as *assignments) set(partition int, a *assignment) {
@@ -108,7 +114,8 @@ func (as *assignments) serving() []*assignment {
 
 // begin begins an ownership.
 func (as *assignments) begin(number int, epoch int64) *assignment {
-	a := &assignment{Ownership: as.lease.Board.Own(as.validity, number, epoch), membership: as.membership, limitAt: never}
+	o := as.membership.lease.Board.Own(as.shared.validity, number, epoch)
+	a := &assignment{ownership: o, membership: as.membership, limitAt: never}
 	as.set(number, a)
 	as.gains++
 	as.membership.count()
@@ -117,10 +124,11 @@ func (as *assignments) begin(number int, epoch int64) *assignment {
 
 // serve shows new assignments, and logs their numbers.
 func (as *assignments) serve(gained []int) {
-	as.logEnded()
+	as.shared.logEnded()
 	as.publish(false)
 	if len(gained) > 0 {
-		as.config.Log.Info("pgleases: partitions gained", slog.String("lease", as.lease.Name), slog.String("partitions", ranges.Short(gained)))
+		as.shared.config.Log.Info("pgleases: partitions gained", slog.String("lease", as.membership.lease.Name),
+			slog.String("partitions", ranges.Short(gained)))
 	}
 }
 
@@ -128,19 +136,20 @@ func (as *assignments) serve(gained []int) {
 // the same, for readers that waited and read again.
 func (as *assignments) publish(again bool) {
 	serving := as.serving()
-	if as.validity == nil {
+	if as.shared.validity == nil {
 		serving = nil
 	}
 	served := make([]*owned.Ownership, len(serving))
 	for i, a := range serving {
-		served[i] = a.Ownership
+		served[i] = a.ownership
 	}
-	if !again && as.lease.Board.Shows(as.shown(), served) {
+	board := as.membership.lease.Board
+	if !again && board.Shows(as.shared.shown(), served) {
 		return
 	}
 	as.membership.count()
-	for _, o := range as.lease.Board.Show(as.shown(), served) { // a reader may still work on what was shown before
-		if a := as.assigned[o.Number]; a != nil && a.Ownership == o {
+	for _, o := range board.Show(as.shared.shown(), served) { // a reader may still work on what was shown before
+		if a := as.assigned[o.Number]; a != nil && a.ownership == o {
 			a.valuesRead = true
 		}
 	}
@@ -148,36 +157,36 @@ func (as *assignments) publish(again bool) {
 
 // withdraw removes serving assignments from what readers see, and asks for their work to end.
 func (as *assignments) withdraw(which []*assignment, cause error, now time.Time) {
-	o := as.lease.Options
+	o := as.membership.lease.Options
 	for _, a := range which {
 		a.state, a.since, a.readyAt, a.warnAt = draining, now, now, now.Add(WarnAfter)
 		if o.DrainTimeout > 0 {
 			a.limitAt = now.Add(o.DrainTimeout)
 		}
-		as.beginDrain(a)
+		as.shared.beginDrain(a)
 	}
 	as.publish(false)
 	asked := make([]*owned.Ownership, len(which))
 	for i, a := range which {
 		if a.valuesRead {
 			a.readyAt = now.Add(o.HandoffDelay)
-		} else if until := as.readUntil[a.Number]; until.After(now) {
+		} else if until := as.readUntil[a.ownership.Number]; until.After(now) {
 			a.readyAt = until
 		}
-		asked[i] = a.Ownership
+		asked[i] = a.ownership
 	}
-	as.lease.Board.Ask(asked, cause)
+	as.membership.lease.Board.Ask(asked, cause)
 }
 
 // renew ends ownerships of an earlier server generation. Each begins again, under an epoch that
 // passes a guard, after its work has ended and the release was answered. A partition that stays
 // with this client has no handoff delay; if it moves later, it has the delay then.
 func (as *assignments) renew(outdated []*assignment, now time.Time) {
-	cause := fmt.Errorf("%w: a failover ended the epoch", as.config.Errors.TrustLost)
+	cause := fmt.Errorf("%w: a failover ended the epoch", as.shared.config.Errors.TrustLost)
 	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), func(a *assignment) bool { return a.state >= draining }), cause, now)
 	for _, a := range outdated {
 		if a.readyAt.After(now) {
-			as.readUntil[a.Number] = a.readyAt
+			as.readUntil[a.ownership.Number] = a.readyAt
 		}
 		a.readyAt = now
 	}
@@ -186,8 +195,8 @@ func (as *assignments) renew(outdated []*assignment, now time.Time) {
 
 // handOver ends ownerships by a release.
 func (as *assignments) handOver(which []*assignment) {
-	if n := len(as.unlogged); as.endOwnerships(which, as.releaseCause()) > 0 {
-		as.unlogged[n].handedOver = true
+	if n := len(as.shared.unlogged); as.endOwnerships(which, as.releaseCause()) > 0 {
+		as.shared.unlogged[n].handedOver = true
 	}
 }
 
@@ -196,32 +205,33 @@ func (as *assignments) releaseCause() error {
 	if as.membership.leaving() {
 		return as.membership.reason
 	}
-	return as.config.Errors.Handoff
+	return as.shared.config.Errors.Handoff
 }
 
-// endOwnerships ends those of the given ownerships that have not ended, counts them, and returns their
-// number. All that end together end in one call. They are logged later, see logEnded.
+// endOwnerships ends those of the given ownerships that have not ended, counts them, and returns
+// their number. All that end together end in one call. They are logged later, see logEnded.
 func (as *assignments) endOwnerships(which []*assignment, cause error) int {
 	ending := make([]*owned.Ownership, 0, len(which))
 	for _, a := range which {
-		if !a.Ended() {
-			ending = append(ending, a.Ownership)
+		if !a.ownership.Ended() {
+			ending = append(ending, a.ownership)
 		}
 	}
-	as.lease.Board.End(ending, cause)
+	as.membership.lease.Board.End(ending, cause)
 	as.membership.count()
 	switch n := int64(len(ending)); {
-	case errors.Is(cause, as.config.Errors.Handoff):
+	case errors.Is(cause, as.shared.config.Errors.Handoff):
 		as.losses.Handoff += n
-	case errors.Is(cause, as.config.Errors.DrainTimeout):
+	case errors.Is(cause, as.shared.config.Errors.DrainTimeout):
 		as.losses.DrainTimeout += n
-	case errors.Is(cause, as.config.Errors.TrustLost):
+	case errors.Is(cause, as.shared.config.Errors.TrustLost):
 		as.losses.TrustLost += n
 	default:
 		as.losses.Closed += n
 	}
 	if len(ending) > 0 {
-		as.unlogged = append(as.unlogged, ended{lease: as.lease, numbers: owned.Numbers(ending), cause: cause})
+		e := ended{lease: as.membership.lease, numbers: owned.Numbers(ending), cause: cause}
+		as.shared.unlogged = append(as.shared.unlogged, e)
 	}
 	return len(ending)
 }
@@ -230,11 +240,11 @@ func (as *assignments) endOwnerships(which []*assignment, cause error) int {
 // continues is still watched: no callback of Run works under the next ownership of that partition
 // here until the earlier callback has returned.
 func (as *assignments) strike(a *assignment) {
-	if as.assigned[a.Number] == a {
-		as.set(a.Number, nil)
+	if as.assigned[a.ownership.Number] == a {
+		as.set(a.ownership.Number, nil)
 	}
-	if !a.Pinned() {
-		as.endDrain(a)
+	if !a.ownership.Pinned() {
+		as.shared.endDrain(a)
 		return
 	}
 	if a.state == serving {
@@ -242,5 +252,5 @@ func (as *assignments) strike(a *assignment) {
 		a.since, a.limitAt, a.warnAt = now, never, now.Add(WarnAfter)
 	}
 	a.state = over
-	as.beginDrain(a)
+	as.shared.beginDrain(a)
 }

@@ -29,9 +29,9 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	m.become(member)
 	gained := make([]*assignment, n)
 	for i := range gained {
-		gained[i] = m.begin(i, 1)
+		gained[i] = m.assignments.begin(i, 1)
 	}
-	m.publish(false)
+	m.assignments.publish(false)
 	return e, m
 }
 
@@ -45,10 +45,10 @@ func TestLossSaysWhetherTheProcessWasStopped(t *testing.T) {
 		e, m := idleEngine(1, slog.DiscardHandler)
 		e.log = slog.New(slog.NewTextHandler(writer(func(text string) { line += text }), nil))
 		now := e.session.sent.Add(2 * time.Hour)
-		first := m.serving()[0]
+		first := m.assignments.serving()[0]
 		e.wakeAt = now.Add(-late)
 		e.checkTrust(now)
-		if got := first.Cause().Error(); got != want || !errors.Is(first.Cause(), errorsOfTests.TrustLost) {
+		if got := first.ownership.Cause().Error(); got != want || !errors.Is(first.ownership.Cause(), errorsOfTests.TrustLost) {
 			t.Errorf("%v late, it ended with %q, not %q", late, got, want)
 		}
 		if _, why, _ := strings.Cut(want, ": "); !strings.Contains(line, fmt.Sprintf("cause=%q count=1 since_heartbeat=2h0m0s", why)) {
@@ -72,7 +72,9 @@ func (r reminder) WithGroup(string) slog.Handler             { return r }
 // TestALossIsLoggedLast checks the order in every way that many ownerships can end at once.
 func TestALossIsLoggedLast(t *testing.T) {
 	now := time.Now()
-	asked := func(e *engine, m *membership) { m.withdraw(m.serving(), errorsOfTests.Handoff, now) }
+	asked := func(e *engine, m *membership) {
+		m.assignments.withdraw(m.assignments.serving(), errorsOfTests.Handoff, now)
+	}
 	for name, test := range map[string]struct {
 		lose  func(e *engine, m *membership)
 		cause error
@@ -84,12 +86,12 @@ func TestALossIsLoggedLast(t *testing.T) {
 		"drain timeout": {func(e *engine, m *membership) {
 			m.lease.Options.DrainTimeout = time.Second
 			asked(e, m)
-			e.members.supervise(false, nil, now.Add(time.Second))
+			e.members.shared.supervise(false, nil, now.Add(time.Second))
 		}, errorsOfTests.DrainTimeout},
 		"closed without waiting": {func(e *engine, m *membership) {
 			e.close(errorsOfTests.Closed)
 			e.closing.hurry(context.Canceled, now)
-			e.members.supervise(e.closing.hurried != nil, e.closing.reason, now)
+			e.members.shared.supervise(e.closing.hurried != nil, e.closing.reason, now)
 		}, errorsOfTests.Closed},
 		"closed without a database": {func(e *engine, _ *membership) {
 			e.close(errorsOfTests.Closed)
@@ -113,7 +115,7 @@ func TestALossIsLoggedLast(t *testing.T) {
 				ends = append(ends, p.Context())
 			}
 			test.lose(e, m)
-			e.members.logEnded() // as each turn does
+			e.members.shared.logEnded() // as each turn does
 			if lines == 0 {
 				t.Error("nothing is logged")
 			}
@@ -134,7 +136,7 @@ func TestALossTakesHardlyLongerWithManyHolds(t *testing.T) {
 			for range holds {
 				m.lease.Board.Hold(context.Background())
 			}
-			assignments := m.list()
+			assignments := m.assignments.list()
 			began := time.Now()
 			m.assignments.endOwnerships(assignments, errorsOfTests.TrustLost)
 			if took := time.Since(began); best[holds] == 0 || took < best[holds] {

@@ -194,7 +194,7 @@ func beginReleaseLocks(e *engine, now time.Time) *operation {
 // beginFence prevents further guarded transactions on partitions whose release waits for open ones.
 func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
-	rows := rowsOf(busy, func(a *assignment) int64 { return a.Epoch })
+	rows := rowsOf(busy, func(a *assignment) int64 { return a.ownership.Epoch })
 	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Fence(ctx, session, rows) }, func(error) {
 		fenceSent(busy)
 	})

@@ -23,7 +23,6 @@ type shared struct {
 	validity *owned.Validity // of the trust; nil: there is no trust
 	invalid  *owned.Validity // shown if there is no trust
 
-	agenda   agenda
 	draining map[*assignment]struct{} // also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
 	unlogged []ended                  // not logged yet
 }
@@ -37,7 +36,7 @@ type ended struct {
 }
 
 func newShared(c *Client, now time.Time) shared {
-	return shared{config: &c.config, invalid: owned.Invalid(now), agenda: newAgenda(), draining: make(map[*assignment]struct{})}
+	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
 }
 
 // shown returns the validity that snapshots show.
@@ -75,8 +74,8 @@ func (s *shared) logEnded() {
 // than one such ownership.
 func (s *shared) inWork(m *membership) (numbers []int) {
 	for a := range s.draining {
-		if a.membership == m && a.Pinned() {
-			numbers = append(numbers, a.Number)
+		if a.membership == m && a.ownership.Pinned() {
+			numbers = append(numbers, a.ownership.Number)
 		}
 	}
 	return numbers
@@ -93,25 +92,25 @@ func (s *shared) drainsDue() time.Time {
 func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 	timedOut, rest := make(map[*membership][]*assignment), make(map[*membership][]*assignment)
 	for a := range s.draining {
-		if a.state == over && !a.Pinned() {
+		if a.state == over && !a.ownership.Pinned() {
 			s.endDrain(a)
 			continue
 		}
 		if !now.Before(a.limitAt) {
 			a.overdue, a.limitAt = true, never
-			if a.Pinned() {
+			if a.ownership.Pinned() {
 				timedOut[a.membership] = append(timedOut[a.membership], a)
 			}
 		}
-		if hurried && !a.Ended() && a.Pinned() {
+		if hurried && !a.ownership.Ended() && a.ownership.Pinned() {
 			rest[a.membership] = append(rest[a.membership], a)
 		}
 	}
 	for m, assignments := range timedOut {
-		m.endOwnerships(assignments, s.config.Errors.DrainTimeout)
+		m.assignments.endOwnerships(assignments, s.config.Errors.DrainTimeout)
 	}
 	for m, assignments := range rest {
-		m.endOwnerships(assignments, reason)
+		m.assignments.endOwnerships(assignments, reason)
 	}
 	s.logEnded()
 	s.logWork(now)
@@ -138,8 +137,8 @@ func (s *shared) logWork(now time.Time) {
 		}
 		lasts := now.Sub(a.since)
 		a.warnAt = now.Add(lasts)
-		if l := (line{a.membership.lease, a.state == over}); a.Pinned() {
-			lines[l], longest[l] = append(lines[l], a.Number), max(longest[l], lasts)
+		if l := (line{a.membership.lease, a.state == over}); a.ownership.Pinned() {
+			lines[l], longest[l] = append(lines[l], a.ownership.Number), max(longest[l], lasts)
 		}
 	}
 	for l, numbers := range lines {
@@ -156,11 +155,13 @@ func (s *shared) logWork(now time.Time) {
 
 // endOverdue ends ownerships whose work takes too long after the end of Run's context.
 func (as *assignments) endOverdue(working []*owned.Ownership, now time.Time) {
-	overdue := slices.DeleteFunc(as.serving(), func(a *assignment) bool { return !slices.Contains(working, a.Ownership) || !a.Pinned() })
-	as.withdraw(overdue, as.config.Errors.DrainTimeout, now)
+	overdue := slices.DeleteFunc(as.serving(), func(a *assignment) bool {
+		return !slices.Contains(working, a.ownership) || !a.ownership.Pinned()
+	})
+	as.withdraw(overdue, as.shared.config.Errors.DrainTimeout, now)
 	for _, a := range overdue { // Run has already waited for the work
 		a.overdue, a.limitAt = true, never
 	}
-	as.endOwnerships(overdue, as.config.Errors.DrainTimeout)
-	as.logEnded()
+	as.endOwnerships(overdue, as.shared.config.Errors.DrainTimeout)
+	as.shared.logEnded()
 }

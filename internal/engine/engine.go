@@ -112,7 +112,7 @@ func (e *engine) run() {
 		now := time.Now()
 		e.watchConnection(now)
 		e.checkTrust(now)
-		e.members.supervise(e.closing.hurried != nil, e.closing.reason, now)
+		e.members.shared.supervise(e.closing.hurried != nil, e.closing.reason, now)
 		e.locks.Remind(now)
 		if e.finished(now) {
 			break
@@ -205,7 +205,7 @@ func (e *engine) work(now time.Time) time.Time {
 		at = never // the end of the operation under way wakes the engine
 	}
 	at = earlier(at, earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
-	return earlier(at, earlier(e.trust.deadline(), earlier(e.members.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))))
+	return earlier(at, earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))))
 }
 
 func (e *engine) begin(t *task, now time.Time) {
@@ -282,7 +282,7 @@ func (e *engine) watchConnection(now time.Time) {
 	}
 	if e.liveness.Allows(e.trust.validity, e.connection.conn, now) {
 		for m := range e.members.all() { // readers read again, and waiting readers are notified
-			m.publish(true)
+			m.assignments.publish(true)
 		}
 	}
 }
@@ -446,11 +446,11 @@ func (e *engine) earnTrust(sent time.Time) {
 	}
 	e.trust.begin(sent, trusts, e.liveness.On)
 	e.liveness.Carries(e.trust.validity)
-	e.members.validity = e.trust.validity
+	e.members.shared.validity = e.trust.validity
 	e.watchConnection(now)
 	e.members.readAll()
 	for m := range e.members.all() {
-		m.publish(false)
+		m.assignments.publish(false)
 	}
 }
 
@@ -477,18 +477,18 @@ func (e *engine) loseTrust(now time.Time, why string) {
 	cause := fmt.Errorf("%w: %s", e.config.Errors.TrustLost, why)
 	e.margins.add(0)
 	e.trust.end()
-	e.members.validity = nil
+	e.members.shared.validity = nil
 	e.watch.reset()
 	e.session.beatNow()
 	lost := e.members.endAll(cause) // first of all, so that readers see no partition any more
 	e.locks.Lose(cause, e.standing())
 	for m := range e.members.all() {
-		m.withdraw(m.serving(), cause, now)
+		m.assignments.withdraw(m.assignments.serving(), cause, now)
 	}
 	if lost > 0 {
 		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost), slog.Duration("since_heartbeat", liveness.Passed(e.session.sent, now).Round(10*time.Millisecond)))
 	}
-	e.members.logEnded()
+	e.members.shared.logEnded()
 }
 
 // standing returns the state that acquisitions of locks depend on.
@@ -703,7 +703,7 @@ func (e *engine) finish() {
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
 		m := e.members.byName[name]
-		if working := e.members.inWork(m); len(working) > 0 {
+		if working := e.members.shared.inWork(m); len(working) > 0 {
 			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(working)))
 		} else if m.inDatabase() {
 			errs = append(errs, fmt.Errorf("pgleases: close: lease %q not left: its partitions here move when the session expires", name))
@@ -716,7 +716,7 @@ func (e *engine) finish() {
 	if len(errs) > 0 && e.closing.hurried != nil {
 		errs = append(errs, e.closing.hurried)
 	}
-	e.trust.validity, e.members.validity = nil, nil
+	e.trust.validity, e.members.shared.validity = nil, nil
 	switch { // after the end of all ownerships
 	case e.connection.conn == nil:
 	case inUse:

@@ -120,7 +120,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
 	working, _ := requestAnswer(short, l.client, func(e *engine, answer chan<- []int) { // an error: the client has ended, or hangs
-		answer <- e.members.inWork(e.members.of(l))
+		answer <- e.members.shared.inWork(e.members.of(l))
 	})
 	if len(working) > 0 {
 		return errors.Join(fmt.Errorf("pgleases: leave lease %q: partitions still in work: %s",
@@ -138,7 +138,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 func (l *Lease) EndOverdue(working []*owned.Ownership) {
 	l.client.post(func(e *engine) {
 		if m := e.members.of(l); m != nil {
-			m.endOverdue(working, time.Now())
+			m.assignments.endOverdue(working, time.Now())
 		}
 	})
 }

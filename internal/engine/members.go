@@ -18,9 +18,12 @@ import (
 
 // members are the leases that the client joins, is a member of, and leaves.
 type members struct {
-	shared
 	client  *Client
+	config  *Config
 	refuses error // why no lease can be joined any more; nil: leases can be joined
+
+	agenda agenda // what is to be done for which membership
+	shared shared // of all assignments
 
 	byName     map[string]*membership
 	waiting    map[string][]*joining // calls for a name whose membership has to end first
@@ -36,7 +39,9 @@ type members struct {
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client
 // joins again.
 type membership struct {
-	assignments
+	lease       *Lease
+	agenda      *agenda // of all memberships
+	assignments assignments
 
 	state  memberState // changed by become
 	queued bool        // it is in the queue of joins
@@ -90,18 +95,20 @@ type joining struct {
 
 func newMembers(c *Client, now time.Time) members {
 	return members{
-		shared: newShared(c, now), client: c, byName: make(map[string]*membership),
-		waiting: make(map[string][]*joining), unreleased: make(map[string]bool), refused: make(map[string]int),
+		client: c, config: &c.config, agenda: newAgenda(), shared: newShared(c, now),
+		byName: make(map[string]*membership), waiting: make(map[string][]*joining),
+		unreleased: make(map[string]bool), refused: make(map[string]int),
 	}
 }
 
 // add begins a membership that is to be joined.
 func (ms *members) add(name string, partitions int, o LeaseOptions) *membership {
-	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: owned.NewBoard(name, ms.shown(), ms.client.wakeUp)}
+	board := owned.NewBoard(name, ms.shared.shown(), ms.client.wakeUp)
+	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: board}
 	l.stats.Store(new(LeaseStats))
 	l.news.Store(&News{Next: make(chan struct{})})
-	m := &membership{weight: o.Weight, weightCalls: make(weightCalls)}
-	m.assignments = assignments{membership: m, shared: &ms.shared, lease: l, assigned: make([]*assignment, partitions), readUntil: make(map[int]time.Time)}
+	m := &membership{lease: l, agenda: &ms.agenda, weight: o.Weight, weightCalls: make(weightCalls)}
+	m.assignments = newAssignments(m, &ms.shared)
 	ms.byName[name] = m
 	m.become(joins)
 	ms.client.leases.Store(name, l)
@@ -144,8 +151,8 @@ func (ms *members) among(names []string) (of []string) {
 
 // ownsAny reports whether an ownership has not ended, shown or draining.
 func (ms *members) ownsAny() bool {
-	owns := func(a *assignment) bool { return a != nil && !a.Ended() }
-	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.assigned, owns) }) != nil
+	owns := func(a *assignment) bool { return a != nil && !a.ownership.Ended() }
+	return ms.find(func(m *membership) bool { return slices.ContainsFunc(m.assignments.assigned, owns) }) != nil
 }
 
 // --- joining
@@ -343,16 +350,16 @@ func (m *membership) becameNone() {
 
 // miscounted returns the error of a join of a lease that has n partitions. Negative n: it had -n,
 // and was dropped. It returns nil if the lease was created or dropped meanwhile.
-func (s *shared) miscounted(n, wanted int) error {
+func (ms *members) miscounted(n, wanted int) error {
 	switch {
 	case n == 0 || max(n, -n) == wanted:
 		return nil
 	case n < 0:
 		return fmt.Errorf("%w: it was dropped, and for 24 h it can be created again only with %d, not with %d; change that with pgleases drop --partitions",
-			s.config.Errors.PartitionCount, -n, wanted)
+			ms.config.Errors.PartitionCount, -n, wanted)
 	}
 	return fmt.Errorf("%w: it has %d, not %d; start every process with the number that the lease has, or drop the lease",
-		s.config.Errors.PartitionCount, n, wanted)
+		ms.config.Errors.PartitionCount, n, wanted)
 }
 
 // heard handles what a heartbeat says about the leases that the session is a member of. It returns
@@ -411,9 +418,9 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 	}
 	m.reason = reason
 	m.refuse(reason)
-	m.withdraw(m.serving(), reason, now)
+	m.assignments.withdraw(m.assignments.serving(), reason, now)
 	if errors.Is(reason, ms.config.Errors.Closed) {
-		for _, a := range m.list() {
+		for _, a := range m.assignments.list() {
 			a.readyAt = now
 		}
 	}
@@ -440,10 +447,10 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.becameNone()
 	m.retryAt = now
 	cause := cmp.Or(m.reason, fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost))
-	all := m.list()
-	m.withdraw(m.serving(), cause, now)
+	all := m.assignments.list()
+	m.assignments.withdraw(m.assignments.serving(), cause, now)
 	m.lease.Board.EndHolds(cause)
-	m.endOwnerships(all, cause)
+	m.assignments.endOwnerships(all, cause)
 	if m.leaving() || !sessionLives {
 		ms.strikeAll(m, sessionLives)
 	}
@@ -452,20 +459,20 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 // strikeAll removes what is left of a membership that is over. If the session lives, a later read
 // may return that it owns those partitions.
 func (ms *members) strikeAll(m *membership, sessionLives bool) {
-	if sessionLives && m.n > 0 {
+	if sessionLives && m.assignments.n > 0 {
 		ms.unreleased[m.lease.Name] = true
 	}
-	for _, a := range m.list() {
-		m.strike(a)
+	for _, a := range m.assignments.list() {
+		m.assignments.strike(a)
 	}
 }
 
-// closeLease ends a membership for good. Calls of Client.Join for its name that arrived meanwhile begin
-// again.
+// closeLease ends a membership for good. Calls of Client.Join for its name that arrived meanwhile
+// begin again.
 func (ms *members) closeLease(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
-	l.Board.Close(ms.invalid, err)
+	l.Board.Close(ms.shared.invalid, err)
 	delete(ms.byName, l.Name)
 	ms.notRefused(m)
 	m.over = true
@@ -495,8 +502,8 @@ func (ms *members) finish(reason error) {
 	for m := range ms.all() {
 		ms.closeLease(m, reason)
 	}
-	for a := range ms.draining {
-		ms.endDrain(a)
+	for a := range ms.shared.draining {
+		ms.shared.endDrain(a)
 	}
-	ms.logEnded()
+	ms.shared.logEnded()
 }

@@ -37,7 +37,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	m.setToRead(false)
 	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
-	c := compare(r, m.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
+	c := compare(r, m.assignments.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
 	if accepted {
 		delete(ms.unreleased, r.Name)
 	}
@@ -46,24 +46,24 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	}
 	gone := slices.Concat(c.lost, c.released)
 	for _, a := range gone {
-		m.set(a.Number, nil)
+		m.assignments.set(a.ownership.Number, nil)
 	}
 	for _, p := range c.passing {
-		c.wanted = append(c.wanted, m.begin(p.Partition, p.Epoch))
+		c.wanted = append(c.wanted, m.assignments.begin(p.Partition, p.Epoch))
 	}
 	gained := make([]int, len(c.gained))
 	for i, p := range c.gained {
-		gained[i] = m.begin(p.Partition, p.Epoch).Number
+		gained[i] = m.assignments.begin(p.Partition, p.Epoch).ownership.Number
 	}
-	m.endOwnerships(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.config.Errors.TrustLost))
-	m.handOver(c.released)
-	m.withdraw(c.wanted, m.releaseCause(), now)
-	m.renew(c.outdated, now)
+	m.assignments.endOwnerships(c.lost, fmt.Errorf("%w: the server does not confirm it", ms.config.Errors.TrustLost))
+	m.assignments.handOver(c.released)
+	m.assignments.withdraw(c.wanted, m.assignments.releaseCause(), now)
+	m.assignments.renew(c.outdated, now)
 	for _, a := range gone {
-		m.strike(a)
+		m.assignments.strike(a)
 	}
-	m.serve(gained)
-	if m.leaving() && m.n == 0 {
+	m.assignments.serve(gained)
+	if m.leaving() && m.assignments.n == 0 {
 		m.setLeaveSent(false) // no partition is left to wait for: leave again
 	}
 	return len(c.released) > 0
@@ -112,7 +112,7 @@ func compare(r store.LeaseRead, assigned []*assignment, accepted, passesOn bool)
 			c.passing = append(c.passing, p)
 		case a == nil:
 			c.gained = append(c.gained, p)
-		case outdated && !a.Ended():
+		case outdated && !a.ownership.Ended():
 			c.outdated = append(c.outdated, a)
 		case p.Moving && a.state == serving:
 			c.wanted = append(c.wanted, a)

@@ -13,7 +13,7 @@ func TestCompare(t *testing.T) {
 	const current, earlier = int64(7) << 32, int64(6) << 32
 	board := owned.NewBoard("orders", owned.Invalid(time.Now()), func() {})
 	has := func(epoch int64, change ...func(*assignment)) *assignment {
-		a := &assignment{Ownership: board.Own(owned.Invalid(time.Now()), 1, epoch)}
+		a := &assignment{ownership: board.Own(owned.Invalid(time.Now()), 1, epoch)}
 		for _, c := range change {
 			c(a)
 		}
@@ -24,7 +24,7 @@ func TestCompare(t *testing.T) {
 	fencedAt := func(epoch int64) func(*assignment) {
 		return func(a *assignment) { a.state, a.raised = fenced, epoch }
 	}
-	ended := func(a *assignment) { board.End([]*owned.Ownership{a.Ownership}, errorsOfTests.DrainTimeout) }
+	ended := func(a *assignment) { board.End([]*owned.Ownership{a.ownership}, errorsOfTests.DrainTimeout) }
 	const accepted, passesOn = 1, 2
 	for name, test := range map[string]struct {
 		has   *assignment

@@ -76,7 +76,7 @@ func (rs *releases) nextRelease(due []*assignment, toLeave iter.Seq[*membership]
 			return newRelease(nil, slices.Collect(maps.Keys(leaving)))
 		}
 		slices.SortFunc(due, func(a, b *assignment) int {
-			return cmp.Or(strings.Compare(a.membership.lease.Name, b.membership.lease.Name), a.Number-b.Number)
+			return cmp.Or(strings.Compare(a.membership.lease.Name, b.membership.lease.Name), a.ownership.Number-b.ownership.Number)
 		})
 		due = due[:rs.batch]
 	}
@@ -109,7 +109,7 @@ func newRelease(assignments []*assignment, leaving []*membership) release {
 	r.successors = len(assignments) > 0 && len(leaving) > 0
 	for _, m := range leaving {
 		r.about[m.lease.Name] = true
-		r.leaves = append(r.leaves, store.Leave{Lease: m.lease.Name, Now: !m.leaveSent || released[m] == m.n})
+		r.leaves = append(r.leaves, store.Leave{Lease: m.lease.Name, Now: !m.leaveSent || released[m] == m.assignments.n})
 		r.successors = r.successors && !m.noSuccessors
 	}
 	return r
@@ -118,7 +118,7 @@ func newRelease(assignments []*assignment, leaving []*membership) release {
 func rowsOf(assignments []*assignment, epoch func(*assignment) int64) []store.Release {
 	rows := make([]store.Release, len(assignments))
 	for i, a := range assignments {
-		rows[i] = store.Release{Lease: a.membership.lease.Name, Partition: a.Number, Epoch: epoch(a)}
+		rows[i] = store.Release{Lease: a.membership.lease.Name, Partition: a.ownership.Number, Epoch: epoch(a)}
 	}
 	return rows
 }
@@ -175,13 +175,13 @@ func (ms *members) releaseDue(now time.Time) time.Time {
 	if len(ms.agenda.leaves) > 0 {
 		return atOnce
 	}
-	_, at := soonest(maps.Keys(ms.draining), func(a *assignment) time.Time { return a.releasableAt(now) })
+	_, at := soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return a.releasableAt(now) })
 	return at
 }
 
 // releasable returns the assignments that may be released now.
 func (ms *members) releasable(now time.Time) (due []*assignment) {
-	for a := range ms.draining {
+	for a := range ms.shared.draining {
 		if !a.releasableAt(now).After(now) {
 			due = append(due, a)
 		}
@@ -204,7 +204,7 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 	leftNow := setOf(answer.Left)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
 	for _, a := range which {
-		m, k := a.membership, store.Release{Lease: a.membership.lease.Name, Partition: a.Number}
+		m, k := a.membership, store.Release{Lease: a.membership.lease.Name, Partition: a.ownership.Number}
 		h, done := handed[k]
 		switch {
 		case busy[k]:
@@ -225,22 +225,22 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 		case leftNow[m.lease.Name]: // the new owner was notified
 		case h.Owner != session:
 			changed = append(changed, announcement{m.lease.Name, h.Owner})
-		case ms.validity == nil || m.leaving(): // it came back while no partition is shown
+		case ms.shared.validity == nil || m.leaving(): // it came back while no partition is shown
 			m.setToRead(true)
 		default:
-			kept[m] = append(kept[m], m.begin(h.Partition, h.Epoch).Number)
+			kept[m] = append(kept[m], m.assignments.begin(h.Partition, h.Epoch).ownership.Number)
 			m.setToRead(true) // if it was renewed, it may have another target
 		}
 		released[m] = append(released[m], a)
 	}
 	for m, assignments := range released {
-		m.handOver(assignments)
+		m.assignments.handOver(assignments)
 		for _, a := range assignments {
-			m.strike(a)
+			m.assignments.strike(a)
 		}
 	}
 	for m, gained := range kept {
-		m.serve(gained)
+		m.assignments.serve(gained)
 	}
 	return changed, beat
 }
@@ -278,7 +278,7 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 		m.setLeaveSent(true)
 		if leftNow[m.lease.Name] {
 			none = append(none, m)
-		} else if m.n == 0 {
+		} else if m.assignments.n == 0 {
 			m.setToRead(true)
 			beat = true
 		}
@@ -288,14 +288,14 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 
 // fenceDue returns when guarded transactions keep a release waiting.
 func (ms *members) fenceDue(generation int64) time.Time {
-	_, at := soonest(maps.Keys(ms.draining), func(a *assignment) time.Time { return atOnceIf(a.wantsFence(generation)) })
+	_, at := soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return atOnceIf(a.wantsFence(generation)) })
 	return at
 }
 
 // toFence returns assignments whose release waits for guarded transactions, up to the given number,
 // and marks them as fencing: no further guarded transaction begins on them.
 func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
-	for a := range ms.draining {
+	for a := range ms.shared.draining {
 		if a.wantsFence(generation) && len(busy) < most {
 			busy = append(busy, a)
 			a.state = fencing

@@ -84,7 +84,7 @@ func (ms *members) stats() LeaseStats {
 		return ms.sum
 	}
 	of, all := make(map[*membership]LeaseStats), LeaseStats{}
-	for a := range ms.draining {
+	for a := range ms.shared.draining {
 		all.drain(a.since)
 		s := of[a.membership]
 		s.drain(a.since)
@@ -93,7 +93,8 @@ func (ms *members) stats() LeaseStats {
 	ms.sum.DrainingSince = all.DrainingSince
 	for m := range ms.agenda.toCount {
 		now := of[m]
-		now.Owned, now.Gains, now.Losses = len(m.lease.Board.Look().Values), m.gains, m.losses
+		now.Owned = len(m.lease.Board.Look().Values)
+		now.Gains, now.Losses = m.assignments.gains, m.assignments.losses
 		if _, is := ms.refused[m.lease.Name]; is {
 			now.Refused = 1
 		}
@@ -108,7 +109,7 @@ func (ms *members) stats() LeaseStats {
 
 // statsOf returns the client's numbers.
 func statsOf(e *engine) *Stats {
-	s := &Stats{Validity: e.members.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Reconnects: e.reconnects,
+	s := &Stats{Validity: e.members.shared.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Reconnects: e.reconnects,
 		Leases: e.members.agenda.inDatabase, Listening: e.connection.listening, StatementErrors: e.statementErrors, Margins: e.margins,
 		LeaseStats: e.members.stats(), Ending: e.closing.reason}
 	if m := e.members.agenda.joining(); m != nil {

@@ -317,12 +317,12 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/releases.go", "			changed = append(changed, announcement{m.lease.Name, h.Owner})\n", "", 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
-		{"internal/engine/assignments.go", `!a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.Pinned()`, `!a.membership.inDatabase()`, 0},
+		{"internal/engine/assignments.go", `!a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned()`, `!a.membership.inDatabase()`, 0},
 	}},
 	{"releases not retried", "closed", `not within 5s: no further guard passes`, []edit{
 		{"internal/engine/begin.go", `		if e.releases.tried(r, err, now); err == nil {
 `, `		for _, a := range r.assignments {
-			delete(e.members.draining, a)
+			delete(e.members.shared.draining, a)
 		}
 		if e.releases.tried(r, err, now); err == nil {
 `, 0},
@@ -591,7 +591,7 @@ func asleep() []mutant {
 	asleep := func(what, file, old, new string) mutant {
 		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
 	}
-	const due, wake = `		due := later(t.due(e, now), e.progress.rests[t].until)`, `earlier(e.trust.deadline(), earlier(e.members.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt())))`
+	const due, wake = `		due := later(t.due(e, now), e.progress.rests[t].until)`, `earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt())))`
 	mutants := []mutant{
 		asleep("rests", "internal/engine/engine.go", due, due+`
 		if e.progress.rests[t].until.After(now) {
@@ -601,8 +601,8 @@ func asleep() []mutant {
 		return e.session.nextBeat
 	}
 	return earlier(e.session.nextBeat, e.expiry.lookAt)`),
-		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))`),
-		asleep("the end of Close", "internal/engine/engine.go", wake, `earlier(e.trust.deadline(), e.members.drainsDue())`),
+		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.shared.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))`),
+		asleep("the end of Close", "internal/engine/engine.go", wake, `earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
 		asleep("warnings", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
 		asleep("drain timeouts", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.warnAt`),
 		asleep("accepting again", "internal/engine/server.go", `	return later(s.acceptAt, watched)`,
