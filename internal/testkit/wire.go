@@ -63,6 +63,7 @@ func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, err
 		return nil, errors.New("the wire is cut")
 	}
 	c := &wired{Conn: conn, wire: w}
+	c.void, c.never = net.Pipe()
 	w.conns = append(w.conns, c)
 	return c, nil
 }
@@ -73,6 +74,7 @@ func (w *Wire) Cut() {
 	defer w.mu.Unlock()
 	w.cut = true
 	for _, c := range w.conns {
+		_ = c.void.Close()
 		_ = c.Conn.Close()
 	}
 }
@@ -109,7 +111,7 @@ func loseAnswer(c *wired, _ []byte) bool {
 }
 
 // Mute loses the next message with a text. Its connection stays, and transfers no more data in
-// either direction.
+// either direction, nor the news that the server has ended it.
 func (w *Wire) Mute(text string) {
 	w.meets(1, text, func(c *wired, _ []byte) bool {
 		c.state.Store(mute)
@@ -117,8 +119,8 @@ func (w *Wire) Mute(text string) {
 	})
 }
 
-// Silence mutes all connections that are open. Unlike after Mute, who gives one up has to wait for
-// the server to end it, as pgx does.
+// Silence mutes all connections that are open. Unlike after Mute, who gives one up has to wait until
+// pgx does not expect any longer that the server ends it.
 func (w *Wire) Silence() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -271,8 +273,8 @@ func (w *Wire) sent(c *wired, message []byte) func(*wired, []byte) bool {
 // States of a connection.
 const (
 	deaf     = iota + 1 // the next answer is lost
-	mute                // no data arrives
-	silent              // no data arrives, and the connection never ends
+	mute                // nothing arrives, until the statement is given up
+	silent              // nothing arrives, and the connection never ends
 	stranded            // the sender has lost the connection, and a message is on its way
 )
 
@@ -280,6 +282,9 @@ type wired struct {
 	net.Conn
 	wire  *Wire
 	state atomic.Int32
+	// A mute or silent connection reads from the void, whose other end never writes.
+	void, never net.Conn
+
 	late  atomic.Pointer[chan struct{}] // the next answer is delayed until it is closed
 	trips []string
 	asked bool // a message was sent and not answered
@@ -290,7 +295,20 @@ func (c *wired) Close() error {
 	if c.state.Load() == stranded {
 		return nil
 	}
+	_ = c.void.Close()
 	return c.Conn.Close()
+}
+
+// SetDeadline is that of a net.Conn, also for the void.
+func (c *wired) SetDeadline(at time.Time) error {
+	_ = c.void.SetReadDeadline(at)
+	return c.Conn.SetDeadline(at)
+}
+
+// SetReadDeadline is that of a net.Conn, also for the void.
+func (c *wired) SetReadDeadline(at time.Time) error {
+	_ = c.void.SetReadDeadline(at)
+	return c.Conn.SetReadDeadline(at)
 }
 
 func (c *wired) Write(b []byte) (int, error) {
@@ -310,7 +328,7 @@ func (c *wired) Read(b []byte) (int, error) {
 	if c.state.Load() == stranded {
 		return 0, io.ErrUnexpectedEOF
 	}
-	n, err := c.Conn.Read(b)
+	n, err := c.read(b)
 	c.wire.mu.Lock()
 	c.asked = c.asked && n == 0
 	c.wire.mu.Unlock()
@@ -324,7 +342,19 @@ func (c *wired) Read(b []byte) (int, error) {
 		_ = c.Conn.Close()
 		return 0, io.ErrUnexpectedEOF
 	case state == mute && err != nil: // the statement was given up; otherwise its user would wait for the server to end the connection
-		_ = c.Conn.Close()
+		_ = c.Close()
 	}
 	return n, err
+}
+
+// read reads what the state of the connection lets arrive.
+func (c *wired) read(b []byte) (int, error) {
+	says := func() bool { state := c.state.Load(); return state != mute && state != silent }
+	if says() {
+		n, err := c.Conn.Read(b)
+		if says() {
+			return n, err
+		}
+	}
+	return c.void.Read(b)
 }
