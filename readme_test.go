@@ -165,6 +165,35 @@ func TestLinksOfPagesLeadSomewhere(t *testing.T) {
 	}
 }
 
+// Each folder with code is on the page about the architecture, except for examples, the proof, and
+// the folders named sql, which only embed files.
+func TestArchitectureNamesEachPackage(t *testing.T) {
+	t.Parallel()
+	_, list, _ := strings.Cut(readFile(t, "ARCHITECTURE.md"), "## Packages\n")
+	list, _, _ = strings.Cut(list, "\n## ")
+	found := 0
+	err := filepath.WalkDir(".", func(path string, entry os.DirEntry, err error) error {
+		if err != nil || !entry.IsDir() {
+			return err
+		}
+		if slices.Contains([]string{".git", ".ci", "examples", "proof", "testdata", "node_modules"}, entry.Name()) {
+			return filepath.SkipDir
+		}
+		files, err := filepath.Glob(filepath.Join(path, "*.go"))
+		if path == "." || entry.Name() == "sql" || len(files) == 0 {
+			return err
+		}
+		if found++; !strings.Contains(list, "]("+path+")") {
+			t.Errorf("ARCHITECTURE.md does not name the package %s", path)
+		}
+		return err
+	})
+	testkit.OK(t, err)
+	if found < 30 {
+		t.Errorf("only %d packages were found", found)
+	}
+}
+
 // sections returns the names under which links reach the sections of a page.
 func sections(t *testing.T, page string) (names []string) {
 	t.Helper()
