@@ -49,6 +49,7 @@ func endingOf(r row, failure error, final bool, o *options) ending {
 func (e *execution) failed(r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys
+	p.answered = true
 	if !final && !decided(failure) && e.outage.seems(r) {
 		if !e.job.isRetry {
 			p.rows.tried = append(p.rows.tried, r.key)
@@ -141,6 +142,7 @@ func (e *execution) retryRow() (settled bool) {
 	case broke:
 		e.brokeOff(e.parts, o)
 	case failed, ended:
+		e.result.hung = o.slow
 		settled = e.failed(o.rows[0], o.err, o.verdict == ended)
 	}
 	if e.job.retry.suspect && !settled {

@@ -310,7 +310,7 @@ func (p *planner) answer(q *poll, err error) {
 	case p.queue.paused && !q.paused:
 		p.log.Info("consumer: resumed by an operator")
 	}
-	p.queue.answered(q)
+	p.queue.answered(q, now)
 	if p.untilEmpty && !q.anywhere && idle {
 		p.endEmpty()
 	}

@@ -14,6 +14,7 @@ import (
 const (
 	worthSharing = 2 * time.Millisecond // rows that take the handler less in all are one job: a transaction costs more
 	freeAgain    = 10 * time.Second     // a partition that succeeds now and then does not let all others try each time
+	everything   = "all partitions"     // the group that is doubted when a call hangs, see worker.Slots
 )
 
 // An ownership is that of a partition.
@@ -67,6 +68,10 @@ type partition struct {
 	blockedDue []blockedRow
 	wasBlocked bool // the last job was one of a blocked row, so rows that are not blocked come next
 	blockedEnd int  // queue.ended after the last such job
+
+	answeredAt time.Time // when a job ended in which the handler returned in time; zero: never yet
+	dueAt      time.Time // since when it is due
+	tried      bool      // it was in a job since then in which a call hung
 }
 
 // alone reports whether a batch has rows of no other partition.
@@ -78,10 +83,11 @@ func (p *partition) alone() bool {
 type part struct {
 	*ownership
 	state
-	noted  int64         // the highest ID of the noted batch
-	slow   bool          // it is slow from now on
-	why    worker.Reason // if it is slow
-	healed bool          // it is no longer slow
+	noted    int64         // the highest ID of the noted batch
+	slow     bool          // it is slow from now on
+	why      worker.Reason // if it is slow
+	healed   bool          // it is no longer slow
+	answered bool          // the handler has returned in time for a row
 }
 
 // ownedOf returns the partitions that are not known to be lost.
@@ -139,11 +145,55 @@ type queue struct {
 	rows     turns
 	blocked  turns
 	overdue  int       // jobs whose slots were given to others
+	fair     fair      // between the classes of slow work
+	doubtAt  time.Time // partitions are doubted that have not answered since
 	suspects int       // jobs of a crash suspect
 	retried  bool      // the last job that began has a blocked row
 	ended    int       // jobs that have ended
 	freed    time.Time // when the pauses of all partitions were last ended
 	heldTill time.Time // until then other work waits for suspects; zero: no suspect is due
+}
+
+// A class is a kind of slow work.
+type class int
+
+const (
+	doubtedRows class = iota
+	blockedRows
+	slowRows
+	classes
+)
+
+// A fair lets the classes of slow work have the same time each, so that those whose jobs are short
+// need not wait for those that hang.
+type fair struct {
+	had [classes]time.Duration
+	at  time.Duration // what the class had that came last: one that had no work meanwhile has no more left
+}
+
+// next returns the class that comes next, of those that have work.
+func (f *fair) next(has [classes]bool) class {
+	first := classes
+	for c := range classes {
+		f.had[c] = max(f.had[c], f.at)
+		if has[c] && (first == classes || f.had[c] < f.had[first]) {
+			first = c
+		}
+	}
+	f.at = f.had[first]
+	return first
+}
+
+// ended notes how long a job took.
+func (f *fair) ended(j *job, took time.Duration) {
+	switch {
+	case j.lane == worker.Doubted:
+		f.had[doubtedRows] += took
+	case j.isRetry:
+		f.had[blockedRows] += took
+	case j.lane == worker.Slow:
+		f.had[slowRows] += took
+	}
 }
 
 // A room is what the next job may have.
@@ -255,15 +305,35 @@ func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
 	q.overdue++
 	q.slots.End(j.lane, size, now.Sub(j.began), now)
 	for _, p := range j.of {
-		q.fail(p, worker.TimedOut, now)
+		q.fail(p, worker.TimedOut, j.began, now)
 	}
 }
 
-// fail notes that a partition is slow, unless its ownership is to end: removeGone has forgotten it.
-func (q *queue) fail(p *partition, why worker.Reason, now time.Time) {
-	if !p.gone {
-		q.slots.Fail(p.Number, why, now)
+// fail notes that a partition is slow after a job, unless its ownership is to end: removeGone has
+// forgotten it.
+func (q *queue) fail(p *partition, why worker.Reason, began, now time.Time) {
+	if p.gone {
+		return
 	}
+	q.slots.Fail(p.Number, why, now)
+	if why == worker.TimedOut {
+		q.doubt(p, began, now)
+	}
+}
+
+// doubt notes that a call hung. What makes it hang may do so for other partitions too, and each of
+// them would hold a slot to become known. So for a while, those are doubted that have not answered
+// since the call began. A partition that had answered says that something new hangs.
+func (q *queue) doubt(p *partition, began, now time.Time) {
+	if !q.doubted(p, now) {
+		q.doubtAt = began
+	}
+	q.slots.Doubt(everything, now.Sub(began), now)
+}
+
+// doubted reports whether a partition may hang as others do.
+func (q *queue) doubted(p *partition, now time.Time) bool {
+	return !p.answeredAt.After(q.doubtAt) && q.slots.Doubts(everything, now)
 }
 
 // A result is what a job comes back with.
@@ -271,6 +341,7 @@ type result struct {
 	parts     []*part // in the order of the job's partitions
 	handled   bool    // a row was handled
 	recovered bool    // of a partition that was paused, because something was away
+	hung      bool    // the handler of a blocked row took its whole timeout
 }
 
 // end receives the end of a job, and reports whether rows may have come meanwhile that only a poll
@@ -282,17 +353,26 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 	} else {
 		q.slots.End(j.lane, size, now.Sub(j.began), now)
 	}
+	q.fair.ended(j, now.Sub(j.began))
 	if j.retry.suspect {
 		q.suspects--
 	}
 	q.ended++
+	if r.hung {
+		q.slots.Doubt(everything, now.Sub(j.began), now)
+	}
+	cut := slices.ContainsFunc(r.parts, func(back *part) bool { return back.slow })
 	for i, p := range j.of {
 		back := r.parts[i]
 		if back.healed {
 			q.slots.Heal(p.Number)
 		}
 		if back.slow {
-			q.fail(p, back.why, now)
+			q.fail(p, back.why, j.began, now)
+		}
+		p.tried = p.tried || cut
+		if back.answered && !back.slow && !j.isRetry {
+			p.answeredAt, p.dueAt, p.tried = now, now, false
 		}
 		p.state = back.state
 		if p.wasBlocked = j.isRetry; p.wasBlocked {
@@ -339,11 +419,12 @@ func (q *queue) asked() (all []*partition, idle []int32) {
 }
 
 // answered takes what a poll has found. ended is the number of jobs that had ended when it was sent.
-func (q *queue) answered(a *poll) {
+func (q *queue) answered(a *poll, now time.Time) {
 	q.paused = a.paused
 	for _, p := range a.of {
 		if !p.busy && a.has[p.Number] && !p.due { // a job finds out itself
 			p.due, p.expect = true, max(1, p.expect)
+			p.dueAt, p.tried = now, false
 		}
 		if p.blockedEnd <= a.ended { // otherwise one that is found here may have failed since, and wait again
 			p.blockedDue = a.blockedDue[p.Number]
@@ -354,33 +435,74 @@ func (q *queue) answered(a *poll) {
 	}
 }
 
-// choose chooses the next job. If there is none, it returns how long to wait. Blocked rows and slow
-// partitions have half of the slots at most: they may fail, or take long, again and again. Blocked
-// rows take turns with other rows. Crash suspects begin alone, and for a while nothing begins beside
-// them.
+// choose chooses the next job. If there is none, it returns how long to wait. Slow work, which may
+// fail, or take long, again and again, has half of the slots at most. Blocked rows are such work too,
+// and take turns with other rows while no call hangs. Crash suspects begin alone, and for a while
+// nothing begins beside them.
 func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	held := q.heldTill.Sub(now)
 	if q.suspects > 0 && held > 0 {
 		return nil, min(q.poll, held)
 	}
-	due, slow, wait := q.dueRows(now)
+	due, doubted, slow, wait := q.dueRows(now)
 	retry, suspect, waitOfBlocked := q.dueBlocked(now, q.slots.Room(r.size))
 	wait = min(wait, waitOfBlocked)
+	hasSlow := len(doubted)+len(slow) > 0
 	switch {
-	case retry != nil && (retry.retry.skip || len(due)+len(slow) == 0 || !q.retried):
-		q.blocked.next = slices.Index(q.partitions, retry.of[0]) + 1
-		return retry, 0
+	case retry != nil && q.comesFirst(retry, len(due) > 0 || hasSlow, now):
+		return q.retry(retry), 0
 	case suspect != nil:
 		return q.alone(suspect, now, wait)
 	}
-	switch q.slots.Next(r.size, len(due) > 0, len(slow) > 0, now) {
-	case worker.Slow:
-		first := slices.MinFunc(slow, func(a, b *partition) int { return q.slots.Compare(a.Number, b.Number) })
-		return &job{of: []*partition{first}, lane: worker.Slow}, 0
-	case worker.Healthy:
-		return q.share(due, r), 0
+	has := [classes]bool{doubtedRows: len(doubted) > 0 && q.slots.Room(r.size)}
+	ill := len(slow) > 0 || retry != nil && q.slots.Doubts(everything, now)
+	lane := q.slots.Next(r.size, len(due) > 0, ill, now)
+	if lane == worker.Slow {
+		has[blockedRows], has[slowRows] = retry != nil, len(slow) > 0
+	}
+	switch {
+	case has != [classes]bool{}:
+		return q.slowJob(q.fair.next(has), doubted, slow, retry, r), 0
+	case lane == worker.Healthy:
+		return &job{of: q.share(due, r.size-q.slots.Busy(), r), lane: worker.Healthy}, 0
 	}
 	return nil, wait
+}
+
+// comesFirst reports whether the job of a blocked row begins before others, if there are any. While
+// calls hang, it waits as other slow work does, unless an operator asks for it.
+func (q *queue) comesFirst(retry *job, others bool, now time.Time) bool {
+	hanging := q.slots.Doubts(everything, now)
+	return retry.retry.skip || !others || !q.retried && (retry.retry.asked || !hanging)
+}
+
+// retry returns the job of a blocked row, and notes whose turn is next.
+func (q *queue) retry(j *job) *job {
+	q.blocked.next = slices.Index(q.partitions, j.of[0]) + 1
+	return j
+}
+
+// slowJob returns the next job of a class of slow work.
+func (q *queue) slowJob(c class, doubted, slow []*partition, retry *job, r room) *job {
+	switch c {
+	case doubtedRows:
+		return &job{of: q.doubtedOf(doubted, r), lane: worker.Doubted}
+	case blockedRows:
+		return q.retry(retry)
+	}
+	first := slices.MinFunc(slow, func(a, b *partition) int { return q.slots.Compare(a.Number, b.Number) })
+	return &job{of: []*partition{first}, lane: worker.Slow}
+}
+
+// doubtedOf returns the doubted partitions of the next job: those together whose rows came last, because
+// those that hang stay. If there are only such as were in a job with one that hung, each comes alone.
+func (q *queue) doubtedOf(doubted []*partition, r room) []*partition {
+	fresh := slices.DeleteFunc(slices.Clone(doubted), func(p *partition) bool { return p.tried })
+	if len(fresh) == 0 {
+		return doubted[:1]
+	}
+	slices.SortStableFunc(fresh, func(a, b *partition) int { return b.dueAt.Compare(a.dueAt) })
+	return q.share(fresh, q.slots.Rooms(r.size), r)
 }
 
 // alone lets a suspect begin when nothing else is at work, or after a while.
@@ -408,9 +530,9 @@ func (q *queue) inTurn(next int) iter.Seq[*partition] {
 	}
 }
 
-// dueRows returns the partitions with rows that may be handled now, those of them that are slow,
-// and how long others wait.
-func (q *queue) dueRows(now time.Time) (due, slow []*partition, wait time.Duration) {
+// dueRows returns the partitions with rows that may be handled now, those of them that are doubted, or
+// slow, and how long others wait.
+func (q *queue) dueRows(now time.Time) (due, doubted, slow []*partition, wait time.Duration) {
 	wait = q.poll
 	for p := range q.inTurn(q.rows.next) {
 		if !p.due {
@@ -426,11 +548,13 @@ func (q *queue) dueRows(now time.Time) (due, slow []*partition, wait time.Durati
 			wait = min(wait, left)
 		case isSlow:
 			slow = append(slow, p)
+		case q.doubted(p, now):
+			doubted = append(doubted, p)
 		default:
 			due = append(due, p)
 		}
 	}
-	return due, slow, wait
+	return due, doubted, slow, wait
 }
 
 // dueBlocked returns the next job of a blocked row, that of a crash suspect, and how long others
@@ -479,9 +603,9 @@ func retryOf(p *partition, b blockedRow) *job {
 	return j
 }
 
-// share returns the job of a slot's share of partitions that have rows. They take turns.
-func (q *queue) share(due []*partition, r room) *job {
-	slots := r.size - q.slots.Busy()
+// share returns a slot's share of partitions that have rows, if so many slots are free. They take
+// turns.
+func (q *queue) share(due []*partition, slots int, r room) []*partition {
 	share := (len(due) + slots - 1) / slots
 	n, rows := 1, due[0].expect
 	// One whose rows might leave no room for those of the others does not join: they would wait
@@ -493,5 +617,5 @@ func (q *queue) share(due []*partition, r room) *job {
 	}
 	q.rows.next = slices.Index(q.partitions, due[n-1]) + 1
 	slices.SortFunc(due[:n], func(a, b *partition) int { return cmp.Compare(a.Number, b.Number) })
-	return &job{of: due[:n], lane: worker.Healthy}
+	return due[:n]
 }

@@ -36,7 +36,7 @@ func succeed(parts []*part) result {
 	r := result{parts: parts, handled: true}
 	for _, p := range parts {
 		r.recovered = r.recovered || p.rows.away > 0
-		p.rows, p.healed, p.due, p.expect = delay{}, true, true, 1
+		p.rows, p.healed, p.answered, p.due, p.expect = delay{}, true, true, true, 1
 	}
 	return r
 }
@@ -117,7 +117,7 @@ func TestHungPartitionsDelayNoOthers(t *testing.T) {
 			p := newPlant(t, 50, size)
 			p.room.rows = 1
 			p.due()
-			hung := func(j *job) bool { return j.of[0].Number < ill }
+			hung := func(j *job) bool { return j.of[0].Number%2 == 1 && j.of[0].Number < 2*ill }
 			p.takes = func(j *job) time.Duration {
 				if hung(j) {
 					return 10 * time.Second
@@ -132,7 +132,7 @@ func TestHungPartitionsDelayNoOthers(t *testing.T) {
 				healthy++
 				return succeed(parts)
 			}
-			p.run(4 * time.Minute) // each ill one fails for the first time
+			p.run(8 * time.Minute) // each ill one fails for the first time
 			healthy = 0
 			p.run(4 * time.Minute)
 			return healthy
@@ -284,12 +284,12 @@ func TestOldAnswerBringsNoBlockedRowBack(t *testing.T) {
 	j, _ := p.q.next(p.now, p.room)
 	old := &poll{ended: p.q.ended, of: p.q.partitions, blockedDue: map[int][]blockedRow{0: {{id: 7}}}}
 	p.q.end(j, result{parts: j.parts()}, p.now, 1)
-	p.q.answered(old)
+	p.q.answered(old, p.now)
 	if len(of.blockedDue) > 0 {
 		t.Error("an old answer brought it back")
 	}
 	old.ended = p.q.ended
-	p.q.answered(old)
+	p.q.answered(old, p.now)
 	if len(of.blockedDue) != 1 {
 		t.Error("a new answer does not bring it")
 	}

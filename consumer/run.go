@@ -217,6 +217,9 @@ func (e *execution) settleSlow(parts []*part, o outcome) {
 	if len(o.rows) == 1 {
 		o.at = 0
 	}
+	for _, r := range o.rows[:max(0, o.at)] {
+		r.partition.answered = true
+	}
 	suspects := o.rows
 	if o.at >= 0 {
 		r := o.rows[o.at]
@@ -275,6 +278,7 @@ func (e *execution) advance(parts []*part, o outcome) {
 // succeeded notes that rows of a partition were handled.
 func (e *execution) succeeded(p *part) {
 	d := p.delayOf(e.job)
+	p.answered = true
 	e.result.handled, e.result.recovered = true, e.result.recovered || d.away > 0
 	*d = delay{}
 	e.outage.ends()

@@ -50,6 +50,7 @@ const (
 	Neither Lane = iota
 	Healthy
 	Slow
+	Doubted // nothing good is known of it while other work hangs: it has slots of slow work, and need not rest
 )
 
 // Slots decide which work begins when a slot is free, so that ill work never holds what all
@@ -93,12 +94,16 @@ func (s *Slots[K]) Next(size int, healthy, slow bool, now time.Time) Lane {
 
 // Room reports whether slow work may have one of so many slots, whatever else is due. Of a single
 // slot it may have all, because Next gives it a tenth of the time.
-func (s *Slots[K]) Room(size int) bool { return s.busy < size && s.slow < max(1, size/2) }
+func (s *Slots[K]) Room(size int) bool { return s.Rooms(size) > 0 }
+
+// Rooms returns how many of so many slots slow work may have besides those that it has. Below 1, it
+// may have none.
+func (s *Slots[K]) Rooms(size int) int { return min(size-s.busy, max(1, size/2)-s.slow) }
 
 // Begin notes that work of a lane begins.
 func (s *Slots[K]) Begin(lane Lane) {
 	s.busy++
-	if lane == Slow {
+	if lane != Healthy {
 		s.slow++
 	}
 }
@@ -106,10 +111,12 @@ func (s *Slots[K]) Begin(lane Lane) {
 // End notes that work of a lane has ended, after so much time in one of so many slots.
 func (s *Slots[K]) End(lane Lane, size int, took time.Duration, now time.Time) {
 	s.busy--
+	if lane != Healthy {
+		s.slow--
+	}
 	if lane != Slow {
 		return
 	}
-	s.slow--
 	if s.rest.Before(now) {
 		s.rest = now
 	}

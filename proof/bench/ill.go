@@ -20,11 +20,17 @@ const (
 	illTimeout  = time.Second           // of a handler
 )
 
+// The kinds of ill work.
+const (
+	hangs   = "whose handler hangs"
+	locked  = "that a transaction keeps locked"
+	unknown = "of a kind that the process does not know"
+)
+
 // measureIll measures how much healthy work is done beside work that is ill: rows and jobs whose
 // handler hangs until its timeout, or that a transaction of the application keeps locked, and jobs
 // that the process does not know.
 func measureIll(ctx context.Context, l *lab, out *part) {
-	const hangs, locked, unknown = "whose handler hangs", "that a transaction keeps locked", "of a kind that the process does not know"
 	for _, work := range []struct {
 		of     string
 		kinds  []string
@@ -117,7 +123,7 @@ func healthyRows(ctx context.Context, l *lab, ill string) calm {
 	if ill != "" {
 		must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'ill ' || n, '{}' FROM generate_series(1, $1::int) AS n", ones))
 	}
-	if strings.Contains(ill, "locked") {
+	if ill == locked {
 		defer c.lockedBy(ctx, "SELECT FROM public.orders FOR UPDATE")()
 	}
 	m := &meter{}
@@ -135,11 +141,17 @@ func healthyRows(ctx context.Context, l *lab, ill string) calm {
 		consumer.WithTimeout(illTimeout), consumer.WithMaxAttempts(1000, consumer.Backoff(time.Second, time.Second))))
 	c.running.Go(func() { _ = of.Run(running) })
 	c.insertAt(ctx, healthyPace, l.warm())
+	if ill == hangs { // while each hangs for the first time, its partition's other rows wait
+		for began := time.Now(); one[int](ctx, c.database, "SELECT count(*) FROM pgleases.consumer_blocked") < ones; c.insertAt(ctx, healthyPace, span) {
+			if time.Since(began) > patience {
+				check(fmt.Errorf("not all of %d ill rows have failed within %v", ones, patience))
+			}
+		}
+	}
 	return m.during(span, func() { c.insertAt(ctx, healthyPace, span) })
 }
 
-// warm is how long ill work has been there before healthy work is measured: long enough that each
-// has reached its timeout once.
+// warm is how long ill work has been there at least before healthy work is measured.
 func (l *lab) warm() time.Duration { return time.Duration(l.pick(1, 30)) * time.Second }
 
 // made is what a healthy job has for its arguments.
@@ -158,7 +170,7 @@ func healthyJobs(ctx context.Context, l *lab, ill string) calm {
 		return busy(ctx)
 	})
 	hanging := schedule.InTx(r.Scheduler, "ill", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[struct{}]) error {
-		if strings.Contains(ill, "locked") {
+		if ill == locked {
 			return nil // its end waits for the lock
 		}
 		return hang(ctx)
@@ -167,9 +179,9 @@ func healthyJobs(ctx context.Context, l *lab, ill string) calm {
 		must(hanging.EnqueueMany(ctx, make([]struct{}, ones)))
 	}
 	switch {
-	case strings.Contains(ill, "locked"):
+	case ill == locked:
 		defer s.lockedBy(ctx, "SELECT FROM pgleases.jobs FOR UPDATE")()
-	case strings.Contains(ill, "know"):
+	case ill == unknown:
 		s.all(ctx, "UPDATE pgleases.jobs SET kind = 'unknown'")
 	}
 	r.run()

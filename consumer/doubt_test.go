@@ -1,0 +1,184 @@
+package consumer
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
+)
+
+// A clinic is a plant with partitions whose handlers hang, and others that get rows at a pace. A hung
+// row blocks its key after its first attempt, and comes back.
+type clinic struct {
+	*plant
+	hangs   time.Duration // a call of a hung row
+	takes   time.Duration // a healthy row
+	hung    map[int]bool  // partitions that have a row that hangs
+	learned map[int]bool  // its first attempt has ended
+	ended   bool          // a call has hung
+	rows    map[int][]time.Time
+	arrive  time.Time
+	waits   []time.Duration // of the rows that arrived since `since`
+	since   time.Time
+}
+
+func newClinic(t *testing.T, healthy, size int, hangs time.Duration) *clinic {
+	c := &clinic{
+		plant: newPlant(t, 100+healthy, size), hangs: hangs, takes: 20 * time.Millisecond,
+		hung: make(map[int]bool), learned: make(map[int]bool), rows: make(map[int][]time.Time), arrive: start,
+	}
+	c.plant.takes, c.plant.ends = c.took, c.result
+	return c
+}
+
+// sicken gives each of the first hundred partitions a row that hangs.
+func (c *clinic) sicken() {
+	a := &poll{of: c.q.partitions, has: make(map[int]bool), ended: -1}
+	for n := range 100 {
+		c.hung[n], a.has[n] = true, true
+	}
+	c.q.answered(a, c.now)
+}
+
+// took returns how long a job takes: until its first row that hangs, or until half of the timeout.
+func (c *clinic) took(j *job) (d time.Duration) {
+	if j.isRetry {
+		return c.hangs
+	}
+	for _, of := range j.of {
+		if c.hung[of.Number] && !c.learned[of.Number] {
+			return d + c.hangs
+		}
+		d += time.Duration(max(1, len(c.rows[of.Number]))) * c.takes
+		if d > c.hangs/2 {
+			break
+		}
+	}
+	return d
+}
+
+// result is what a job of Each comes back with.
+func (c *clinic) result(j *job, parts []*part) result {
+	if j.isRetry {
+		return result{parts: parts, hung: true}
+	}
+	for i, p := range parts {
+		if c.hung[p.Number] && !c.learned[p.Number] {
+			c.learned[p.Number], c.ended = true, true
+			p.slowBy(worker.TimedOut)
+			for _, before := range parts[:i] {
+				before.answered = true
+			}
+			return result{parts: parts}
+		}
+	}
+	left := c.hangs / 2
+	for _, p := range parts {
+		if left < 0 {
+			break
+		}
+		left -= time.Duration(max(1, len(c.rows[p.Number]))) * c.takes
+		for _, at := range c.rows[p.Number] {
+			if !at.Before(c.since) && !c.since.IsZero() {
+				c.waits = append(c.waits, c.now.Sub(at))
+			}
+		}
+		c.rows[p.Number] = nil
+		p.rows, p.healed, p.answered, p.due, p.expect = delay{}, true, true, false, 1
+	}
+	return result{parts: parts, handled: true}
+}
+
+// live lets time pass, in which rows come at a pace, and polls find them.
+func (c *clinic) live(d, every time.Duration) {
+	for end := c.now.Add(d); c.now.Before(end); {
+		a := &poll{ended: c.q.ended, of: c.q.partitions, has: make(map[int]bool), blockedDue: make(map[int][]blockedRow)}
+		for ; !c.arrive.After(c.now); c.arrive = c.arrive.Add(every) {
+			n := 100 + int(c.arrive.Sub(start)/every)%(len(c.q.partitions)-100)
+			c.rows[n] = append(c.rows[n], c.arrive)
+		}
+		for _, p := range c.q.partitions {
+			a.has[p.Number] = len(c.rows[p.Number]) > 0 || c.hung[p.Number] && !c.learned[p.Number]
+			if c.learned[p.Number] {
+				a.blockedDue[p.Number] = []blockedRow{{id: 1}}
+			}
+		}
+		c.q.answered(a, c.now)
+		c.run(50 * time.Millisecond)
+	}
+}
+
+// While the handlers of 100 partitions hang, and each is called for the first time, others keep what
+// they handle, from the end of the first call that hangs.
+func TestPartitionsGoOnWhileOthersAreFoundToHang(t *testing.T) {
+	for _, restarted := range []bool{false, true} {
+		for _, size := range []int{2, 4, 10} {
+			t.Run(fmt.Sprintf("%d slots, restarted: %v", size, restarted), func(t *testing.T) {
+				c := newClinic(t, 60, size, 10*time.Second)
+				every := 80 * time.Millisecond / time.Duration(size) // a quarter of the slots
+				if !restarted {
+					c.live(time.Minute, every)
+				}
+				c.sicken()
+				c.live(time.Minute, every) // the first calls end, and the rows that waited meanwhile are handled
+				c.since = c.now
+				c.live(time.Minute, every)
+				if len(c.learned) == 100 {
+					t.Error("all are known before the time has passed")
+				}
+				slices.Sort(c.waits)
+				want := int(time.Minute / every * 9 / 10)
+				if len(c.waits) < want {
+					t.Fatalf("%d rows were handled, want %d", len(c.waits), want)
+				}
+				p99 := c.waits[len(c.waits)*99/100]
+				t.Logf("%d of 100 are known; 99 %% of the rows waited for %v at most", len(c.learned), p99)
+				if p99 > time.Second {
+					t.Errorf("the 99th percentile of the waits is %v", p99)
+				}
+			})
+		}
+	}
+}
+
+// While no call hangs, partitions of which nothing is known have all slots, however long they take.
+func TestUnknownPartitionsFillAllSlots(t *testing.T) {
+	p := newPlant(t, 50, 4)
+	p.room.rows = 1
+	p.due()
+	p.takes = func(*job) time.Duration { return 50 * time.Second }
+	begun := 0
+	p.began = func(*job) { begun++ }
+	p.run(time.Minute)
+	if begun != 8 {
+		t.Errorf("%d batches began in the time of two in each of 4 slots", begun)
+	}
+}
+
+// After a batch that hung, its neighbors have half of the slots until they answer, and nothing is
+// doubted when the doubt is over.
+func TestDoubtOfPartitionsEnds(t *testing.T) {
+	p := newPlant(t, 50, 4)
+	p.room.rows = 1
+	p.due()
+	j, _ := p.q.next(p.now, p.room)
+	parts := j.parts()
+	parts[0].slowBy(worker.TimedOut)
+	p.now = p.now.Add(time.Second)
+	p.q.end(j, result{parts: parts}, p.now, 4)
+	p.takes = func(*job) time.Duration { return 40 * time.Second }
+	p.run(time.Millisecond)
+	if len(p.under) != 2 {
+		t.Errorf("%d batches of doubted partitions began, want 2", len(p.under))
+	}
+	p.run(41 * time.Second)
+	if len(p.under) != 4 {
+		t.Errorf("%d batches are under way after two partitions have answered, want 4", len(p.under))
+	}
+	p.run(41 * time.Second) // the doubt lasts for a minute
+	if len(p.under) != 4 {
+		t.Errorf("%d batches are under way after the doubt, want 4", len(p.under))
+	}
+}
