@@ -9,48 +9,57 @@ import (
 // for it. It is kept when a membership changes, so that a step costs the same with one lease and
 // with thousands.
 type agenda struct {
-	joins      []*membership            // to be joined, or joined once more for a weight, in the order in which they asked
-	reads      map[*membership]struct{} // to be read
-	leaves     map[*membership]struct{} // to be left: no leave was sent yet
-	inDatabase int                      // the memberships that the database has
-	toCount    map[*membership]struct{} // whose numbers may have changed since the last stats
+	joins      []*membership // to be joined, or joined once more for a weight, in the order in which they asked
+	reads      memberSet     // to be read
+	leaves     memberSet     // to be left: no leave was sent yet
+	inDatabase int           // the memberships that the database has
+	toCount    memberSet     // whose numbers may have changed since the last stats
+}
+
+// A memberSet is a set of memberships.
+type memberSet map[*membership]struct{}
+
+// set adds a membership, or removes it.
+func (s memberSet) set(m *membership, is bool) {
+	if is {
+		s[m] = struct{}{}
+	} else {
+		delete(s, m)
+	}
 }
 
 func newAgenda() agenda {
-	return agenda{reads: make(map[*membership]struct{}), leaves: make(map[*membership]struct{}), toCount: make(map[*membership]struct{})}
+	return agenda{reads: make(memberSet), leaves: make(memberSet), toCount: make(memberSet)}
+}
+
+// became notes whether the database had and has a membership.
+func (g *agenda) became(before, now bool) {
+	switch {
+	case now && !before:
+		g.inDatabase++
+	case before && !now:
+		g.inDatabase--
+	}
 }
 
 // become changes the state of a membership.
 func (m *membership) become(s memberState) {
 	before := m.inDatabase()
 	m.state = s
-	switch now := m.inDatabase(); {
-	case now && !before:
-		m.agenda.inDatabase++
-	case before && !now:
-		m.agenda.inDatabase--
-	}
+	m.agenda.became(before, m.inDatabase())
 	m.setLeaveSent(m.leaveSent)
 	m.askToJoin()
 }
 
 // setToRead notes whether the lease is to be read. Only a lease that the database has is read.
 func (m *membership) setToRead(is bool) {
-	if is && m.inDatabase() {
-		m.agenda.reads[m] = struct{}{}
-	} else {
-		delete(m.agenda.reads, m)
-	}
+	m.agenda.reads.set(m, is && m.inDatabase())
 }
 
 // setLeaveSent notes whether a leave was sent, if the lease is to be left.
 func (m *membership) setLeaveSent(is bool) {
 	m.leaveSent = is
-	if m.state == leaves && !is {
-		m.agenda.leaves[m] = struct{}{}
-	} else {
-		delete(m.agenda.leaves, m)
-	}
+	m.agenda.leaves.set(m, m.state == leaves && !is)
 }
 
 // toJoin reports whether the lease is to be joined. A member joins once more to change its weight.
@@ -60,18 +69,30 @@ func (m *membership) toJoin() bool { return m.state == joins || m.weightDue() }
 func (m *membership) askToJoin() {
 	if m.toJoin() && !m.queued {
 		m.queued = true
-		m.agenda.joins = append(m.agenda.joins, m)
+		m.agenda.queue(m)
 	}
 }
 
 // joinTried notes that a membership had its turn. If it is still to join, it waits behind all
 // others.
 func (m *membership) joinTried() {
-	if at := slices.Index(m.agenda.joins, m); at >= 0 { // mostly the first
-		m.agenda.joins = slices.Delete(m.agenda.joins, at, at+1)
-	}
-	m.queued = false
+	m.agenda.unqueue(m)
+	m.leftQueue()
 	m.askToJoin()
+}
+
+// leftQueue notes that it is not in the queue any more.
+func (m *membership) leftQueue() { m.queued = false }
+
+// queue puts a membership at the end of the queue of joins.
+func (g *agenda) queue(m *membership) { g.joins = append(g.joins, m) }
+
+// unqueue removes a membership from the queue of joins.
+func (g *agenda) unqueue(m *membership) {
+	at := slices.Index(g.joins, m) // mostly the first
+	if at >= 0 {
+		g.joins = slices.Delete(g.joins, at, at+1)
+	}
 }
 
 // nextJoin returns the membership that has waited longest for a join, without those that pause
@@ -94,7 +115,7 @@ func (g *agenda) nextJoin(now time.Time) (first *membership, due time.Time) {
 // skipJoined removes memberships that are no longer to join from the front of the queue.
 func (g *agenda) skipJoined() {
 	for len(g.joins) > 0 && !g.joins[0].toJoin() {
-		g.joins[0].queued = false
+		g.joins[0].leftQueue()
 		g.joins = g.joins[1:]
 	}
 }
@@ -109,12 +130,16 @@ func (g *agenda) joining() *membership {
 	return nil
 }
 
-// closed removes a membership that has ended.
-func (m *membership) closed() {
+// close removes a membership that has ended.
+func (m *membership) close() {
+	m.closed = true
 	m.become(left)
 	m.setToRead(false)
 	m.count()
 }
 
 // count notes that the numbers of the lease may have changed.
-func (m *membership) count() { m.agenda.toCount[m] = struct{}{} }
+func (m *membership) count() { m.agenda.toCount.set(m, true) }
+
+// counted notes that all numbers were counted.
+func (g *agenda) counted() { clear(g.toCount) }

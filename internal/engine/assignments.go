@@ -66,6 +66,58 @@ func (a *assignment) wantsFence(generation int64) bool {
 		store.ServerGenerationOf(a.ownership.Epoch) >= generation
 }
 
+// drain makes a serving assignment drain: readers do not see it, and its work is to end. Timeout 0
+// means that its work is waited for without a limit.
+func (a *assignment) drain(timeout time.Duration, now time.Time) {
+	a.state = draining
+	a.since, a.readyAt = now, now
+	a.warnAt = now.Add(WarnAfter)
+	if timeout > 0 {
+		a.limitAt = now.Add(timeout)
+	}
+}
+
+// releaseFrom makes that time the earliest for its next release.
+func (a *assignment) releaseFrom(at time.Time) { a.readyAt = at }
+
+// passLimit notes that its work is not waited for any longer.
+func (a *assignment) passLimit() { a.overdue, a.limitAt = true, never }
+
+// warned notes that its work is logged, and returns for how long it has drained. It is logged again
+// after the same time.
+func (a *assignment) warned(now time.Time) (drains time.Duration) {
+	drains = now.Sub(a.since)
+	a.warnAt = now.Add(drains)
+	return drains
+}
+
+// foundBusy notes that a release found an open guarded transaction.
+func (a *assignment) foundBusy(now time.Time) {
+	a.busy++
+	a.releaseFrom(now.Add(busyRetry))
+}
+
+// fence notes that a fence is to be sent.
+func (a *assignment) fence() { a.state = fencing }
+
+// fenceSent notes that the fence was sent, and may have been executed.
+func (a *assignment) fenceSent() { a.busy = 0 }
+
+// fenceRaised notes the epoch that a fence has given to the partition.
+func (a *assignment) fenceRaised(epoch int64) { a.state, a.raised = fenced, epoch }
+
+// wasRead notes that it was in a Values that a reader got.
+func (a *assignment) wasRead() { a.valuesRead = true }
+
+// gone notes that the database no longer has it, while work on it continues.
+func (a *assignment) gone(now time.Time) {
+	if a.state == serving {
+		a.since, a.limitAt = now, never
+		a.warnAt = now.Add(WarnAfter)
+	}
+	a.state = over
+}
+
 // assignments are the assignments of one lease, serving and draining. All 65,536 may end at once: a
 // slice in this order keeps them close to each other in memory.
 type assignments struct {
@@ -150,7 +202,7 @@ func (as *assignments) publish(again bool) {
 	as.membership.count()
 	for _, o := range board.Show(as.shared.shown(), served) { // a reader may still work on what was shown before
 		if a := as.assigned[o.Number]; a != nil && a.ownership == o {
-			a.valuesRead = true
+			a.wasRead()
 		}
 	}
 }
@@ -159,19 +211,16 @@ func (as *assignments) publish(again bool) {
 func (as *assignments) withdraw(which []*assignment, cause error, now time.Time) {
 	o := as.membership.lease.Options
 	for _, a := range which {
-		a.state, a.since, a.readyAt, a.warnAt = draining, now, now, now.Add(WarnAfter)
-		if o.DrainTimeout > 0 {
-			a.limitAt = now.Add(o.DrainTimeout)
-		}
+		a.drain(o.DrainTimeout, now)
 		as.shared.beginDrain(a)
 	}
 	as.publish(false)
 	asked := make([]*owned.Ownership, len(which))
 	for i, a := range which {
 		if a.valuesRead {
-			a.readyAt = now.Add(o.HandoffDelay)
+			a.releaseFrom(now.Add(o.HandoffDelay))
 		} else if until := as.readUntil[a.ownership.Number]; until.After(now) {
-			a.readyAt = until
+			a.releaseFrom(until)
 		}
 		asked[i] = a.ownership
 	}
@@ -188,16 +237,14 @@ func (as *assignments) renew(outdated []*assignment, now time.Time) {
 		if a.readyAt.After(now) {
 			as.readUntil[a.ownership.Number] = a.readyAt
 		}
-		a.readyAt = now
+		a.releaseFrom(now)
 	}
 	as.endOwnerships(outdated, cause)
 }
 
 // handOver ends ownerships by a release.
 func (as *assignments) handOver(which []*assignment) {
-	if n := len(as.shared.unlogged); as.endOwnerships(which, as.releaseCause()) > 0 {
-		as.shared.unlogged[n].handedOver = true
-	}
+	as.endBy(which, as.releaseCause(), true)
 }
 
 // releaseCause returns why ownerships end by a release.
@@ -211,6 +258,11 @@ func (as *assignments) releaseCause() error {
 // endOwnerships ends those of the given ownerships that have not ended, counts them, and returns
 // their number. All that end together end in one call. They are logged later, see logEnded.
 func (as *assignments) endOwnerships(which []*assignment, cause error) int {
+	return as.endBy(which, cause, false)
+}
+
+// endBy is endOwnerships, by a release or without one.
+func (as *assignments) endBy(which []*assignment, cause error, handedOver bool) int {
 	ending := make([]*owned.Ownership, 0, len(which))
 	for _, a := range which {
 		if !a.ownership.Ended() {
@@ -230,8 +282,7 @@ func (as *assignments) endOwnerships(which []*assignment, cause error) int {
 		as.losses.Closed += n
 	}
 	if len(ending) > 0 {
-		e := ended{lease: as.membership.lease, numbers: owned.Numbers(ending), cause: cause}
-		as.shared.unlogged = append(as.shared.unlogged, e)
+		as.shared.noteEnd(ended{as.membership.lease, owned.Numbers(ending), cause, handedOver})
 	}
 	return len(ending)
 }
@@ -247,10 +298,6 @@ func (as *assignments) strike(a *assignment) {
 		as.shared.endDrain(a)
 		return
 	}
-	if a.state == serving {
-		now := time.Now()
-		a.since, a.limitAt, a.warnAt = now, never, now.Add(WarnAfter)
-	}
-	a.state = over
+	a.gone(time.Now())
 	as.shared.beginDrain(a)
 }

@@ -54,6 +54,9 @@ func (s *shared) endDrain(a *assignment) {
 	a.membership.count()
 }
 
+// noteEnd notes ownerships that have ended, for logEnded.
+func (s *shared) noteEnd(e ended) { s.unlogged = append(s.unlogged, e) }
+
 // logEnded logs the ownerships that have ended. It is called once in each step, after all ends and
 // before the gains.
 func (s *shared) logEnded() {
@@ -97,7 +100,7 @@ func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 			continue
 		}
 		if !now.Before(a.limitAt) {
-			a.overdue, a.limitAt = true, never
+			a.passLimit()
 			if a.ownership.Pinned() {
 				timedOut[a.membership] = append(timedOut[a.membership], a)
 			}
@@ -135,8 +138,7 @@ func (s *shared) logWork(now time.Time) {
 		if now.Add(warnTogether).Before(a.warnAt) {
 			continue
 		}
-		lasts := now.Sub(a.since)
-		a.warnAt = now.Add(lasts)
+		lasts := a.warned(now)
 		if l := (line{a.membership.lease, a.state == over}); a.ownership.Pinned() {
 			lines[l], longest[l] = append(lines[l], a.ownership.Number), max(longest[l], lasts)
 		}
@@ -160,7 +162,7 @@ func (as *assignments) endOverdue(working []*owned.Ownership, now time.Time) {
 	})
 	as.withdraw(overdue, as.shared.config.Errors.DrainTimeout, now)
 	for _, a := range overdue { // Run has already waited for the work
-		a.overdue, a.limitAt = true, never
+		a.passLimit()
 	}
 	as.endOwnerships(overdue, as.shared.config.Errors.DrainTimeout)
 	as.shared.logEnded()

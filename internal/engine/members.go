@@ -45,7 +45,7 @@ type membership struct {
 
 	state  memberState // changed by become
 	queued bool        // it is in the queue of joins
-	over   bool        // it has ended
+	closed bool        // it has ended
 	reason error       // why it is left; nil: it is not left
 
 	generation int64
@@ -107,11 +107,16 @@ func (ms *members) add(name string, partitions int, o LeaseOptions) *membership 
 	l := &Lease{client: ms.client, Name: name, Partitions: partitions, Options: o, Board: board}
 	l.stats.Store(new(LeaseStats))
 	l.news.Store(&News{Next: make(chan struct{})})
-	m := &membership{lease: l, agenda: &ms.agenda, weight: o.Weight, weightCalls: make(weightCalls)}
-	m.assignments = newAssignments(m, &ms.shared)
+	m := newMembership(l, &ms.agenda, &ms.shared)
 	ms.byName[name] = m
 	m.become(joins)
 	ms.client.leases.Store(name, l)
+	return m
+}
+
+func newMembership(l *Lease, g *agenda, s *shared) *membership {
+	m := &membership{lease: l, agenda: g, weight: l.Options.Weight, weightCalls: make(weightCalls)}
+	m.assignments = newAssignments(m, s)
 	return m
 }
 
@@ -177,13 +182,16 @@ func (ms *members) join(j *joining) {
 	case m.state == member:
 		m.answer(j)
 	default:
-		m.callers = append(m.callers, j)
+		m.addCaller(j)
 	}
 }
 
 func (o LeaseOptions) String() string {
 	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v", o.Weight, o.HandoffDelay, o.DrainTimeout)
 }
+
+// addCaller adds a call of Client.Join, which waits for the join.
+func (m *membership) addCaller(j *joining) { m.callers = append(m.callers, j) }
 
 // answer answers a call of Client.Join: the client has joined.
 func (m *membership) answer(j *joining) {
@@ -195,8 +203,8 @@ func (m *membership) answer(j *joining) {
 // abandon undoes a call of Client.Join whose caller stopped waiting. It returns the membership that
 // the client has to leave because of that, or nil.
 func (ms *members) abandon(j *joining) *membership {
-	isIt := func(other *joining) bool { return other == j }
-	if queue := slices.DeleteFunc(ms.waiting[j.name], isIt); len(queue) > 0 {
+	queue := slices.DeleteFunc(ms.waiting[j.name], func(other *joining) bool { return other == j })
+	if len(queue) > 0 {
 		ms.waiting[j.name] = queue
 	} else {
 		delete(ms.waiting, j.name)
@@ -205,17 +213,21 @@ func (ms *members) abandon(j *joining) *membership {
 	if m == nil {
 		return nil
 	}
-	before := len(m.callers)
-	m.callers = slices.DeleteFunc(m.callers, isIt)
-	if j.lease == m.lease {
-		m.handles--
-	} else if len(m.callers) == before {
-		return nil // the call was refused
-	}
-	if m.handles > 0 || len(m.callers) > 0 || m.leaving() {
+	if !m.abandon(j) || m.handles > 0 || len(m.callers) > 0 || m.leaving() {
 		return nil
 	}
 	return m
+}
+
+// abandon undoes a call of Client.Join. It reports false if the call was refused.
+func (m *membership) abandon(j *joining) bool {
+	before := len(m.callers)
+	m.callers = slices.DeleteFunc(m.callers, func(other *joining) bool { return other == j })
+	if j.lease == m.lease {
+		m.handles--
+		return true
+	}
+	return len(m.callers) < before
 }
 
 // beginJoin begins the next join, and numbers it.
@@ -240,7 +252,8 @@ func (ms *members) warn() {
 // joined handles the answer to a join. It returns whether the session is a member, and the error
 // that requires another attempt.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
-	ms.underWay, m.retryAt = nil, now
+	ms.underWay = nil
+	m.joinFrom(now)
 	defer m.joinTried()
 	refused := err == nil && join.Alive && !join.Joined
 	if refused && join.Successor != "" {
@@ -265,13 +278,27 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	if !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name]) {
 		m.setToRead(true)
 	}
-	m.generation, m.retry = 0, 0
 	ms.warn()
+	m.joined()
+	return true, nil
+}
+
+// joined notes that a join succeeded, and answers the calls that wait for it.
+func (m *membership) joined() {
+	m.generation, m.retry = 0, 0
 	for _, j := range m.callers {
 		m.answer(j)
 	}
 	m.callers = nil
-	return true, nil
+}
+
+// joinFrom makes that time the earliest for its next join.
+func (m *membership) joinFrom(at time.Time) { m.retryAt = at }
+
+// backOff spaces attempts to join.
+func (m *membership) backOff(heartbeat time.Duration, now time.Time) {
+	m.retry = min(max(2*m.retry, retryMin), heartbeat)
+	m.joinFrom(now.Add(m.retry + rand.N(retryMin)))
 }
 
 // notJoined handles the error of a join. It returns the error that requires another attempt.
@@ -290,17 +317,16 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 		ms.closeLease(m, err)
 		return nil
 	case !worker.Whose(err).Final() && !errors.Is(err, ms.config.Errors.PartitionCount):
-		m.retry = min(max(2*m.retry, retryMin), ms.config.Heartbeat)
-		m.retryAt = now.Add(m.retry + rand.N(retryMin))
+		m.backOff(ms.config.Heartbeat, now)
 		return err
 	case m.handles > 0: // it had joined before the session was lost
-		m.retryAt = now.Add(ms.config.Heartbeat)
+		m.joinFrom(now.Add(ms.config.Heartbeat))
 		m.refuse(err)
 		if errors.Is(err, ms.config.Errors.PartitionCount) {
 			ms.refused[m.lease.Name] = m.lease.Partitions
 			m.count()
 		}
-		ms.logRefused(m, err, now)
+		m.logRefused(ms.config.Log, err, now)
 		return fmt.Errorf("join lease %q again: %w", m.lease.Name, err)
 	}
 	ms.closeLease(m, err)
@@ -312,12 +338,12 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 const refusedEvery = time.Minute
 
 // logRefused logs that a lease cannot be joined again.
-func (ms *members) logRefused(m *membership, err error, now time.Time) {
+func (m *membership) logRefused(log *slog.Logger, err error, now time.Time) {
 	if now.Before(m.refusedAt.Add(refusedEvery)) {
 		return
 	}
 	m.refusedAt = now
-	ms.config.Log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
+	log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
 }
 
 // notRefused notes that nothing keeps the client from a lease any more.
@@ -398,8 +424,8 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 // given.
 func (ms *members) takeStray(name string) *membership {
 	m := ms.add(name, MaxPartitions, LeaseOptions{}) // its number of partitions is not known
-	m.reason = ms.config.Errors.Closed
-	m.become(leaves)
+	m.becameMember()
+	m.leave(ms.config.Errors.Closed)
 	m.setToRead(true)
 	return m
 }
@@ -410,18 +436,11 @@ func (ms *members) takeStray(name string) *membership {
 // or Leave has stopped its loop; a superseded client may still be in its loop. leave reports
 // whether the membership is over: the database has no part of it.
 func (ms *members) leave(m *membership, reason error, sessionLives bool, now time.Time) (over bool) {
-	switch m.state {
-	case member:
-		m.become(leaves)
-	case joins:
-		m.become(left)
-	}
-	m.reason = reason
-	m.refuse(reason)
+	m.leave(reason)
 	m.assignments.withdraw(m.assignments.serving(), reason, now)
 	if errors.Is(reason, ms.config.Errors.Closed) {
 		for _, a := range m.assignments.list() {
-			a.readyAt = now
+			a.releaseFrom(now)
 		}
 	}
 	if m.inDatabase() {
@@ -430,6 +449,21 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 	ms.strikeAll(m, sessionLives) // a release is not possible
 	return m != ms.underWay
 }
+
+// leave notes that the lease is left, for that reason, and refuses all waiting calls.
+func (m *membership) leave(reason error) {
+	switch m.state {
+	case member:
+		m.become(leaves)
+	case joins:
+		m.become(left)
+	}
+	m.reason = reason
+	m.refuse(reason)
+}
+
+// leaveTried notes the result of an attempt to leave.
+func (m *membership) leaveTried(err error) { m.noSuccessors = m.noSuccessors || err != nil }
 
 // refuse answers all waiting calls with the error.
 func (m *membership) refuse(err error) {
@@ -445,7 +479,7 @@ func (m *membership) refuse(err error) {
 // they are released, so that none comes back under its epoch.
 func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.becameNone()
-	m.retryAt = now
+	m.joinFrom(now)
 	cause := cmp.Or(m.reason, fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost))
 	all := m.assignments.list()
 	m.assignments.withdraw(m.assignments.serving(), cause, now)
@@ -475,8 +509,7 @@ func (ms *members) closeLease(m *membership, err error) {
 	l.Board.Close(ms.shared.invalid, err)
 	delete(ms.byName, l.Name)
 	ms.notRefused(m)
-	m.over = true
-	m.closed()
+	m.close()
 	queue := ms.waiting[l.Name]
 	delete(ms.waiting, l.Name)
 	for _, j := range queue {

@@ -161,16 +161,24 @@ func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	if p := ps.underWay; p != nil && slices.Contains(names, p.names[0]) {
 		return p
 	}
-	p := &planning{names: names, claimedAt: now, longest: longest, retryIn: min(ps.retryIn, longest)}
+	p := newPlanning(names, ps.claimed, longest, min(ps.retryIn, longest), now)
 	for _, name := range names {
-		if ps.claimed[name] {
+		delete(ps.claimed, name)
+	}
+	ps.underWay = p
+	return p
+}
+
+// newPlanning returns a plan of leases that need one, of which some are claimed.
+func newPlanning(names []string, claimed map[string]bool, longest, retryIn time.Duration, now time.Time) *planning {
+	p := &planning{names: names, longest: longest, retryIn: retryIn, claimedAt: now}
+	for _, name := range names {
+		if claimed[name] {
 			p.claimed = append(p.claimed, name)
 		} else {
 			p.unclaimed = append(p.unclaimed, name)
 		}
-		delete(ps.claimed, name)
 	}
-	ps.underWay = p
 	return p
 }
 
@@ -283,6 +291,9 @@ func (p *planning) claim(ctx context.Context, c Conn) error {
 	return err
 }
 
+// unclaim makes the leases of a plan be claimed again.
+func (p *planning) unclaim() { p.unclaimed, p.claimed = p.claimed, nil }
+
 // readsMany reports whether a plan has read many memberships of leases that did not need it.
 func readsMany(read []store.LeaseSnapshot, needed []string) bool {
 	is, others := setOf(needed), 0
@@ -339,7 +350,7 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n port
 	case err != nil || len(p.moves) > 0:
 		ps.request(now, p.names...)
 	case len(p.claimed) > 0 && !applied.Applied: // a lease has changed since. The client that changed it may have planned them by now, or will: so they are claimed again
-		p.unclaimed, p.claimed = p.claimed, nil
+		p.unclaim()
 		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
 		ps.underWay, ps.retryIn = nil, busyRetry

@@ -33,8 +33,7 @@ func (ms *members) namesToRead() []string {
 // read handles the ownerships of the session in a lease, on a server that is accepted or not. It
 // reports whether a partition was released whose new owner may not have been notified.
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
-	m.generation = r.Generation
-	m.setToRead(false)
+	m.wasRead(r.Generation)
 	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
 	c := compare(r, m.assignments.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
@@ -42,7 +41,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 		delete(ms.unreleased, r.Name)
 	}
 	for a, epoch := range c.fenced {
-		a.state, a.raised = fenced, epoch
+		a.fenceRaised(epoch)
 	}
 	gone := slices.Concat(c.lost, c.released)
 	for _, a := range gone {
@@ -84,8 +83,18 @@ func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
 	case changed:
 		ms.config.Log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
 	}
-	m.paused, ms.drained = r.Paused, r.Drained
+	m.setPaused(r.Paused)
+	ms.drained = r.Drained
 }
+
+// wasRead notes the lease's generation in a read.
+func (m *membership) wasRead(generation int64) {
+	m.generation = generation
+	m.setToRead(false)
+}
+
+// setPaused notes the operator who paused the lease, and the reason.
+func (m *membership) setPaused(by []string) { m.paused = by }
 
 // changes are the differences between a read of a lease and the assignments.
 type changes struct {

@@ -127,7 +127,7 @@ func rowsOf(assignments []*assignment, epoch func(*assignment) int64) []store.Re
 func (rs *releases) tried(r release, err error, began time.Time) {
 	rs.apart.tried(maps.Keys(r.about), err, began)
 	for _, m := range r.leaving {
-		m.noSuccessors = m.noSuccessors || err != nil
+		m.leaveTried(err)
 	}
 }
 
@@ -208,12 +208,11 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 		h, done := handed[k]
 		switch {
 		case busy[k]:
-			a.readyAt = now.Add(busyRetry)
-			a.busy++
+			a.foundBusy(now)
 			continue
 		case !done && a.state == fencing:
 			m.setToRead(true)
-			a.readyAt = now.Add(busyRetry)
+			a.releaseFrom(now.Add(busyRetry))
 			continue
 		case !done:
 			// The new owners were in the lost answer: they were not notified. If the session is gone, a
@@ -298,7 +297,7 @@ func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 	for a := range ms.shared.draining {
 		if a.wantsFence(generation) && len(busy) < most {
 			busy = append(busy, a)
-			a.state = fencing
+			a.fence()
 		}
 	}
 	return busy
@@ -307,7 +306,7 @@ func (ms *members) toFence(generation int64, most int) (busy []*assignment) {
 // fenceSent notes that a fence was sent, and may have been executed.
 func fenceSent(busy []*assignment) {
 	for _, a := range busy {
-		a.busy = 0
+		a.fenceSent()
 		a.membership.setToRead(true) // its answer has the epoch
 	}
 }

@@ -99,11 +99,11 @@ func (ms *members) stats() LeaseStats {
 			now.Refused = 1
 		}
 		ms.sum.replace(*m.lease.stats.Swap(&now), now)
-		if m.over && now.Draining == 0 {
+		if m.closed && now.Draining == 0 {
 			ms.client.leases.CompareAndDelete(m.lease.Name, m.lease)
 		}
 	}
-	clear(ms.agenda.toCount)
+	ms.agenda.counted()
 	return ms.sum
 }
 

@@ -8,10 +8,15 @@ func (ms *members) setWeight(l *Lease, weight int, done chan<- error) {
 	case m.leaving():
 		done <- m.reason
 	default:
-		m.weight = weight
-		m.weightCalls[done] = struct{}{}
-		m.askToJoin()
+		m.setWeight(weight, done)
 	}
+}
+
+// setWeight sets the weight that the database is to have, for a call that waits until it has it.
+func (m *membership) setWeight(weight int, done chan<- error) {
+	m.weight = weight
+	m.weightCalls[done] = struct{}{}
+	m.askToJoin()
 }
 
 // abandonWeight forgets a call of SetWeight whose caller stopped waiting. The weight is set anyway.

@@ -7,6 +7,7 @@ import (
 	"go/types"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -16,43 +17,170 @@ import (
 // a type that embeds it, uses another part, or the type that has them. There must be so many parts.
 func NoPartCallsAnother(t *testing.T, of string, least int, except ...string) {
 	t.Helper()
-	set := token.NewFileSet()
+	p := parsed(t)
+	parts := partsOf(p.pkg, of, except)
+	if len(parts) < least {
+		t.Fatalf("only %v", parts)
+	}
+	for _, f := range p.functions {
+		mine := partOf(p.receiver(f), parts)
+		if mine == "" {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			s, ok := n.(*ast.SelectorExpr)
+			if !ok || p.info.Selections[s] == nil {
+				return true
+			}
+			receiver := p.info.Selections[s].Recv()
+			other := partOf(receiver, parts)
+			if nameOf(receiver) == of || other != "" && other != mine {
+				t.Errorf("%v: %s.%s uses %s.%s", p.set.Position(n.Pos()), mine, f.Name.Name, nameOf(receiver), s.Sel.Name)
+			}
+			return true
+		})
+	}
+}
+
+// NoPartWritesAnother checks the package in the working directory: the fields of a part, and of the
+// further types, are written only by methods of that type, and by the function newT of a type T. The
+// type that has the parts is not checked, nor are functions that get it.
+func NoPartWritesAnother(t *testing.T, of string, further ...string) {
+	t.Helper()
+	p := parsed(t)
+	parts := partsOf(p.pkg, of, nil)
+	for _, name := range further {
+		if p.pkg.Scope().Lookup(name) == nil {
+			t.Errorf("no type %s", name)
+		}
+		parts[name] = true
+	}
+	for _, f := range p.functions {
+		mine := nameOf(p.receiver(f))
+		if mine == of {
+			continue
+		}
+		ast.Inspect(f, func(n ast.Node) bool {
+			if p.gets(n, of) {
+				return false
+			}
+			for _, to := range written(n) {
+				if owner, field := p.fieldOf(to, parts); owner != "" && owner != mine && !isNew(f, owner) {
+					t.Errorf("%v: %s writes %s.%s", p.set.Position(to.Pos()), strings.TrimPrefix(mine+"."+f.Name.Name, "."), owner, field)
+				}
+			}
+			return true
+		})
+	}
+}
+
+// isNew reports whether a function is newT of a type T.
+func isNew(f *ast.FuncDecl, name string) bool {
+	return f.Recv == nil && strings.EqualFold(f.Name.Name, "new"+name)
+}
+
+// gets reports whether a node is a function that gets a pointer to the type.
+func (p parsedPackage) gets(n ast.Node, name string) bool {
+	var f *ast.FuncType
+	switch n := n.(type) {
+	case *ast.FuncDecl:
+		f = n.Type
+	case *ast.FuncLit:
+		f = n.Type
+	default:
+		return false
+	}
+	return slices.ContainsFunc(f.Params.List, func(param *ast.Field) bool {
+		return types.ExprString(param.Type) == "*"+name
+	})
+}
+
+// written returns what a statement, or a call that changes its first argument, writes.
+func written(n ast.Node) []ast.Expr {
+	switch n := n.(type) {
+	case *ast.AssignStmt:
+		return n.Lhs
+	case *ast.IncDecStmt:
+		return []ast.Expr{n.X}
+	case *ast.RangeStmt:
+		return []ast.Expr{n.Key, n.Value}
+	case *ast.CallExpr:
+		switch types.ExprString(n.Fun) {
+		case "delete", "clear", "maps.Copy", "maps.DeleteFunc":
+			return n.Args[:1]
+		}
+	}
+	return nil
+}
+
+// A parsed package is the one in the working directory, without its tests.
+type parsedPackage struct {
+	pkg       *types.Package
+	info      *types.Info
+	set       *token.FileSet
+	functions []*ast.FuncDecl
+}
+
+func parsed(t *testing.T) parsedPackage {
+	t.Helper()
+	p := parsedPackage{set: token.NewFileSet()}
 	var files []*ast.File
 	names := Must(filepath.Glob("*.go"))(t)
 	for _, name := range names {
 		if !strings.HasSuffix(name, "_test.go") {
-			files = append(files, Must(parser.ParseFile(set, name, nil, 0))(t))
+			files = append(files, Must(parser.ParseFile(p.set, name, nil, 0))(t))
 		}
 	}
-	info := &types.Info{Selections: make(map[*ast.SelectorExpr]*types.Selection), Defs: make(map[*ast.Ident]types.Object)}
-	config := types.Config{Importer: emptyPackages{}, Error: func(error) {}} // what is imported is not looked at
-	pkg, _ := config.Check("parts", set, files, info)
-	parts := partsOf(pkg, of, except)
-	if len(parts) < least {
-		t.Fatalf("only %v", parts)
+	p.info = &types.Info{
+		Selections: make(map[*ast.SelectorExpr]*types.Selection),
+		Defs:       make(map[*ast.Ident]types.Object),
 	}
+	config := types.Config{Importer: emptyPackages{}, Error: func(error) {}} // what is imported is not looked at
+	p.pkg, _ = config.Check("parts", p.set, files, p.info)
 	for _, file := range files {
 		for _, d := range file.Decls {
-			f, ok := d.(*ast.FuncDecl)
-			if !ok || f.Recv == nil {
-				continue
+			if f, ok := d.(*ast.FuncDecl); ok {
+				p.functions = append(p.functions, f)
 			}
-			mine := partOf(info.Defs[f.Name].(*types.Func).Signature().Recv().Type(), parts)
-			if mine == "" {
-				continue
+		}
+	}
+	return p
+}
+
+// receiver returns the type of a method's receiver; nil for a function without one.
+func (p parsedPackage) receiver(f *ast.FuncDecl) types.Type {
+	if r := p.info.Defs[f.Name].(*types.Func).Signature().Recv(); r != nil {
+		return r.Type()
+	}
+	return nil
+}
+
+// fieldOf returns the part whose field an expression is, or is an element or a field of.
+func (p parsedPackage) fieldOf(of ast.Expr, parts map[string]bool) (part, field string) {
+	for {
+		switch x := of.(type) {
+		case *ast.IndexExpr:
+			of = x.X
+		case *ast.SliceExpr:
+			of = x.X
+		case *ast.ParenExpr:
+			of = x.X
+		case *ast.StarExpr:
+			of = x.X
+		case *ast.SelectorExpr:
+			s := p.info.Selections[x]
+			if s == nil || s.Kind() != types.FieldVal {
+				return "", ""
 			}
-			ast.Inspect(f, func(n ast.Node) bool {
-				s, ok := n.(*ast.SelectorExpr)
-				if !ok || info.Selections[s] == nil {
-					return true
-				}
-				receiver := info.Selections[s].Recv()
-				other := partOf(receiver, parts)
-				if nameOf(receiver) == of || other != "" && other != mine {
-					t.Errorf("%v: %s.%s uses %s.%s", set.Position(n.Pos()), mine, f.Name.Name, nameOf(receiver), s.Sel.Name)
-				}
-				return true
-			})
+			if part = nameOf(s.Recv()); parts[part] {
+				return part, x.Sel.Name
+			}
+			if _, pointer := s.Recv().(*types.Pointer); pointer {
+				return "", ""
+			}
+			of = x.X
+		default:
+			return "", ""
 		}
 	}
 }
@@ -74,6 +202,9 @@ func partsOf(pkg *types.Package, of string, except []string) map[string]bool {
 
 // partOf returns the part that a type is, or that it embeds.
 func partOf(t types.Type, parts map[string]bool) string {
+	if t == nil {
+		return ""
+	}
 	if p, ok := t.(*types.Pointer); ok {
 		t = p.Elem()
 	}

@@ -226,7 +226,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/server.go", `s.toReject = accepted && beat.ServerGeneration < s.generation`, `s.toReject = false`, 0},
 	}},
 	{"a fence whose answer is waited for", "closed", `it shows what it had handed over`, []edit{
-		{"internal/engine/releases.go", `			a.state = fencing`, `			a.state = draining`, 0},
+		{"internal/engine/assignments.go", `a.state = fencing }`, `a.state = draining }`, 0},
 	}},
 	{"no fence before a release", "closed", `not within 5s: no further guard passes`, []edit{
 		{"internal/engine/assignments.go", `return a.busy > 1 &&`, `return false &&`, 0},
