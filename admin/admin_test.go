@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"math"
 	"regexp"
 	"strings"
@@ -217,6 +218,26 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 				t.Errorf("%s: %v, %v", at, err, bad)
 			}
 		}
+	}
+}
+
+// A refused lease that no client can have written hides neither its client nor the others.
+func TestOddRefusedLeasesHideNoClient(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at, refused_leases)
+		SELECT n, 'c' || n, 1, now(), '6 s', 'h', 1, now(), odd::jsonb
+		FROM unnest(ARRAY['{"f": "x", "g": 16}', '{"f": 1.5}', '{"f": 1e99}', '{"f": -1}', '{"f": null}', '[1]', '7', '{}']) WITH ORDINALITY AS o (odd, n)`)
+	s := testkit.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
+	none := map[string]int{}
+	want := []map[string]int{{"f": 0, "g": 16}, {"f": 0}, {"f": 0}, {"f": 0}, {"f": 0}, none, none, none}
+	for i, c := range s.Clients {
+		if !maps.Equal(c.Refused, want[i]) {
+			t.Errorf("%s: %v, not %v", c.ID, c.Refused, want[i])
+		}
+	}
+	if len(s.Clients) != len(want) {
+		t.Errorf("%d clients", len(s.Clients))
 	}
 }
 

@@ -6,7 +6,8 @@
 -- holding.
 --
 -- Clients may write any times, even infinite times and times that JSON cannot hold; the result has times within the
--- range of JSON. greatest and least ignore null.
+-- range of JSON. greatest and least ignore null. Of a refused lease, a number that none can have been is shown as 0, so
+-- that one client's row does not hide all others.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
 known AS MATERIALIZED (
     SELECT c.*, least(greatest(extract(epoch FROM c.ttl) * 1000000000, -9e18), 9e18)::bigint AS lives,
@@ -30,7 +31,10 @@ SELECT json_build_object(
                    'superseded', c.incarnation >= 0 AND coalesce(i.incarnation > c.incarnation, false),
                    'host', c.host, 'pid', c.pid, 'started', least(greatest(c.started_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'ttl_ns', c.lives, 'heartbeat_age_ns', c.silent, 'expired', c.silent > c.lives,
-                   'refused_leases', c.refused_leases, 'metadata', c.metadata, 'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
+                   'refused_leases', (
+                       SELECT coalesce(json_object_agg(r.key, CASE WHEN r.value::text ~ '^[0-9]{1,9}$' THEN r.value ELSE '0' END), '{}')
+                       FROM jsonb_each(CASE jsonb_typeof(c.refused_leases) WHEN 'object' THEN c.refused_leases ELSE '{}' END) AS r),
+                   'metadata', c.metadata, 'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
         FROM known AS c
         LEFT JOIN pgleases.identities AS i ON i.id = c.id
         LEFT JOIN pgleases.presences AS p ON p.session = c.session),
