@@ -141,6 +141,12 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
 		{name: "lost lock awaited", fault: "UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 11; INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')",
 			want: "warning locks", text: `, held by "a" > the holder has lost the lock, and has not released it`},
+		{name: "lock awaited that two share", fault: `UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 12;
+			INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, true, 7, now()), ('k', 2, 12, 2, true, 7, now()), ('k', 3, 11, 3, false, NULL, now() - interval '1 hour')`,
+			want: "warning locks", text: `, held by "b" > the holder has lost the lock, and has not released it`},
+		{name: "lock awaited that two share, one expired", fault: `INSERT INTO pgleases.locks
+			VALUES ('k', 1, 11, 1, true, 7, now()), ('k', 2, 99, 2, true, 7, now()), ('k', 3, 12, 3, false, NULL, now() - interval '1 hour')`,
+			want: "warning locks", text: `"k" for 1h0m`},
 		{name: "lock of an expired session awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
 		{name: "number of a column", fault: `CREATE TABLE outbox (id text, two int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED,
 			partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 64)) STORED)`, want: "warning columns", text: "outbox.partition for 64; leases have 2 > start the consumer that reads it; if none does, drop"},
