@@ -37,7 +37,7 @@ func (e *execution) takeSlot(ctx context.Context, tx *handlers.Transaction, outs
 	if !outside {
 		call = nil
 	}
-	err = e.db.within(ctx, func(ctx context.Context) error {
+	err = e.db.inTime(ctx, e.db.times.Answer, func(ctx context.Context) error {
 		taken, err = e.db.sendTakeSlot(ctx, tx, e.kind, e.o.Partition, call)
 		return err
 	})

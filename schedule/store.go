@@ -121,9 +121,10 @@ func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f 
 }
 
 // within limits the time of statements besides those of handlers, so a silent connection delays no
-// run for longer.
+// run for longer. They are in no transaction of a run: if a tracer or a hook of the application's pool
+// ends its goroutine, that is an error of the connection, as a panic is.
 func (d *db) within(ctx context.Context, f func(context.Context) error) error {
-	return d.inTime(ctx, d.times.Answer, f)
+	return lostIfCut(handlers.Call(func() error { return d.inTime(ctx, d.times.Answer, f) }))
 }
 
 // inTime limits the time of statements.
@@ -136,11 +137,13 @@ func (d *db) inTime(ctx context.Context, limit time.Duration, f func(context.Con
 // traced calls what sends statements, in which a tracer or a hook of the application's pool may
 // misbehave. A panic there is an error of the connection. traced logs it if such code continues for
 // long after the end of ctx, because a run waits for it.
-func (d *db) traced(ctx context.Context, f func() error) error {
+func (d *db) traced(ctx context.Context, f func() error) (err error) {
 	defer handlers.Watch(ctx, d.times.Overrun, func() {
 		d.log.Warn("schedule: statement still under way after its time limit", slog.Any("cause", context.Cause(ctx)))
 	})()
-	return lostIfCut(handlers.Call(f))
+	defer func() { err = lostIfCut(err) }()
+	defer handlers.Caught(&err)
+	return f()
 }
 
 // lostIfCut makes an error of the connection of a panic, so that what failed is repeated.

@@ -47,21 +47,30 @@ type opening struct {
 	read      func(pgx.Row) error
 }
 
-// calling is guarded for an f that calls code of the application, which may need the pool once
-// more.
+// calling is guarded for an f that calls a handler, which may need the pool once more.
 func (t *transactions) calling(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+	return t.inPlace(life, func() error { return t.guarded(life, p, open, f) })
+}
+
+// called is calling for an f of a handler: it is called in the goroutine of the handler.
+func (t *transactions) called(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+	return t.inPlace(life, func() error { return t.transact(life, p, open, f) })
+}
+
+// inPlace calls f while it has a place for a handler on the pool.
+func (t *transactions) inPlace(life context.Context, f func() error) error {
 	if err := t.places.Take(life); err != nil {
 		return worker.Lost(fmt.Errorf("place for a handler on the pool: %w", err))
 	}
 	defer t.places.Give()
-	return t.guarded(life, p, open, f)
+	return f()
 }
 
 // alone is guarded for statements of this package only. If a tracer or a hook of the pool hangs,
 // alone leaves the transaction behind. What open and f write must not be read after an error.
 func (t *transactions) alone(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	limit := 3 * t.db.times.Answer // a connection, the opening and the commit
-	err := handlers.InTime(life, limit, t.db.times.Overrun, func(ctx context.Context) error { return t.guarded(ctx, p, open, f) })
+	err := handlers.InTime(life, limit, t.db.times.Overrun, func(ctx context.Context) error { return t.transact(ctx, p, open, f) })
 	if errors.Is(err, handlers.ErrHangs) {
 		return worker.Lost(err)
 	}
@@ -69,8 +78,23 @@ func (t *transactions) alone(life context.Context, p pgleases.Partition, open op
 }
 
 // guarded runs f in a transaction of the pool, and commits it if f did not. The answer of the
-// opening has arrived before f is called.
+// opening has arrived before f is called. If a tracer or a hook of the pool ends its goroutine, that
+// is an error of the connection, as a panic is.
 func (t *transactions) guarded(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+	var err error // of f, for example that a handler panicked
+	cut := handlers.Call(func() error {
+		err = t.transact(life, p, open, f)
+		return nil
+	})
+	if cut != nil {
+		return worker.Lost(cut)
+	}
+	return err
+}
+
+// transact is guarded without a goroutine of its own. One for each transaction is cheaper than one
+// for each statement, whose stack would grow each time.
+func (t *transactions) transact(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	var tx *handlers.Transaction
 	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		return t.db.traced(ctx, func() error {
@@ -95,14 +119,14 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 	defer func() {
 		if !tx.Ended() {
 			// if it was not committed, and no error has closed the connection
-			_ = t.db.within(context.WithoutCancel(life), tx.Tx.Rollback)
+			_ = t.db.inTime(context.WithoutCancel(life), t.db.times.Answer, tx.Tx.Rollback)
 		}
 	}()
 	if err == nil && f != nil {
 		err = f(tx)
 	}
 	if err == nil && !tx.Ended() {
-		err = t.db.within(life, tx.Tx.Commit)
+		err = t.db.inTime(life, t.db.times.Answer, tx.Tx.Commit)
 	}
 	if err != nil && conn.Conn().IsClosed() {
 		return worker.Lost(err)

@@ -41,7 +41,7 @@ func unreadableRecord(text string, why error) (*record, error) {
 
 // sendSetAside blocks a schedule or job whose row cannot be read.
 func (d *db) sendSetAside(ctx context.Context, tx *handlers.Transaction, of subject, why error) error {
-	return d.within(ctx, func(ctx context.Context) error {
+	return d.inTime(ctx, d.times.Answer, func(ctx context.Context) error {
 		return void(ctx, tx, d.statements.SetAside, of.ID, of.Job, *storableText(why), unknown.Milliseconds(), longest.Milliseconds())
 	})
 }

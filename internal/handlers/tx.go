@@ -1,5 +1,13 @@
-// Package handlers has what calls of an application's handlers share: the transaction that a
-// handler works in, and its panics.
+// Package handlers has what calls of an application's code share: the transaction that a handler
+// works in, and bounds for what the code may do in place of returning. A handler, a tracer or a hook
+// of the pool, and a decoder may panic, end their goroutine, or hang:
+//
+//   - Caught makes an error of a panic. It costs nothing.
+//   - Call also makes an error of the end of the goroutine. It costs a goroutine, whose stack grows
+//     each time, so it stands around a transaction and not around each of its statements.
+//   - Watch tells its caller that the code hangs. The caller still waits, but can log that, and let
+//     others have what it holds.
+//   - Within and InTime leave behind what hangs. Do not read what it writes then.
 package handlers
 
 import (
