@@ -358,22 +358,30 @@ func TestRetryBehindManyBlockedRows(t *testing.T) {
 	db := newDatabase(t)
 	db.put(db.alike(150)...)
 	db.block("true")
-	var calls atomic.Int64
+	var calls, first, second atomic.Int64 // all, and those until the row that is retried, and until the other good one
+	retried := make(chan struct{})
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		if calls.Add(1); row.ID < 149 {
+		if calls.Add(1) == 4 {
+			<-retried // otherwise its turn may come before
+		}
+		if row.ID < 149 {
 			return consumer.Unavailable(errors.New("away"))
 		}
+		map[int64]*atomic.Int64{150: &first, 149: &second}[row.ID].Store(calls.Load())
 		return effect(ctx, tx, row)
 	}))
 	w.PauseAtMost(time.Millisecond)
 	w.TryWhileAway(time.Millisecond)
 	w.run()
+	end := closer(t, retried)
 	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
 	db.retry(150)
+	w.polled(2) // it knows
+	end()
 	testkit.Becomes(t, db.Pool, "the row is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id = 150")
 	testkit.Becomes(t, db.Pool, "so is one that nobody has retried", int64(2), "SELECT count(*) FROM public.effects")
-	if n := calls.Load(); n > 400 {
-		t.Errorf("%d calls until then", n)
+	if first.Load() > second.Load() || second.Load() > 400 {
+		t.Errorf("%d calls until the first, and %d until the second", first.Load(), second.Load())
 	}
 	testkit.OK(t, w.end())
 }
