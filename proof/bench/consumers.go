@@ -238,13 +238,13 @@ func measureBacklog(ctx context.Context, l *lab, out *part) {
 	paces := l.alternate(3,
 		side{"", perSecond, func() float64 { return work(many) }},
 		side{"`FOR UPDATE SKIP LOCKED LIMIT 100`, without an order", perSecond, func() float64 { return loop(many, 100) }},
-		side{"the same with `LIMIT 400`, as many rows as our batches have", perSecond, func() float64 { return loop(many, 400) }},
+		side{"`SKIP LOCKED LIMIT 400`, as many rows as our batches have", perSecond, func() float64 { return loop(many, 400) }},
 	)
 	c.writes = true
 	single := l.alternate(5,
 		side{"", perSecond, func() float64 { return work(few, consumer.WithBatch(1, 1<<20)) }},
 		side{"guard, insert, `DELETE` by hand, the IDs known", perSecond, func() float64 { return c.bare(ctx, few, false) }},
-		side{"the same, which reads the row", perSecond, func() float64 { return c.bare(ctx, few, true) }},
+		side{"by hand too, reading the row", perSecond, func() float64 { return c.bare(ctx, few, true) }},
 	)
 	out.compare(fmt.Sprintf("rows from a backlog of %s, 10,000 keys", grouped(many)), paces[0], paces[1:]...).goal(">= 0.8x", paces[0].over(paces[1]) >= 0.8)
 	out.compare("one row for each transaction, with an insert by the handler", single[0], single[1:]...).goal(">= 0.8x", single[0].over(single[1]) >= 0.8)

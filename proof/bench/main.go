@@ -56,8 +56,13 @@ var parts = []struct {
 
 const introduction = `# Figures
 
-This page says what the library costs and how fast it is. Each figure is beside a lower bound, the least that any implementation must pay,
-or beside a competitor, measured in the same run. Figures are medians. Client, harness and database share the processors.
+This page says what the library costs and how fast it is. If you only want to know how large your fleet may be, read
+[how far one PostgreSQL goes](#how-far-one-postgresql-goes).
+
+A figure alone says little, so each one stands beside something that was measured in the same run. That is either
+a lower bound, which any implementation has to pay, or a competitor. The factor behind it compares the two, so 0.9x
+beside 1,000/s means that our figure is about 900/s. The last column has the goal that we set ourselves, and says
+whether it was met. Figures are medians. The clients, the harness and the database share the processors.
 
 `
 
