@@ -1,10 +1,14 @@
-// Package admin reads the leases of a schema from outside: owners, live clients, waits, events and
-// faults. It needs no client, and joins no lease. Only Apply writes: it makes an operator's change to
-// clients or leases. DryRun shows the effect of an Apply in advance. schedule.Manage and
-// consumer.Manage change schedules, jobs and consumers.
-// The command pgleases uses this package.
+// Package admin reads the leases of a schema from outside, for operators and their tools. It shows
+// owners, live clients, waits, events and faults. The command pgleases and the dashboard use it:
 //
-// The package is for operators. An application that needs to know what it owns uses its own Lease.
+//	a, err := admin.New(pool)
+//	for lock, err := range a.Locks(ctx, "election/") { ... } // who holds what
+//
+// You need no client for it, and you join no lease. Only Apply writes. It makes an operator's change
+// to clients or leases, and DryRun shows its effect in advance. To change schedules, jobs and
+// consumers, use schedule.Manage and consumer.Manage.
+//
+// If an application needs to know what it owns itself, it uses its own Lease.
 package admin
 
 import (

@@ -21,38 +21,39 @@
 //
 // # Promises
 //
-// One reader: the owner of a row's partition handles it. What a handler of [Each] or [InTx] writes
+// Each row has one reader, which is the owner of the row's partition. What a handler of [Each] or [InTx] writes
 // in its transaction commits together with the deletion of the row and with the check of the
 // epoch. So its effects in this database exist exactly once for each row.
 //
-// Order: rows of one key are handled one after the other, in the order of their IDs. This holds
-// across handoffs, crashes and retries, if each writer locks the key's own row before it inserts,
-// and the insert draws the ID. With [AtLeastOnce], a process that lost its partition may still
+// Rows of one key are handled one after the other, in the order of their IDs. This holds across
+// handoffs, crashes and retries. If each writer locks the key's own row before it inserts, and the
+// insert draws the ID, this is the order in which the writers committed. With [AtLeastOnce], a process that lost its partition may still
 // publish the rows that it has in hand. A receiver that refuses lower epochs of a partition sees
 // the order.
 //
-// A failing row blocks its key, and the other keys of its partition continue. Attempts have a
-// growing distance. After the last attempt the key stays blocked, or the row moves to the dead
-// letters: see [WithOnFailure]. An outage of a system that handlers need blocks no key: if three
-// keys fail without a success in between, or the handler returns [Unavailable], the partition
-// pauses and no attempt is counted. A handler that knows better says so: [Discard] ends the
-// attempts of a row at once, and [Snooze] lets it wait.
+// A row that fails blocks its key, and the other keys of its partition continue. The row is tried
+// again after pauses that grow. After the last attempt the key stays blocked, or the row moves to
+// the dead letters, as [WithOnFailure] says. If a system that handlers need is away, no key is
+// blocked for that. If three keys fail without a success in between, or the handler returns
+// [Unavailable], the partition pauses and no attempt is counted. A handler can also return
+// [Discard], which ends the attempts of a row at once, or [Snooze], which lets it wait.
 //
 // A row that crashes its process is found. After a crash the next owner notes which rows it has in
-// hand. If it crashes too, these rows are handled alone, and a row that is alone in three crashes has
-// failed. The rows beside it are not charged.
+// hand. If it crashes too, these rows are handled one by one, and a row that was alone in three
+// crashes has failed. The rows beside it are not charged for the crashes.
 //
 // A handoff waits for the batch in hand, within the lease's drain timeout. A frozen process cannot
 // commit after another process owns the partition.
 //
-// Polling is bounded. A process without rows sends at most one poll a second, for any number of
-// partitions. A process with rows needs two round trips for each batch, with AtLeastOnce four,
-// besides the statements of the handler. A batch has rows of as many partitions as it takes.
+// A process without rows sends at most one poll a second, for any number of partitions. A process
+// with rows needs two round trips for each batch besides the statements of the handler, or four with
+// AtLeastOnce. A batch has rows of as many partitions as it takes.
 //
 // # Limits of the promises
 //
-//   - Effects elsewhere may happen more than once: of [AtLeastOnce] after a crash, and of the other
-//     handlers whenever their transaction is rolled back and the rows are handled again.
+//   - Effects elsewhere may happen more than once. With [AtLeastOnce] this happens after a crash,
+//     and with the other handlers whenever their transaction is rolled back and the rows are handled
+//     again.
 //   - An ID may come again after a failover that lost transactions, although its row was published.
 //     Give the table a uuid column, and use the uuid as the idempotency key.
 //   - If writers do not lock the key, two transactions may insert rows of it at once. The one with

@@ -1,10 +1,15 @@
-// Package pgleasestest provides leases and named locks without a database, for tests of
-// applications.
+// Package pgleasestest has leases and named locks that need no database, for tests of applications:
 //
-// A test decides what is owned: [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three things
-// that happen to partitions in production. The rest is the real client: Values, Changed, Hold, Run,
-// Close and the other methods behave as always, with the same delays and the same causes of
-// canceled contexts. Only Guard is answered from memory.
+//	lease := pgleasestest.NewLease("orders", 8)
+//	defer lease.Close()
+//	go work(ctx, lease.Lease) // your code
+//	lease.Gain(3)             // now it owns partition 3
+//	<-lease.Lose(3)           // now its work on partition 3 has ended
+//
+// Your test decides what is owned. [Lease.Gain], [Lease.Lose] and [Lease.Expire] are the three
+// things that happen to partitions in production. The rest is the real client. So Values, Changed, Hold,
+// Run, Close and the other methods behave as always, with their usual delays and causes of canceled
+// contexts. Only Guard is answered from memory.
 //
 // The package works inside and outside of a bubble of package testing/synctest. In a bubble
 // [pgleases.WithHandoffDelay] and [pgleases.WithDrainTimeout] take no real time. Close the lease

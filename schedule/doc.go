@@ -80,7 +80,7 @@
 //     earlier than it. After [Scheduler.Resume] a schedule may begin late. A start, an edit, or the
 //     end of a run while the clock is ahead may delay schedules by as much, and lateness is
 //     computed from the wrong time.
-//   - The history is not kept for ever: see [WithRetention]. The scheduler reads only the canceled
+//   - The history is not kept forever: see [WithRetention]. The scheduler reads only the canceled
 //     entries of schedules that have a run under way.
 //
 // # In psql

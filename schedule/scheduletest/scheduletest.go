@@ -1,5 +1,10 @@
-// Package scheduletest tests an application's handlers, rules and policies: it runs schedules and
-// jobs under a clock that the test moves, on a database of the test, without waiting.
+// Package scheduletest helps you test your handlers, rules and policies. It runs schedules and jobs
+// on a database, under a clock that your test moves, so that no test waits for the night:
+//
+//	s := scheduletest.New(t, pool, time.Date(2026, 3, 28, 12, 0, 0, 0, time.UTC))
+//	err := register(s.Scheduler) // as in production
+//	s.Advance(48 * time.Hour)    // runs all that becomes due
+//	entries := s.Entries("close")
 //
 // A test creates a [Scheduler] with [New]. It passes the embedded *schedule.Scheduler to the code
 // under test, which registers kinds and adds schedules as in production. Then it moves the clock
@@ -43,7 +48,7 @@
 //   - A statement waits for a lock for 100 ms of real time, because usually the transaction with
 //     the lock waits for the test.
 //   - The pauses of Backoff are exact.
-//   - The history is kept for ever. WithSchema, WithoutMigration and WithRetention have no effect.
+//   - The history is kept forever. WithSchema, WithoutMigration and WithRetention have no effect.
 package scheduletest
 
 import (
