@@ -49,15 +49,19 @@ const (
 	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
 		present_database() read() release() session_ends() settings() snapshot() tables_number() tidy() timeline()`
-	forAllSchedules = `schedule_begin() schedule_block() schedule_clock() schedule_close() schedule_close_job() schedule_declare()
-		schedule_job_succeeded() schedule_tick_succeeded() schedule_edit() schedule_end() schedule_enqueue() schedule_outcomes() schedule_free_slot() schedule_get()
-		schedule_history() schedule_instant() schedule_job() schedule_job_outcomes() schedule_jobs() schedule_join() schedule_json() schedule_since() schedule_set_aside() schedule_status_json() schedule_list() schedule_poll()
-		schedule_locked() schedule_make_slots() schedule_open() schedule_place() schedule_put() schedule_retry() schedule_take_slot() schedule_trim()`
+	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_clock() schedule_close() schedule_close_late()
+		schedule_create() schedule_declare() schedule_edit() schedule_end() schedule_end_job()
+		schedule_end_replaced_job() schedule_enqueue() schedule_entry_json() schedule_forget_tick()
+		schedule_free_slot() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_join()
+		schedule_json() schedule_list() schedule_lock_job() schedule_locked() schedule_make_slots() schedule_open()
+		schedule_partition() schedule_place() schedule_poll() schedule_postpone_job() schedule_replace()
+		schedule_retry() schedule_set_aside() schedule_since() schedule_source() schedule_status_json()
+		schedule_take_slot() schedule_ticks() schedule_trim()`
 	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted() consumer_look()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() replace_lease() resume() uncordon() undrain() unfreeze() unpin()`
-	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_history() schedule_instant() schedule_job() schedule_jobs() schedule_json() schedule_since() schedule_status_json() schedule_list()
+	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_entry_json() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_since() schedule_status_json() schedule_list()
 		present_database() snapshot() tables_number() timeline()`
 
 	everything = `clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences

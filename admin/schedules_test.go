@@ -24,7 +24,7 @@ func TestManySchedulesAreCounted(t *testing.T) {
 		t.Errorf("without tables: %v", err)
 	}
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
-	exec(t, url, testkit.ManySchedules, `UPDATE pgleases.schedules SET trying = '{"run": "r", "called": 3}' WHERE name = 's0004'`, // it runs
+	exec(t, url, testkit.ManySchedules, `UPDATE pgleases.schedules SET tick = now(), began = now(), call = 'r', call_epoch = 3 WHERE name = 's0004'`, // it runs
 		"INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('early', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now())", // no process has run it
 		"INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/billing', 4, 11, 11, 3, 'a', now())")
 	for _, partitions := range []int{16, 65_536} {

@@ -26,8 +26,8 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	testkit.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
-		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'reports', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'reports', '{}', '@every 1h', now(), false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
 		`ANALYZE pgleases.schedules`)
 	c := new(testkit.Wire)
 	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
@@ -101,11 +101,11 @@ func TestAskRunsEachVerb(t *testing.T) {
 	pool := newPool(t, owner)
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, owner, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
-		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', '2026-03-02Z', '{}', false, '2026-03-02 03:00Z', now() + interval '1 hour', 1, now())`,
-		`INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, ended_at, again) VALUES
-			(1, NULL, 'billing', 'close', 'reports', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 1, 'failed', 'no paper', now(), '{}'),
-			(0, 99999, 'billing', '', 'mail', now(), now(), 1, 'failed', 'no route', now(), '{"key": "j", "args": {}, "priority": 1}')`)
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', '2026-03-02Z', false, '2026-03-02 03:00Z', now() + interval '1 hour', 1, now())`,
+		`INSERT INTO pgleases.history (source, schedule, job, group_name, name, kind, since, until, ticks, outcome, error, ended_at, key, args, priority) VALUES
+			('tick', 1, NULL, 'billing', 'close', 'reports', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 1, 'failed', 'no paper', now(), NULL, NULL, NULL),
+			('job', NULL, 99999, 'billing', '', 'mail', now(), now(), 1, 'failed', 'no route', now(), 'j', '{}', 1)`)
 	role := "pgleases_test_" + strings.ToLower(rand.Text())
 	exec(t, owner, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role))
 	t.Cleanup(func() { // before the database goes
@@ -159,8 +159,8 @@ func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 	pool := newPool(t, pgtest.OwnerURL(url))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
-		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', now(), '{}', false, now(), now() + interval '1 hour', 1, now())`)
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', now(), false, now(), now() + interval '1 hour', 1, now())`)
 	var actor string
 	h := newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Operator, actor }})
 	for i, press := range []struct {

@@ -37,7 +37,8 @@ const (
 type attempt struct {
 	outcome attemptOutcome
 	err     error
-	row     *record
+	of      runnable  // what runs
+	row     *row      // of it
 	opened  time.Time // when row was read, by this host
 	decided decision
 	bound   boundHandler  // nil: the arguments were not read
@@ -61,13 +62,17 @@ func (e *execution) attempt() *attempt {
 	if e.kind != nil && e.kind.calls == inTransaction {
 		begin = e.calling
 	}
-	var r *record
+	var of runnable
 	ctx := e.o.ctx
 	// the handler's context ends first
-	open := e.db.open(&r, e.item.subject, e.id, l.timeout+time.Second, l.idle)
+	open := e.db.open(&of, e.item.subject, e.id, l.timeout+time.Second, l.idle)
 	err := begin(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
+		if of == nil {
+			return nil
+		}
+		r := of.common()
 		switch {
-		case r == nil || r.Partition != e.o.Number || r.Kind != e.item.Kind:
+		case r.Partition != e.o.Number || r.Kind != e.item.Kind:
 			return nil
 		case r.ill != nil:
 			e.logger().Warn("schedule: blocked, row unreadable", nonEmpty("name", r.Name), slog.Any("error", r.ill))
@@ -76,7 +81,7 @@ func (e *execution) attempt() *attempt {
 			a.outcome = clockUnstable // it runs when the clock is trusted
 			return nil
 		}
-		if err := e.decide(ctx, tx, a, r); err != nil || a.outcome == callable {
+		if err := e.decide(ctx, tx, a, of); err != nil || a.outcome == callable {
 			return err
 		}
 		if a.decided.run != nil {
@@ -90,7 +95,7 @@ func (e *execution) attempt() *attempt {
 		if a.called() { // the commit may take as long as the handler
 			limit = max(limit, l.timeout)
 		}
-		return e.db.sendClose(ctx, tx, r, e.id, a.decided.step, limit, e.db.lockWait(a.took))
+		return e.db.sendClose(ctx, tx, of, e.id, a.decided.step, limit, e.db.lockWait(a.took))
 	})
 	if err != nil {
 		a.outcome, a.err = e.classify(a, err, l.idle), err
@@ -143,14 +148,15 @@ func (a *attempt) byHandler(err error, idle time.Duration) bool {
 }
 
 // decide decides what to do, and whether to call the handler in this transaction.
-func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *attempt, r *record) error {
+func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *attempt, of runnable) error {
+	r := of.common()
 	suspected := !r.Trying.countedBy(e.o.Epoch) && e.o.suspects(e.item, r)
-	a.row, a.opened, a.outcome = r, time.Now(), stepped
+	a.of, a.row, a.opened, a.outcome = of, r, time.Now(), stepped
 	var unreadable error
 	if e.kind != nil && !suspected {
 		a.bound, unreadable = e.parse(r)
 	}
-	a.decided = r.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
+	a.decided = of.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind
 	if d.run == nil {
 		return nil
@@ -171,7 +177,7 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 		a.outcome = callable
 	case r.Trying.crashes() >= k.limits.crashes && !r.Trying.countedBy(e.o.Epoch):
 		e.runLogger(a).Error("schedule: run failed, processes crashed", slog.Int("crashes", r.Trying.crashes()))
-		d.failed(r, limits{attempts: 1}, errCrashed, r.Clock)
+		d.failed(of, limits{attempts: 1}, errCrashed, r.Clock)
 		d.run = nil
 	default:
 		return e.admit(ctx, tx, a, suspected)
@@ -190,7 +196,7 @@ func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *atte
 		return err
 	case !taken:
 		a.outcome = blocked
-		d.waitForSlot(r, k)
+		d.waitForSlot(a.of, k)
 		return nil
 	}
 	a.slot = calls && k.limits.limited

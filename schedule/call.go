@@ -49,7 +49,7 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 // parse reads the arguments of a run, which may call code of the application. It is counted as
 // running, and if it takes longer than a handler may, parse logs that, because the place of the run
 // is in use meanwhile.
-func (e *execution) parse(r *record) (bound boundHandler, err error) {
+func (e *execution) parse(r *row) (bound boundHandler, err error) {
 	ctx, cancel := e.limited()
 	defer cancel()
 	defer handlers.Watch(ctx, e.db.times.Overrun, func() {
@@ -105,14 +105,23 @@ func (e *execution) around(ctx context.Context, tx pgx.Tx, h boundHandler, run R
 }
 
 // due returns when the run was due.
-func (a *attempt) due() time.Time {
-	switch r := a.row; {
-	case r.Job && r.Due != nil: // its due time may be later than At
+func (a *attempt) due() time.Time { return a.of.dueAt(a.decided.run) }
+
+func (r *scheduleRow) dueAt(run *Tick) time.Time {
+	if r.Trying != nil && !r.Trying.Again.IsZero() {
+		return r.Trying.Again
+	}
+	return jitter(r.Name, run.At, r.Policy.Jitter)
+}
+
+func (r *jobRow) dueAt(run *Tick) time.Time {
+	switch {
+	case r.Due != nil: // it may be later than At
 		return *r.Due
 	case r.Trying != nil && !r.Trying.Again.IsZero():
 		return r.Trying.Again
 	default:
-		return jitter(r.Name, a.decided.run.At, r.Policy.Jitter)
+		return run.At
 	}
 }
 
@@ -120,13 +129,18 @@ func (a *attempt) due() time.Time {
 func (e *execution) run(a *attempt) Run[json.RawMessage] {
 	r := a.row
 	run := Run[json.RawMessage]{
-		Trigger: TriggerTick, Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(),
+		Name: r.Name, Key: r.Key, Args: r.Args, At: a.decided.run.At.UTC(),
 		Local: a.decided.run.At.In(a.decided.zone), Missed: a.decided.missed,
 		Attempt: r.attempts() + 1, Crashes: max(0, r.Trying.crashes()-1), Partition: e.o.Number, Epoch: e.o.Epoch,
-		From: value(cmp.Or(r.Succeeded, r.Since)).UTC(), // Succeeded of a schedule, Since of a job
 	}
-	if r.Job {
-		run.Trigger, run.Job = r.Trigger, r.ID
-	}
+	a.of.describe(&run)
 	return run
+}
+
+func (r *scheduleRow) describe(run *Run[json.RawMessage]) {
+	run.Trigger, run.From = TriggerTick, value(r.Succeeded).UTC()
+}
+
+func (r *jobRow) describe(run *Run[json.RawMessage]) {
+	run.Trigger, run.Job, run.From = r.Trigger, r.ID, value(r.Begins).UTC()
 }

@@ -76,7 +76,7 @@ func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 			w.run()
 			db.polled()
 			now := midnight
-			for _, text := range testkit.Some("schedule_open(", "schedule_close(", "schedule_close_job(", "schedule_tick_succeeded(", "schedule_job_succeeded(", "schedule_take_slot(", "schedule_begin(") {
+			for _, text := range testkit.Some("schedule_open(", "schedule_close(", "schedule_end_job(", "schedule_postpone_job(", "schedule_take_slot(", "schedule_begin(") {
 				now = now.Add(time.Hour)
 				db.wrongAt(by, text)
 				db.setClock(now)

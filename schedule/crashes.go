@@ -39,7 +39,7 @@ func (t *transactions) noteEnd(o *ownership) {
 
 // suspects reports whether a run may crash this process, because processes crashed while it ran, or
 // may have.
-func (o *ownership) suspects(it item, r *record) bool {
+func (o *ownership) suspects(it item, r *row) bool {
 	o.crashes.Lock()
 	defer o.crashes.Unlock()
 	return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)

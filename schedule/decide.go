@@ -27,39 +27,63 @@ const (
 	longest = time.Hour
 )
 
-// decide decides by the database's clock, at the time when the schedule or job was read. It uses no
+// decide decides by the database's clock, at the time when the schedule was read. It uses no
 // database. unreadable is the error of parsing the arguments. For a crash suspect, the crash is
 // counted before the arguments are parsed, because parsing may be what crashes the process; then
 // decide is called again.
-func (r *record) decide(k *kind, declared bool, epoch int64, unreadable error) decision {
-	d := decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
-	now := r.Clock
+func (r *scheduleRow) decide(k *kind, declared bool, epoch int64, unreadable error) decision {
+	d := decision{step: step{Before: r.Cursor, Cursor: r.Cursor, CursorLocal: r.CursorLocal, Trying: r.Trying}}
 	if r.PausedAt != nil {
 		return d
 	}
-	rule, err := Rule{}, r.readable(k, declared, unreadable)
-	if err == nil && (!r.Job || r.Rule != "") { // a job with a rule is an extra run of a schedule
+	rule, err := Rule{}, unreadable
+	switch {
+	case k == nil:
+		err = errUnregistered(r.Kind)
+	case r.Declared && !declared:
+		err = fmt.Errorf("only another version of the code declares it, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
+	}
+	if err == nil {
 		rule, err = Parse(r.Rule)
 	}
-	if err != nil {
-		d.wait(err, r.BlockedSince, now, epoch)
-		return d
-	}
-	d.zone = rule.zone()
-	if t := r.Trying; t != nil && t.Again.After(now) {
-		d.Due = &t.Again
-		return d
-	}
-	if r.Job {
-		r.decideJob(&d, now, epoch)
-	} else {
-		r.decideTicks(&d, rule, now, epoch)
+	if d.begins(&r.row, rule, err, epoch) {
+		r.decideTicks(&d, rule, r.Clock, epoch)
 	}
 	return d
 }
 
+// decide is the same for a job.
+func (r *jobRow) decide(k *kind, _ bool, epoch int64, unreadable error) decision {
+	d := decision{step: step{Trying: r.Trying}}
+	rule, err := Rule{}, unreadable
+	if k == nil {
+		err = errUnregistered(r.Kind)
+	}
+	if err == nil && r.Rule != "" { // it is an extra run of a schedule
+		rule, err = Parse(r.Rule)
+	}
+	if d.begins(&r.row, rule, err, epoch) {
+		r.decideRun(&d, r.Clock, epoch)
+	}
+	return d
+}
+
+// begins reports whether this process can run it, and an attempt may begin now. err says why not.
+func (d *decision) begins(r *row, rule Rule, err error, epoch int64) bool {
+	if err != nil {
+		d.wait(err, r.BlockedSince, r.Clock, epoch)
+		return false
+	}
+	d.zone = rule.zone()
+	if t := r.Trying; t != nil && t.Again.After(r.Clock) {
+		d.Due = &t.Again
+		return false
+	}
+	return true
+}
+
 // decideTicks decides which ticks of a schedule are missed or skipped, and which one runs.
-func (r *record) decideTicks(d *decision, rule Rule, now time.Time, epoch int64) {
+func (r *scheduleRow) decideTicks(d *decision, rule Rule, now time.Time, epoch int64) {
 	begin := func(tick Tick, missed int64, began time.Time) {
 		d.run, d.missed, d.before, d.RanFrom = &tick, missed, d.cursor(), &began
 		d.Outcomes = append(d.Outcomes, newEntry{
@@ -94,18 +118,6 @@ func (r *record) decideTicks(d *decision, rule Rule, now time.Time, epoch int64)
 	d.Due = r.dueAfter(rule, d.cursor())
 }
 
-// readable returns why this process cannot run it: its kind is not registered, the code does not
-// declare it, or its arguments cannot be parsed.
-func (r *record) readable(k *kind, declared bool, unreadable error) error {
-	switch {
-	case k == nil:
-		return errUnregistered(r.Kind)
-	case r.Declared && !declared:
-		return fmt.Errorf("only another version of the code declares it, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
-	}
-	return unreadable
-}
-
 // wait leaves it to a process that can run it. If a crash was counted for parsing the arguments,
 // wait takes that back, because this process did not crash.
 func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64) {
@@ -126,9 +138,6 @@ func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64)
 	}
 }
 
-// attempts returns how many attempts at the current tick have failed.
-func (r *record) attempts() int { return value(r.Trying).Attempts }
-
 // done sets the outcome succeeded.
 func (d *decision) done() {
 	d.Outcomes[len(d.Outcomes)-1].Outcome = OutcomeSucceeded
@@ -136,8 +145,9 @@ func (d *decision) done() {
 }
 
 // failed sets the result of a failed run: another attempt, or the outcome failed.
-func (d *decision) failed(r *record, l limits, err error, now time.Time) {
-	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: r.attempts(), Error: value(r.Trying).Error}
+func (d *decision) failed(of runnable, l limits, err error, now time.Time) {
+	tried := value(of.common().Trying)
+	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: tried.Attempts, Error: tried.Error}
 	now = now.Truncate(time.Microsecond) // the precision of the database
 	verdict, later := worker.Verdict(err)
 	d.Succeeded, d.Failures = nil, nil // done may have set them
@@ -145,7 +155,7 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 	case verdict == worker.Snoozed:
 		t.Again = now.Add(later.Truncate(time.Microsecond))
 	case verdict == worker.Away:
-		t.Away = value(r.Trying).Away + 1
+		t.Away = tried.Away + 1
 		t.Error, t.Again = storableText(err), now.Add(worker.OutagePause(t.Away, l.exact))
 	case t.Attempts+1 < l.attempts && !final(err):
 		t.Attempts++
@@ -157,19 +167,26 @@ func (d *decision) failed(r *record, l limits, err error, now time.Time) {
 			last.Outcome = OutcomeUnknown
 		}
 		d.Trying = nil
-		failures := r.Failures + 1
-		d.Failures = &failures
-		if n := r.Policy.PauseAfter; n > 0 && failures >= n {
-			d.PausedAt, d.Due = &now, nil
-		}
+		of.countFailure(d, now)
 		return
 	}
 	d.unstep(t)
 }
 
+// countFailure counts a failed tick, and pauses the schedule after as many as WithPauseAfter says.
+func (r *scheduleRow) countFailure(d *decision, now time.Time) {
+	failures := r.Failures + 1
+	d.Failures = &failures
+	if n := r.Policy.PauseAfter; n > 0 && failures >= n {
+		d.PausedAt, d.Due = &now, nil
+	}
+}
+
+func (r *jobRow) countFailure(*decision, time.Time) {}
+
 // note records that the process is about to call the handler. For a crash suspect it counts a
 // crash, which the end of the run takes back.
-func (d *decision) note(r *record, epoch int64, suspected bool) {
+func (d *decision) note(r *row, epoch int64, suspected bool) {
 	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom}
 	if r.Trying != nil {
 		t = *r.Trying
@@ -183,7 +200,7 @@ func (d *decision) note(r *record, epoch int64, suspected bool) {
 }
 
 // lost sets the outcome unknown.
-func (d *decision) lost(r *record) {
+func (d *decision) lost(r *row) {
 	last := &d.Outcomes[len(d.Outcomes)-1]
 	last.Outcome, last.Epoch, last.StartedAt = OutcomeUnknown, &r.Trying.Called, &r.Trying.Began
 	last.Error = storableText(errCutOff)
@@ -200,8 +217,8 @@ func (d *decision) unstep(t trial) {
 	d.Trying, d.Due = &t, &t.Again
 }
 
-// decideJob decides whether a job runs now.
-func (r *record) decideJob(d *decision, now time.Time, epoch int64) {
+// decideRun decides whether a job runs now.
+func (r *jobRow) decideRun(d *decision, now time.Time, epoch int64) {
 	if r.Trying == nil && r.At.After(now) { // it was replaced after the poll, or the time of this host is ahead
 		d.Due = &r.At
 		return
@@ -218,7 +235,7 @@ func (r *record) decideJob(d *decision, now time.Time, epoch int64) {
 
 // due returns what to do with the ticks after last. A tick that is delayed by jitter has not
 // passed.
-func (r *record) due(rule Rule, last Tick, now time.Time) dueTicks {
+func (r *scheduleRow) due(rule Rule, last Tick, now time.Time) dueTicks {
 	p := r.Policy
 	grace := p.Grace
 	if p.Missed == MissedNone && grace == 0 {
@@ -245,7 +262,7 @@ func (r *record) due(rule Rule, last Tick, now time.Time) dueTicks {
 }
 
 // unchanged reports whether the step would change no column.
-func (d *decision) unchanged(r *record) bool {
+func (d *decision) unchanged(r *row) bool {
 	return len(d.Outcomes) == 0 && value(d.BlockedReason) == value(r.BlockedReason) && value(d.Due).Equal(value(r.Due))
 }
 

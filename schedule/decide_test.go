@@ -13,8 +13,12 @@ func TestUnreadableArgsCountNoCrash(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
 	k, unreadable := &kind{name: "books"}, errors.New("unreadable")
-	for _, r := range []*record{{Rule: "@every 1h0m0s", Anchor: now.Add(-time.Hour), Cursor: now.Add(-time.Hour), Clock: now}, {Job: true, At: now, Clock: now}} {
-		first := r.decide(k, false, 7, nil)
+	for _, of := range []runnable{
+		&scheduleRow{row: row{Rule: "@every 1h0m0s", Clock: now}, Anchor: now.Add(-time.Hour), Cursor: now.Add(-time.Hour)},
+		&jobRow{row: row{Clock: now}, At: now},
+	} {
+		r := of.common()
+		first := of.decide(k, false, 7, nil)
 		if first.run == nil || first.BlockedReason != nil {
 			t.Fatalf("what is suspected is not to be run: %+v", first)
 		}
@@ -23,7 +27,7 @@ func TestUnreadableArgsCountNoCrash(t *testing.T) {
 			t.Fatalf("%d crashes", first.Trying.Crashes)
 		}
 		r.Trying = first.Trying
-		if second := r.decide(k, false, 7, unreadable); second.run != nil || second.BlockedReason == nil || second.Trying != nil {
+		if second := of.decide(k, false, 7, unreadable); second.run != nil || second.BlockedReason == nil || second.Trying != nil {
 			t.Errorf("it is %+v, and its run is noted as under way", second)
 		}
 		for _, tried := range []trial{{Crashes: 2}, {Crashes: 1, Called: 5, Run: "a call"}, {Crashes: 1, Attempts: 1, Again: now}} {
@@ -31,7 +35,7 @@ func TestUnreadableArgsCountNoCrash(t *testing.T) {
 			want.Crashes--
 			tried.Epoch = 7
 			r.Trying = &tried
-			if second := r.decide(k, false, 7, unreadable); second.BlockedReason == nil || second.Trying == nil || *second.Trying != want {
+			if second := of.decide(k, false, 7, unreadable); second.BlockedReason == nil || second.Trying == nil || *second.Trying != want {
 				t.Errorf("what was %+v is %+v", tried, second.Trying)
 			}
 		}
@@ -42,7 +46,7 @@ func TestUnreadableArgsCountNoCrash(t *testing.T) {
 func TestExtraRunWithoutZoneIsBlocked(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
-	r := &record{Job: true, At: now, Clock: now, Rule: "CRON_TZ=Mars/Olympus 0 * * * *"}
+	r := &jobRow{row: row{Clock: now, Rule: "CRON_TZ=Mars/Olympus 0 * * * *"}, At: now}
 	if d := r.decide(&kind{name: "books"}, false, 7, nil); d.run != nil || d.BlockedReason == nil || !strings.Contains(*d.BlockedReason, "Mars/Olympus") {
 		t.Errorf("it is %+v", d)
 	}

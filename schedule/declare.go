@@ -40,7 +40,7 @@ const restoreAgain = time.Minute
 // than WithPartitions. Then joining is refused.
 func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	_, rows := s.registry.declarations()
-	var have map[string]*record
+	var have map[string]*scheduleRow
 	var partitions int
 	err = s.starting(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		have, partitions, err = s.db.sendDeclared(ctx, tx, rows)
@@ -49,7 +49,7 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	if err != nil || partitions > 0 && partitions != s.options.partitions {
 		return false, err
 	}
-	rows = slices.DeleteFunc(rows, func(r *record) bool { return r.stands(have[r.Name]) })
+	rows = slices.DeleteFunc(rows, func(r *scheduleRow) bool { return r.stands(have[r.Name]) })
 	for few := range slices.Chunk(rows, together) {
 		if err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
 			return false, err
@@ -70,7 +70,7 @@ func (s *Scheduler) starting(ctx context.Context, f func(context.Context, pgx.Tx
 }
 
 // stands reports whether storing the declared schedule would have no effect.
-func (r *record) stands(have *record) bool {
+func (r *scheduleRow) stands(have *scheduleRow) bool {
 	if have == nil || have.ill != nil || !alike(r, have) || have.Clock.Sub(have.Registered) >= recent {
 		return false
 	}
@@ -82,7 +82,7 @@ func (r *record) stands(have *record) bool {
 	return (due == nil) == (have.Due == nil) && (due == nil || due.Equal(*have.Due))
 }
 
-func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*record) error {
+func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*scheduleRow) error {
 	for _, r := range rows {
 		rule, err := Parse(r.Rule)
 		if err == nil {

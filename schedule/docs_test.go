@@ -10,13 +10,13 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// row matches a row of the page's table: a rule, its zone, the local times from and to, and the ticks between them.
-var row = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
+// tableRow matches a row of the page's table: a rule, its zone, the local times from and to, and the ticks between them.
+var tableRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
 
 func TestTableOfSchedulePage(t *testing.T) {
 	t.Parallel()
 	page := testkit.Must(os.ReadFile("../docs/schedule.md"))(t)
-	rows := row.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)
+	rows := tableRow.FindAllStringSubmatch(strings.ReplaceAll(string(page), "\r\n", "\n"), -1)
 	for _, r := range rows {
 		local := func(text string) time.Time {
 			return testkit.Must(time.ParseInLocation("2006-01-02 15:04", text, zone(t, r[2])))(t)

@@ -10,70 +10,69 @@ import (
 )
 
 // put creates or edits a schedule, in a transaction.
-func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *record, rule Rule) error {
+func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *scheduleRow, rule Rule) error {
 	for {
 		now, have, err := s.db.sendGet(ctx, tx, want.Name, want.Args)
-		if err != nil {
+		switch {
+		case err != nil:
 			return err
+		case have != nil:
+			return s.replace(ctx, tx, have, want, rule, now)
 		}
-		same := have != nil && alike(want, have)
-		if same && !want.Declared {
-			return nil
-		}
-		r, outcomes := *want, []newEntry(nil)
-		if have == nil {
-			r.Cursor, r.Anchor = now, now
-		} else {
-			r.keep(have)
-		}
-		if have != nil && have.Rule != r.Rule {
-			if outcomes, err = r.supersede(have, now); err != nil {
-				return err
-			}
-			// the cursor may be in the future, if the clock was set back
-			r.Anchor, r.CursorLocal, r.BlockedSince = now, nil, nil
-		}
-		r.Registered, r.Due = now, r.next(rule)
-		if !same {
-			r.Revision++
-			// blocked_since stays: the blocked time does not count as lateness
-			r.BlockedReason = nil
-		}
-		written, err := s.db.sendPut(ctx, tx, &r, outcomes)
-		if err != nil || written {
+		begun := scheduleRow{row: row{Name: want.Name}, Policy: want.Policy, Anchor: now, Cursor: now}
+		created, err := s.db.sendCreate(ctx, tx, want, now, begun.next(rule))
+		if err != nil || created {
 			return err
 		}
 	}
 }
 
-// keep copies the fields that the caller does not set.
-func (r *record) keep(have *record) {
-	r.ID, r.Anchor, r.Cursor, r.CursorLocal, r.Revision, r.PausedAt = have.ID, have.Anchor, have.Cursor, have.CursorLocal, have.Revision, have.PausedAt
-	r.BlockedReason, r.BlockedSince, r.Trying, r.Failures = have.BlockedReason, have.BlockedSince, have.Trying, have.Failures
+// replace edits a schedule that is locked, if it differs from what the caller wants.
+func (s *Scheduler) replace(ctx context.Context, tx pgx.Tx, have, want *scheduleRow, rule Rule, now time.Time) error {
+	same := alike(want, have)
+	if same && !want.Declared {
+		return nil
+	}
+	next, c := *have, canceled{}
+	if have.Rule != want.Rule {
+		var err error
+		if c, err = have.supersede(now); err != nil {
+			return err
+		}
+		// the cursor may be in the future, if the clock was set back
+		next.Anchor, next.Cursor, next.CursorLocal, next.Trying = now, c.until, nil, nil
+	}
+	next.Policy = want.Policy
+	return s.db.sendReplace(ctx, tx, have.ID, want, now, next.next(rule), c)
 }
 
 // alike reports whether a schedule is already what the caller wants.
-func alike(r, have *record) bool {
+func alike(r, have *scheduleRow) bool {
 	return r.Key == have.Key && r.Kind == have.Kind && have.SameArgs && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
 }
 
 var errUnknownRule = errors.New("the ticks of its old rule are not known in this process")
 
-// supersede makes the schedule begin now. Passed ticks of its old rule without an outcome are
-// canceled.
-func (r *record) supersede(have *record, now time.Time) ([]newEntry, error) {
-	r.Trying = nil
-	if !now.After(have.Cursor) {
-		return nil, nil // the clock was set back
+// canceled are ticks that an edit cancels.
+type canceled struct {
+	until time.Time // where the cursor goes
+	last  time.Time // the last of these ticks; until if there are none
+	ticks int64
+}
+
+// supersede returns the passed ticks of a schedule without an outcome, which are canceled when it
+// begins now.
+func (r *scheduleRow) supersede(now time.Time) (canceled, error) {
+	if !now.After(r.Cursor) {
+		return canceled{until: r.Cursor, last: r.Cursor}, nil // the clock was set back
 	}
-	rule, err := Parse(have.Rule)
+	rule, err := Parse(r.Rule)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", errUnknownRule, err)
+		return canceled{}, fmt.Errorf("%w: %w", errUnknownRule, err)
 	}
-	since, p := have.Cursor, rule.ticksPassed(have.Anchor, have.cursor(), now)
-	r.Cursor, r.CursorLocal = now, nil
+	p := rule.ticksPassed(r.Anchor, r.cursor(), now)
 	if p.Count == 0 {
-		return nil, nil
+		return canceled{until: now, last: now}, nil
 	}
-	return []newEntry{{Since: since, Until: p.Last.At, Ticks: p.Count, Outcome: OutcomeCanceled}}, nil
+	return canceled{until: now, last: p.Last.At, ticks: p.Count}, nil
 }

@@ -152,7 +152,7 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 	t.Parallel()
 	for text, line := range map[string]string{
 		"schedule_poll": "poll failed", "schedule_begin": "statement still under way", "schedule_end(": "",
-		"schedule_open": "statement still under way", "schedule_close": "statement still under way", "schedule_free_slot": "statement still under way",
+		"schedule_open": "statement still under way", "schedule_end_job": "statement still under way", "schedule_free_slot": "statement still under way",
 	} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()

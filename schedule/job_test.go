@@ -91,7 +91,7 @@ func TestJobRunsOnceIfStatementsAreLost(t *testing.T) {
 	db.polled()
 	var want []string
 	mail := schedule.JobsOf[string](testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
-	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_job_succeeded", "commit", "schedule_poll"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_end_job", "commit", "schedule_poll"} {
 		for _, after := range []bool{false, true} {
 			want = append(want, fmt.Sprint(text, after))
 			w.wire.Lose(1, text, after)
@@ -200,7 +200,7 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	expect(t, w.outcome(canceled).Outcome, schedule.OutcomeCanceled, "outcome")
 	failed := testkit.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.Reject)))(t)
 	became := func(job int64) string {
-		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', outcome, until - $2, again -> 'args'), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
+		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', outcome, until - $2, args), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
 	}
 	testkit.Until(t, "both have run", func() bool { return became(id) != "" && became(failed) != "" })
 	expect(t, became(id)+"; "+became(failed), `succeeded 00:00:00 ; failed 00:00:00 "replace and fail"`, "what the history says of the runs before")

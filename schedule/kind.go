@@ -182,12 +182,12 @@ func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, r
 }
 
 // row returns the schedule that the caller wants.
-func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*record, error) {
+func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*scheduleRow, error) {
 	text, err := writtenArgs(args)
 	if err = errors.Join(k.check(), cmp.Or(rule.Err(), err)); err != nil {
 		return nil, err
 	}
-	r := &record{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}
+	r := &scheduleRow{row: row{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("option is nil")

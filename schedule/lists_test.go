@@ -96,8 +96,8 @@ func TestFiltersSearchAllThatIsDueOrLate(t *testing.T) {
 		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, blocked_reason, blocked_since)
 			SELECT 'g', 'k' || n, n % 4, CASE n WHEN 3003 THEN 'rare' ELSE 'often' END, CASE n WHEN 3003 THEN 'last' ELSE '' END, 'job', '{}', n % 4, now(), CASE WHEN b THEN 'infinity' ELSE now() - interval '1 hour' END,
 				CASE WHEN b THEN 'no handler' END, CASE WHEN b THEN now() END FROM generate_series(1, 3003) AS n CROSS JOIN (VALUES (false), (true)) AS v (b);
-		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, failures, revision, registered)
-			SELECT 'g', CASE n WHEN 3003 THEN 'x' ELSE 's' || n END, 'k' || n, n % 4, 'k', '{}', '@every 1h', now(), '{}', false, now() - interval '1 hour', now() - interval '1 hour', 0, 1, now() FROM generate_series(1, 3003) AS n`)
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, failures, revision, registered)
+			SELECT 'g', CASE n WHEN 3003 THEN 'x' ELSE 's' || n END, 'k' || n, n % 4, 'k', '{}', '@every 1h', now(), false, now() - interval '1 hour', now() - interval '1 hour', 0, 1, now() FROM generate_series(1, 3003) AS n`)
 	s := testkit.Must(schedule.Manage(t.Context(), db.Pool, "g"))(t)
 	for _, filter := range []schedule.JobFilter{
 		{State: schedule.StateDue, Kind: "rare"}, {State: schedule.StateDue, Prefix: "la"}, {State: schedule.StateBlocked, Kind: "rare"}, {State: schedule.StateBlocked, Prefix: "last"},

@@ -86,7 +86,7 @@ const maxBackfill = 1000
 // returns ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	what := map[string]any{"after": from, "until": to}
-	return s.change(ctx, "backfill", s.named("schedule %q", name), &name, what, func(r *record) (any, error) {
+	return s.change(ctx, "backfill", s.named("schedule %q", name), &name, what, func(r *scheduleRow) (any, error) {
 		rule, err := Parse(r.Rule)
 		switch {
 		case err != nil:
@@ -158,12 +158,12 @@ func (s *Scheduler) named(format string, of any) string {
 	return fmt.Sprintf(format+" of group %q", of, s.db.group)
 }
 
-func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[string]any, see func(*record) (any, error)) error {
+func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[string]any, see func(*scheduleRow) (any, error)) error {
 	_, err := s.change(ctx, verb, s.named("schedule %q", name), &name, what, see)
 	return err
 }
 
-func (s *Scheduler) change(ctx context.Context, verb, subject string, name *string, what map[string]any, see func(*record) (any, error)) (ids []int64, err error) {
+func (s *Scheduler) change(ctx context.Context, verb, subject string, name *string, what map[string]any, see func(*scheduleRow) (any, error)) (ids []int64, err error) {
 	ids, _, err = s.send(ctx, verb, name, what, see)
 	if err != nil {
 		return nil, fmt.Errorf("schedule: %s %s: %w", verb, subject, err)
@@ -173,12 +173,12 @@ func (s *Scheduler) change(ctx context.Context, verb, subject string, name *stri
 
 // send makes a change. If schedule_edit returns a schedule first, send passes it to see, and sends
 // what see returns. If see returns nil, send makes no change.
-func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*record) (any, error)) (ids []int64, refused int, err error) {
+func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*scheduleRow) (any, error)) (ids []int64, refused int, err error) {
 	done := false
 	err = s.ownTx()(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		done = false
 		delete(what, "seen")
-		var r *record
+		var r *scheduleRow
 		if r, ids, refused, err = s.db.sendChange(ctx, tx, verb, name, what); err == nil && r != nil {
 			if what["seen"], err = see(r); err != nil || what["seen"] == nil {
 				return err
@@ -195,15 +195,10 @@ func (s *Scheduler) send(ctx context.Context, verb string, name *string, what ma
 }
 
 // passed counts the passed ticks of a schedule without an outcome.
-func passed(r *record) (any, error) {
-	now := *r
-	outcomes, err := now.supersede(r, r.Clock)
+func passed(r *scheduleRow) (any, error) {
+	c, err := r.supersede(r.Clock)
 	if err != nil {
 		return nil, err
 	}
-	seen := map[string]any{"until": now.Cursor, "ticks": 0}
-	for _, f := range outcomes { // one at most
-		seen["last"], seen["ticks"] = f.Until, f.Ticks
-	}
-	return seen, nil
+	return map[string]any{"until": c.until, "last": c.last, "ticks": c.ticks}, nil
 }

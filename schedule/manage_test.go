@@ -129,7 +129,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	o := newOperator(db)
 	for _, statement := range []string{
 		"SELECT pgleases.schedule_edit('pause', 'tests', 'close', '{}', NULL)", "SELECT pgleases.schedule_retry('tests', NULL, NULL, 1)",
-		"SELECT pgleases.schedule_enqueue('tests', 1, '[]', 'skip')", "SELECT pgleases.schedule_put('tests', 1, '{}', '[]')",
+		"SELECT pgleases.schedule_enqueue('tests', 1, '[]', 'skip')", "SELECT pgleases.schedule_forget_tick(1)",
 	} {
 		if _, err := o.pool.Exec(t.Context(), statement); store.Code(err) != "42501" {
 			t.Errorf("%s: %v", statement, err)

@@ -31,7 +31,7 @@ func (m Missed) String() string {
 	if m < MissedLatest || m > MissedAll {
 		return fmt.Sprintf("Missed(%d)", int(m))
 	}
-	return [...]string{"latest", "none", "all"}[m]
+	return missedNames[m]
 }
 
 // dueTicks divides passed ticks into those to run and those that are missed. All missed ticks are

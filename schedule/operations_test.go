@@ -40,8 +40,8 @@ func TestOperationsQueriesAreCheap(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`INSERT INTO pgleases.schedule_groups VALUES ('tests', 4);
-		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered, failures, blocked_reason, paused_at)
-		SELECT 'tests', n, n, n % 4, 'books', '{}', '@every 1h', now(), '{}', false, now(), now() + n * interval '1 second', 1, now(),
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered, failures, blocked_reason, paused_at)
+		SELECT 'tests', n, n, n % 4, 'books', '{}', '@every 1h', now(), false, now(), now() + n * interval '1 second', 1, now(),
 		       CASE WHEN n = 1 THEN 3 ELSE 0 END, CASE WHEN n = 2 THEN 'why' END, CASE WHEN n = 3 THEN now() END
 		FROM generate_series(1, 10000) AS n;
 		INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)

@@ -177,18 +177,17 @@ func onlyOptions(call string, opts []Option, these ...string) (options, error) {
 	return o, err
 }
 
-// policy has the options of a schedule, besides its rule, as the database stores them.
+// policy has the options of a schedule, besides its rule.
 type policy struct {
-	Missed  Missed        `json:"missed"`
-	Overlap Overlap       `json:"overlap"`
-	Grace   time.Duration `json:"grace_ns"`
-	Jitter  time.Duration `json:"jitter_ns"`
-
-	PauseAfter int `json:"pause_after,omitempty"`
+	Missed     Missed
+	Overlap    Overlap
+	Grace      time.Duration // whole microseconds, as the database stores it
+	Jitter     time.Duration // the same
+	PauseAfter int           // 0: never
 }
 
 // A ScheduleOption sets an option of a schedule.
-type ScheduleOption func(*record)
+type ScheduleOption func(*scheduleRow)
 
 // Overlap says what to do with ticks that pass while the previous run is under way.
 type Overlap int
@@ -203,34 +202,48 @@ const (
 
 // WithMissed sets what to do with ticks that passed while no process could run them. The default is
 // MissedLatest.
-func WithMissed(missed Missed) ScheduleOption { return func(r *record) { r.Policy.Missed = missed } }
+func WithMissed(missed Missed) ScheduleOption {
+	return func(r *scheduleRow) { r.Policy.Missed = missed }
+}
 
 // WithOverlap sets what to do with ticks that pass while the previous run is under way. The default
 // is OverlapSkip.
 func WithOverlap(overlap Overlap) ScheduleOption {
-	return func(r *record) { r.Policy.Overlap = overlap }
+	return func(r *scheduleRow) { r.Policy.Overlap = overlap }
 }
 
 // WithGrace sets how late a tick may begin; a later tick is missed. The default, 0, is no limit,
 // except for MissedNone: 1 minute. Time during which the schedule was blocked does not count.
-func WithGrace(d time.Duration) ScheduleOption { return func(r *record) { r.Policy.Grace = d } }
+func WithGrace(d time.Duration) ScheduleOption {
+	return func(r *scheduleRow) { r.Policy.Grace = inMicros(d) }
+}
 
 // WithJitter delays each run by less than d after its tick, the same in all processes. So many
 // schedules of a full hour do not begin at once. The default is 0; valid values are 0 to 24 h. d
 // must be less than the time between two ticks: if a delayed tick would begin after a later tick,
 // it is missed.
-func WithJitter(d time.Duration) ScheduleOption { return func(r *record) { r.Policy.Jitter = d } }
+func WithJitter(d time.Duration) ScheduleOption {
+	return func(r *scheduleRow) { r.Policy.Jitter = inMicros(d) }
+}
 
 // WithPauseAfter pauses the schedule after n consecutive failed ticks, until Resume. The default,
 // 0, is never.
-func WithPauseAfter(n int) ScheduleOption { return func(r *record) { r.Policy.PauseAfter = n } }
+func WithPauseAfter(n int) ScheduleOption { return func(r *scheduleRow) { r.Policy.PauseAfter = n } }
 
 // WithKey sets the key of a schedule. Runs of one key never overlap, over all schedules and jobs of
 // the group. The default is the schedule's name.
-func WithKey(key string) ScheduleOption { return func(r *record) { r.Key = key } }
+func WithKey(key string) ScheduleOption { return func(r *scheduleRow) { r.Key = key } }
+
+// inMicros rounds a duration up to whole microseconds, so that a short one is not none.
+func inMicros(d time.Duration) time.Duration {
+	if short := d.Truncate(time.Microsecond); short < d {
+		return short + time.Microsecond
+	}
+	return d.Truncate(time.Microsecond)
+}
 
 // check checks the options of a schedule.
-func (r *record) check() error {
+func (r *scheduleRow) check() error {
 	p := r.Policy
 	return errors.Join(
 		cmp.Or(

@@ -145,7 +145,7 @@ func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 	books := schedule.InTx(w.Scheduler, "books", effect)
 	l := w.runs(books.Add("close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	now := midnight
-	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_tick_succeeded", "commit", "schedule_poll", "rollback"} {
+	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_close", "commit", "schedule_poll", "rollback"} {
 		for _, after := range []bool{false, true} {
 			w.wire.Lose(1, text, after)
 			now = now.Add(3 * time.Hour)

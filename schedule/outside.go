@@ -98,9 +98,9 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 // callOutside calls a handler outside of a transaction, and records its outcome.
 func (e *execution) callOutside(a *attempt) result {
 	run := e.run(a)
-	run.outside = &outside{a.row.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
+	run.outside = &outside{a.of.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
-		open := e.db.open(new(*record), e.item.subject, e.id, l.timeout+time.Second, l.idle)
+		open := e.db.open(new(runnable), e.item.subject, e.id, l.timeout+time.Second, l.idle)
 		return e.called(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
 	}}
 	ctx, cancel := e.limited()
@@ -129,11 +129,18 @@ func (e *execution) callOutside(a *attempt) result {
 	return e.settled(a)
 }
 
-// idempotencyKey identifies a tick or a job, and its retries. A job that was replaced has another
-// key. So has a job that got the ID of another job, which a failover has lost.
-func (r *record) idempotencyKey(group string, at time.Time) string {
-	if r.Job && r.Revision > 0 {
-		return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)
+// idempotencyKey identifies a tick, and its retries.
+func (r *scheduleRow) idempotencyKey(group string, at time.Time) string { return r.tickKey(group, at) }
+
+// idempotencyKey identifies a job, and its retries. A job that was replaced has another key. So has
+// a job that got the ID of another job, which a failover has lost.
+func (r *jobRow) idempotencyKey(group string, at time.Time) string {
+	if r.Revision == 0 { // it repeats a tick
+		return r.tickKey(group, at)
 	}
+	return fmt.Sprintf("%s/job/%s/%d", group, r.Nonce, r.Revision)
+}
+
+func (r *row) tickKey(group string, at time.Time) string {
 	return fmt.Sprintf("%s/schedule/%s/%s", group, r.Nonce, at.UTC().Format(time.RFC3339Nano))
 }

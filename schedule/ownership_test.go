@@ -275,7 +275,7 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	w.run()
 	testkit.Receive(t, "one runs again", began)
 	testkit.Receive(t, "the other runs again", began)
-	crashes := func() int { return one[int](db, "SELECT sum((trying ->> 'crashes')::int) FROM pgleases.schedules") }
+	crashes := func() int { return one[int](db, "SELECT sum(crashes) FROM pgleases.schedules") }
 	expect(t, crashes(), 2, "crashes, while they run")
 	testkit.OK(t, k.Put(t.Context(), "plain", args{}, hourly, schedule.WithKey(db.keyIn(0))))
 	db.setClock(midnight.Add(2 * time.Hour))

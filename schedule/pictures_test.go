@@ -138,7 +138,7 @@ func untilAttempt(which, before int) func(hour, attempt int) error {
 // A play is what happens in a scene: the ticks with their outcomes, and the runs.
 type play struct {
 	scene
-	*record
+	*scheduleRow
 	now      time.Time
 	outcomes []newEntry
 	runs     []playedRun
@@ -154,8 +154,8 @@ type playedRun struct {
 func (s scene) play(t *testing.T, p picture) *play {
 	t.Helper()
 	start := midnight.Add(-30 * time.Minute)
-	r := &record{Name: "s", Rule: "CRON_TZ=UTC 0 * * * *", Anchor: start, Cursor: start, Policy: s.policy}
-	out := &play{scene: s, now: start, record: r}
+	r := &scheduleRow{row: row{Name: "s", Rule: "CRON_TZ=UTC 0 * * * *"}, Anchor: start, Cursor: start, Policy: s.policy}
+	out := &play{scene: s, now: start, scheduleRow: r}
 	out.limits.attempts = max(1, s.limits.attempts)
 	out.Due = out.next(testkit.Must(Parse(out.Rule))(t))
 	from, until := midnight.Add(p.away[0]), midnight.Add(p.away[1])
@@ -185,13 +185,21 @@ func (p *play) endAway(t *testing.T, at time.Time) {
 		return
 	}
 	if p.rule != "" {
-		p.outcomes = append(p.outcomes, testkit.Must(p.supersede(p.record, otherRule))(t)...)
+		p.cancel(testkit.Must(p.supersede(otherRule))(t))
 		p.Rule, p.Anchor = p.rule, otherRule
 	}
 	if p.resume == FromNow {
-		p.outcomes = append(p.outcomes, testkit.Must(p.supersede(p.record, at))(t)...)
+		p.cancel(testkit.Must(p.supersede(at))(t))
 	}
 	p.Due = &at
+}
+
+// cancel does what an edit does to the ticks that it cancels.
+func (p *play) cancel(c canceled) {
+	if c.ticks > 0 {
+		p.outcomes = append(p.outcomes, newEntry{Since: p.Cursor, Until: c.last, Ticks: c.ticks, Outcome: OutcomeCanceled})
+	}
+	p.Cursor, p.CursorLocal, p.Trying = c.until, nil, nil
 }
 
 // step lets one decision be made, and its run end.
@@ -232,7 +240,7 @@ func (p *play) run(d *decision) {
 	if err == nil {
 		d.done()
 	} else {
-		d.failed(p.record, p.limits, err, ended)
+		d.failed(p.scheduleRow, p.limits, err, ended)
 	}
 }
 

@@ -31,16 +31,17 @@ func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 		testkit.OK(t, tx.QueryRow(t.Context(), "SELECT sum(seq_scan)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.jobs'::regclass, 'pgleases.schedules'::regclass)").Scan(&n))
 		return n
 	}
+	const noTrial = ", NULL, 0, 0, NULL, NULL, 0, NULL, NULL, NULL, false, NULL, NULL"
 	before := whole()
 	for _, call := range []string{
 		"pgleases.schedule_poll('" + group + "', '{1,2}', '{1}', 0, 2000000, '{0,0}', '{100,100}', 2000, '{}', '{}', '{1,2}', '{1,2}')",
 		"pgleases.schedule_place('" + group + "', 4, '{1}', '{1}')",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, false, 'mark', 10000, 10000, 5000) FROM " + owned,
-		"pgleases.schedule_tick_succeeded(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), 1, 1, now())",
-		"pgleases.schedule_close(1, 'mark', 1, now(), '{\"outcomes\": []}')",
+		"pgleases.schedule_close(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), now(), 1, NULL, NULL, NULL, NULL, 0" + noTrial +
+			", '{}', '{}', '{}', '{}', now(), 'succeeded', NULL, 1, 1, now(), NULL, NULL)",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, true, 'mark', 10000, 10000, 5000) FROM " + owned,
-		"pgleases.schedule_job_succeeded(1, 'mark', 1, 1, 1, 1, 'now')",
-		"pgleases.schedule_close_job(1, 'mark', 1, '{\"outcomes\": []}')",
+		"pgleases.schedule_end_job(1, 'mark', 1, 'succeeded', NULL, 1, 1, now(), now(), NULL, NULL, NULL)",
+		"pgleases.schedule_postpone_job(1, 'mark', 1, now(), NULL" + noTrial + ")",
 	} {
 		testkit.Must(tx.Exec(t.Context(), "SAVEPOINT before; SELECT set_config('schedule.run', 'mark', true), set_config('plan_cache_mode', 'force_generic_plan', true)", pgx.QueryExecModeSimpleProtocol))(t)
 		_, err := tx.Exec(t.Context(), "SELECT "+call, pgx.QueryExecModeSimpleProtocol)

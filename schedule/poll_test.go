@@ -17,8 +17,8 @@ func TestDormantSchedulesCostLittle(t *testing.T) {
 	const dormant, polls, every = 20_000, 10, 200 * time.Millisecond
 	first := newWorker(db)
 	testkit.OK(t, schedule.InTx(first.Scheduler, "books", effect).Put(t.Context(), "0", args{}, schedule.Cron("0 0 1 1 *", "UTC")))
-	db.exec(`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-		SELECT group_name, n, n, n % 4, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered
+	db.exec(`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+		SELECT group_name, n, n, n % 4, kind, args, rule, anchor, declared, cursor, due, revision, registered
 		FROM pgleases.schedules, generate_series(1, ` + fmt.Sprint(dormant) + `) AS n`)
 	db.exec("VACUUM ANALYZE pgleases.schedules")
 	first.run()

@@ -14,14 +14,14 @@ type registry struct {
 	mu       sync.Mutex // guards what follows
 	running  bool       // Run was called
 	kinds    map[string]*kind
-	broken   []error            // errors of registrations
-	declared map[string]*record // by Add
+	broken   []error                 // errors of registrations
+	declared map[string]*scheduleRow // by Add
 
 	warned sync.Map // unregistered kinds that were logged
 }
 
 func newRegistry() registry {
-	return registry{kinds: make(map[string]*kind), declared: make(map[string]*record)}
+	return registry{kinds: make(map[string]*kind), declared: make(map[string]*scheduleRow)}
 }
 
 // register adds a kind.
@@ -82,7 +82,7 @@ func (r *registry) names() []string {
 }
 
 // declare adds a schedule that the code declares.
-func (r *registry) declare(s *record) error {
+func (r *registry) declare(s *scheduleRow) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	switch {
@@ -103,7 +103,7 @@ func (r *registry) declares(name string) bool {
 }
 
 // declarations returns the declared schedules by name.
-func (r *registry) declarations() (names []string, rows []*record) {
+func (r *registry) declarations() (names []string, rows []*scheduleRow) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	names = slices.Sorted(maps.Keys(r.declared))

@@ -57,7 +57,7 @@ type execution struct {
 	id   string
 
 	from      time.Time
-	last      *record
+	last      runnable
 	conflicts int
 	breaks    int
 	slot      bool            // it may have a slot
@@ -140,15 +140,16 @@ func (e *execution) took(a *attempt) {
 	if a.row == nil {
 		return
 	}
-	if !a.row.Job {
+	if now, is := a.of.(*scheduleRow); is {
 		// its next tick may be due, whether or not this step was committed
-		e.from = earlier(e.from, a.row.Cursor)
-		if e.last != nil && (!e.last.Cursor.Equal(a.row.Cursor) || e.last.attempts() != a.row.attempts()) {
+		e.from = earlier(e.from, now.Cursor)
+		last, again := e.last.(*scheduleRow)
+		if again && (!last.Cursor.Equal(now.Cursor) || last.attempts() != now.attempts()) {
 			// the attempt before was committed, and its answer was lost
 			e.conflicts, e.breaks = 0, 0
 		}
 	}
-	e.last = a.row
+	e.last = a.of
 	if a.err != nil {
 		return
 	}
@@ -220,7 +221,7 @@ func (e *execution) unsettled(o attemptOutcome) result { return result{outcome: 
 
 // recordFailure records the result of a failed run, and reports whether it was committed.
 func (e *execution) recordFailure(life context.Context, a *attempt, err error) bool {
-	a.decided.failed(a.row, e.kind.limits, err, *a.decided.RanUntil)
+	a.decided.failed(a.of, e.kind.limits, err, *a.decided.RanUntil)
 	written := e.recordOutcome(life, a)
 	switch {
 	case written:
@@ -266,7 +267,7 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 		return passing(err)
 	}
 	inTime := e.kind.calls != inTransaction || !timeIsUp(cmp.Or(a.handler, a.err))
-	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.row, a.decided.step, inTime) })
+	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.of, a.decided.step, inTime) })
 	if err != nil && e.o.life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
 		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
 	}
@@ -283,12 +284,12 @@ func (e *execution) takeBack() {
 	if e.begun == nil {
 		return
 	}
-	row, step, trying := *e.begun.row, e.begun.decided.step, *e.begun.decided.Trying
-	row.Cursor = step.Cursor // as it was written
+	step, trying := e.begun.decided.step, *e.begun.decided.Trying
+	step.Before = step.Cursor // as it was written
 	trying.Run, trying.Called, trying.Once = "", 0, false
 	step.Trying, step.Outcomes = &trying, nil
 	life := e.writing()
-	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, &row, step, true) })
+	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, e.begun.of, step, true) })
 }
 
 // writing returns the context for writes after a call, or after a call that was not made. It ends
@@ -305,15 +306,15 @@ func (e *execution) writing() context.Context {
 
 // write writes a step in a transaction without a handler. If the handler's transaction timed out,
 // and its server is not this one any more, the server was the cause, so write returns errGone.
-func (e *execution) write(life context.Context, row *record, st step, inTime bool) error {
+func (e *execution) write(life context.Context, of runnable, st step, inTime bool) error {
 	run := rand.Text()
-	var now *record
+	var now runnable
 	open := e.db.open(&now, e.item.subject, run, closing, closing)
 	return e.alone(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
-		if !inTime && now != nil && !now.Server.Equal(row.Server) {
+		if !inTime && now != nil && !now.common().Server.Equal(of.common().Server) {
 			return errGone
 		}
-		return e.db.sendClose(life, tx, row, run, st, e.db.times.Answer, e.db.lockWait(0))
+		return e.db.sendClose(life, tx, of, run, st, e.db.times.Answer, e.db.lockWait(0))
 	})
 }
 

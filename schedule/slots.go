@@ -74,7 +74,12 @@ func (e *execution) freeSlot() {
 }
 
 // waitForSlot leaves the schedule or job as it is, with the reason that it is blocked.
-func (d *decision) waitForSlot(r *record, k *kind) {
-	*d = decision{step: step{Cursor: r.Cursor, CursorLocal: r.CursorLocal, Due: r.Due, Trying: r.Trying}}
+func (d *decision) waitForSlot(of runnable, k *kind) {
+	r := of.common()
+	st := step{Due: r.Due, Trying: r.Trying}
+	if s, is := of.(*scheduleRow); is {
+		st.Before, st.Cursor, st.CursorLocal = s.Cursor, s.Cursor, s.CursorLocal
+	}
+	*d = decision{step: st}
 	d.BlockedReason = storableText(fmt.Errorf("the limit of runs of kind %q is reached", k.name))
 }

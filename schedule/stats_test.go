@@ -108,8 +108,8 @@ func TestStatsCountRuns(t *testing.T) {
 		t.Errorf("a job that was put for an instant that had passed is %v late", late.Sum)
 	}
 	testkit.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', trying = '{"at": "2026-03-02T04:00:00Z", "local": "2026-03-02T04:00:00Z", "began": "2026-03-02T04:00:00Z",
-		"again": "0001-01-01T00:00:00Z", "crashes": 1, "run": "another", "called": 7}' WHERE name = 'pay'`)
+	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', tick = '2026-03-02 04:00 UTC', tick_local = '2026-03-02 04:00',
+		began = '2026-03-02 04:00 UTC', crashes = 1, call = 'another', call_epoch = 7 WHERE name = 'pay'`)
 	db.setClock(midnight.Add(4*time.Hour - time.Second))
 	testkit.Until(t, "the crash suspect is counted", func() bool { return w.Stats().CrashSuspects == 1 })
 	testkit.OK(t, w.Delete(t.Context(), "close"))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,9 +26,10 @@ import (
 type statements struct {
 	Join, Place, Poll, Block, SetAside, Begin, End, Open, Locked string
 	Limit                                                        string
-	Close, TickSucceeded, CloseJob, JobSucceeded                 string
+	Close, EndJob, PostponeJob                                   string
 	MakeSlots, TakeSlot, FreeSlot                                string
-	Enqueue, Job, Jobs, Get, Put, List, History, Trim            string
+	Enqueue, Job, Jobs, Get, Create, Replace                     string
+	List, History, Trim                                          string
 	Declare, Declared, Edit, Change                              string
 }
 
@@ -224,29 +226,44 @@ func (d *db) end(counted []subject) opening {
 	return opening{d.statements.End, args, func(row pgx.Row) error { return row.Scan(nil) }}
 }
 
-// open sets *r to the schedule or job; nil if it does not exist.
-func (d *db) open(r **record, of subject, run string, timeout, idle time.Duration) opening {
+// open sets *found to the schedule or job; nil if it does not exist.
+func (d *db) open(found *runnable, of subject, run string, timeout, idle time.Duration) opening {
 	args := []any{of.ID, of.Job, run, timeout.Milliseconds(), idle.Milliseconds(), d.times.LockWait.Milliseconds()}
 	return opening{d.statements.Open, args, func(row pgx.Row) error {
-		var found *string
-		err := row.Scan(&found)
-		if err != nil || found == nil {
+		var text *string
+		err := row.Scan(&text)
+		if err != nil || text == nil {
 			return err
 		}
-		*r, err = decode[record](found)
-		if err != nil {
-			*r, err = unreadableRecord(*found, err)
-		}
+		*found, err = decodeRunnable(*text, of.Job)
 		return err
 	}}
+}
+
+// decodeRunnable returns a schedule or job. If it cannot be read, it has what identifies it.
+func decodeRunnable(text string, isJob bool) (runnable, error) {
+	if isJob {
+		job, err := decodeJob(&text)
+		if err == nil {
+			return job, nil
+		}
+		ill, err := unreadableRow(text, err)
+		return &jobRow{row: ill}, err
+	}
+	one, err := decodeSchedule(&text)
+	if err == nil {
+		return one, nil
+	}
+	ill, err := unreadableRow(text, err)
+	return &scheduleRow{row: ill}, err
 }
 
 // sendClose ends a run, with limits of its own, because those before are the handler's. It commits
 // the transaction, takes at most limit, and waits at most lockWait for a lock.
 func (d *db) sendClose(
-	ctx context.Context, tx *handlers.Transaction, r *record, run string, st step, limit, lockWait time.Duration,
+	ctx context.Context, tx *handlers.Transaction, of runnable, run string, st step, limit, lockWait time.Duration,
 ) error {
-	st.Outcomes = listed(st.Outcomes)
+	st.Outcomes = slices.Clone(st.Outcomes)
 	// it may lack characters of an error
 	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
 		st.inASCII()
@@ -254,7 +271,7 @@ func (d *db) sendClose(
 	batch := new(pgx.Batch)
 	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), lockWait.Milliseconds())
 	closed := false
-	statement, args := d.endStatement(r, run, &st)
+	statement, args := d.endStatement(of, run, &st)
 	batch.Queue(statement, args...).Exec(func(pgconn.CommandTag) error {
 		closed = true
 		return nil
@@ -283,28 +300,83 @@ func (d *db) sendLocked(ctx context.Context, q querier, of subject) (is bool, er
 }
 
 // endStatement returns the statement that ends a run, and its arguments.
-func (d *db) endStatement(r *record, run string, st *step) (statement string, args []any) {
-	succeeded := len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded
+func (d *db) endStatement(of runnable, run string, st *step) (statement string, args []any) {
+	job, is := of.(*jobRow)
 	switch {
-	case r.Job && succeeded:
-		f := st.Outcomes[0]
-		return d.statements.JobSucceeded, []any{r.ID, run, r.Revision, f.Attempts, f.Epoch, f.StartedAt.UnixMicro(), r.At}
-	case r.Job:
-		return d.statements.CloseJob, []any{r.ID, run, r.Revision, encode(st)}
-	case succeeded:
-		f := st.Outcomes[0]
-		return d.statements.TickSucceeded, []any{
-			r.ID, run, r.Revision, r.Cursor, st.Cursor, shownMicro(*st.CursorLocal), st.Due, st.RanFrom, st.RanUntil, f.Attempts, f.Epoch, f.StartedAt,
-		}
+	case !is:
+		return d.statements.Close, closeArgs(of.(*scheduleRow), run, st)
+	case len(st.Outcomes) > 0:
+		return d.statements.EndJob, endJobArgs(job, run, st.Outcomes[0])
 	default:
-		return d.statements.Close, []any{r.ID, run, r.Revision, r.Cursor, encode(st)}
+		args = []any{job.ID, run, job.Revision, st.Due, st.BlockedReason}
+		return d.statements.PostponeJob, append(args, trialArgs(st.Trying)...)
 	}
 }
 
-// shownMicro returns a local time as microseconds since 1970, as if it were in UTC.
-func shownMicro(local time.Time) int64 {
+// closeArgs are the arguments of schedule_close.
+func closeArgs(r *scheduleRow, run string, st *step) []any {
+	args := []any{
+		r.ID, run, r.Revision, st.Before, st.Cursor, shownMicro(st.CursorLocal), st.Due, st.Succeeded, st.RanFrom, st.RanUntil,
+		st.Failures, st.PausedAt, st.BlockedReason,
+	}
+	t := value(st.Trying)
+	if st.Trying == nil {
+		args = append(args, nil, nil, t.Missed)
+	} else {
+		args = append(args, t.At, shownMicro(&t.Local), t.Missed)
+	}
+	args = append(args, trialArgs(st.Trying)...)
+	passed, ran := st.passed()
+	since, until, ticks, outcomes := []time.Time{}, []time.Time{}, []int64{}, []string{}
+	for _, f := range passed {
+		since, until = append(since, f.Since), append(until, f.Until)
+		ticks, outcomes = append(ticks, f.Ticks), append(outcomes, string(f.Outcome))
+	}
+	args = append(args, since, until, ticks, outcomes)
+	if ran == nil {
+		return append(args, nil, nil, nil, nil, nil, nil, nil, nil)
+	}
+	args = append(args, ran.Since, string(ran.Outcome), ran.Error, ran.Attempts, ran.Epoch, ran.StartedAt)
+	if ran.Outcome == OutcomeSucceeded {
+		return append(args, nil, nil)
+	}
+	return append(args, ran.Rule, ran.Begins)
+}
+
+// endJobArgs are the arguments of schedule_end_job.
+func endJobArgs(r *jobRow, run string, f newEntry) []any {
+	args := []any{r.ID, run, r.Revision, string(f.Outcome), f.Error, f.Attempts, f.Epoch, f.StartedAt, f.Until}
+	if f.Outcome == OutcomeSucceeded { // it is not retried
+		return append(args, nil, nil, nil)
+	}
+	return append(args, f.Key, string(f.Args), f.Nonce)
+}
+
+// trialArgs are the arguments for the columns of a trial, from began to call_ends.
+func trialArgs(trying *trial) []any {
+	t := value(trying)
+	return []any{
+		known(t.Began), t.Attempts, t.Away, t.Error, known(t.Again), t.Crashes, known(t.Epoch), known(t.Run), known(t.Called), t.Once,
+		known(t.Started), known(t.Ends),
+	}
+}
+
+// known returns nil, which is NULL, for a zero value.
+func known[T comparable](v T) *T {
+	if v == *new(T) {
+		return nil
+	}
+	return &v
+}
+
+// shownMicro returns a local time as microseconds since 1970, as if it were in UTC; nil for nil.
+func shownMicro(local *time.Time) *int64 {
+	if local == nil {
+		return nil
+	}
 	_, offset := local.Zone()
-	return local.UnixMicro() + int64(offset)*1e6
+	micro := local.UnixMicro() + int64(offset)*1e6
+	return &micro
 }
 
 // sendEnqueue returns the IDs of jobs; empty if the unique key is taken.
@@ -327,7 +399,7 @@ func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) 
 }
 
 // sendChange changes a schedule or a job: see schedule_edit. asks is nil when the change is made.
-func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *record, ids []int64, refused int, err error) {
+func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *scheduleRow, ids []int64, refused int, err error) {
 	text, err := json.Marshal(what)
 	if err != nil {
 		return nil, nil, 0, err
@@ -340,17 +412,17 @@ func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *strin
 	if err = tx.QueryRow(ctx, statement, args...).Scan(&asked, &ids, &refused); err != nil {
 		return nil, nil, 0, refusal(err)
 	}
-	asks, err = decode[record](asked)
+	asks, err = decodeSchedule(asked)
 	return asks, ids, refused, err
 }
 
 // sendGet locks a schedule for an edit. It returns the time, and the schedule; nil if it does not
 // exist.
-func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawMessage) (clock time.Time, r *record, err error) {
+func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawMessage) (clock time.Time, r *scheduleRow, err error) {
 	var micro int64
 	var found *string
 	if err = q.QueryRow(ctx, d.statements.Get, d.group, name, string(args)).Scan(&micro, &found); err == nil {
-		r, err = decode[record](found)
+		r, err = decodeSchedule(found)
 		if err != nil {
 			err = unreadable{err}
 		}
@@ -358,11 +430,27 @@ func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawM
 	return time.UnixMicro(micro), r, err
 }
 
-// sendPut reports whether a schedule is written. A new schedule is not written if another
-// transaction created one of its name.
-func (d *db) sendPut(ctx context.Context, q querier, r *record, outcomes []newEntry) (written bool, err error) {
-	err = q.QueryRow(ctx, d.statements.Put, d.group, int32(d.partitions), encode(r), encode(listed(outcomes))).Scan(&written)
-	return written, err
+// sendCreate reports whether a schedule is created. It is not if another transaction has created one
+// of its name.
+func (d *db) sendCreate(ctx context.Context, q querier, want *scheduleRow, now time.Time, due *time.Time) (created bool, err error) {
+	args := append([]any{d.group, int32(d.partitions), want.Name}, wantedArgs(want, now, due)...)
+	err = q.QueryRow(ctx, d.statements.Create, args...).Scan(&created)
+	return created, err
+}
+
+// sendReplace edits a schedule that sendGet has locked.
+func (d *db) sendReplace(ctx context.Context, q querier, id int64, want *scheduleRow, now time.Time, due *time.Time, c canceled) error {
+	args := append([]any{d.group, int32(d.partitions), id}, wantedArgs(want, now, due)...)
+	return void(ctx, q, d.statements.Replace, append(args, c.until, c.last, c.ticks)...)
+}
+
+// wantedArgs are the arguments for what a caller wants of a schedule.
+func wantedArgs(want *scheduleRow, now time.Time, due *time.Time) []any {
+	p := want.Policy
+	return []any{
+		want.Key, want.Kind, string(want.Args), want.Rule, missedNames[p.Missed], overlapNames[p.Overlap], p.Grace.Microseconds(),
+		p.Jitter.Microseconds(), known(p.PauseAfter), want.Declared, now, due,
+	}
 }
 
 func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
@@ -371,7 +459,7 @@ func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
 
 // sendDeclared returns the stored schedules among the declared ones, and how many partitions the
 // lease has; 0 if it does not exist.
-func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (have map[string]*record, partitions int, err error) {
+func (d *db) sendDeclared(ctx context.Context, q querier, declared []*scheduleRow) (have map[string]*scheduleRow, partitions int, err error) {
 	var names, args, texts []string
 	for _, r := range declared {
 		names, args = append(names, r.Name), append(args, string(r.Args))
@@ -379,16 +467,13 @@ func (d *db) sendDeclared(ctx context.Context, q querier, declared []*record) (h
 	if err := q.QueryRow(ctx, d.statements.Declared, d.group, names, args, leaseOf+d.group).Scan(&texts, &partitions); err != nil {
 		return nil, 0, err
 	}
-	have = make(map[string]*record, len(texts))
+	have = make(map[string]*scheduleRow, len(texts))
 	for _, text := range texts {
-		r, err := decode[record](&text)
-		if err != nil {
-			r, err = unreadableRecord(text, err)
-		}
+		r, err := decodeRunnable(text, false)
 		if err != nil {
 			return nil, 0, err
 		}
-		have[r.Name] = r
+		have[r.common().Name] = r.(*scheduleRow)
 	}
 	return have, partitions, nil
 }
@@ -439,9 +524,6 @@ func collect[T any](ctx context.Context, q querier, statement string, args ...an
 		return v, err
 	})
 }
-
-// listed returns the outcomes as a list that is not nil.
-func listed(outcomes []newEntry) []newEntry { return append([]newEntry{}, outcomes...) }
 
 // decode returns nil for NULL.
 func decode[T any](text *string) (*T, error) {

@@ -3,7 +3,6 @@ package schedule_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -36,7 +35,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	}
 	opens := slices.IndexFunc(of[0], func(sent string) bool { return strings.Contains(sent, "schedule_open") })
 	trips := of[0][opens:]
-	for i, texts := range [][]string{{"begin isolation level read committed", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_tick_succeeded(", "commit\x00"}} {
+	for i, texts := range [][]string{{"begin isolation level read committed", "schedule_open"}, {"INSERT INTO public.effects"}, {"statement_timeout", "schedule_close(", "commit\x00"}} {
 		for _, text := range texts {
 			if i >= len(trips) || !strings.Contains(trips[i], text) {
 				t.Fatalf("trip %d of a run is without %q: %q", i, text, trips)
@@ -140,44 +139,6 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 			if !errors.Is(err, pgx.ErrTxClosed) {
 				t.Errorf("%s of transaction %d after the run: %v, not %q", use, i, err, pgx.ErrTxClosed)
 			}
-		}
-	}
-}
-
-// schedule_tick_succeeded writes what schedule_close would write, whatever the row of the schedule
-// has, and whenever it is due next.
-func TestATickThatIsDoneIsWrittenAlikeByBothStatements(t *testing.T) {
-	t.Parallel()
-	db := newFreshDatabase(t)
-	w := newWorker(db)
-	k := schedule.InTx(w.Scheduler, "books", effect)
-	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
-	for _, at := range []string{"2026-03-02 00:30 UTC", "2026-03-01 11:00:02 UTC", "infinity"} { // after the run ended, before it, never
-		for _, had := range []string{"", "revision = revision + 1", "paused_at = '2026-03-01 UTC', revision = revision + 1", "cursor = '2026-03-01 09:00 UTC'"} {
-			db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-01 10:00 UTC', cursor_local = NULL, succeeded = NULL, failures = 2, trying = '{"attempts": 1}', blocked_reason = 'for something', blocked_since = '2026-03-01 UTC', paused_at = NULL, revision = 1`)
-			if had != "" {
-				db.exec("UPDATE pgleases.schedules SET " + had)
-			}
-			wrote := func(statement string) string {
-				return one[string](db, `WITH marked AS MATERIALIZED (SELECT set_config('schedule.run', 'mark', true), id, nullif($1, 'infinity')::timestamptz AS due FROM pgleases.schedules)
-					SELECT public.rolled_back(m.id, format($2, m.id, quote_nullable(m.due))) FROM marked AS m`, at, statement)
-			}
-			db.exec(`CREATE OR REPLACE FUNCTION public.rolled_back(id bigint, statement text) RETURNS text LANGUAGE plpgsql AS $$
-				DECLARE wrote text;
-				BEGIN
-					EXECUTE statement;
-					SELECT concat(s, ' ', (SELECT jsonb_agg(to_jsonb(h) - 'id') FROM pgleases.history AS h)) INTO wrote FROM pgleases.schedules AS s WHERE s.id = $1;
-					RAISE EXCEPTION '%', wrote USING ERRCODE = 'UU000';
-				EXCEPTION WHEN SQLSTATE 'UU000' THEN RETURN sqlerrm;
-				WHEN OTHERS THEN RETURN sqlstate;
-				END $$`)
-			short := wrote(`SELECT pgleases.schedule_tick_succeeded(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', '2026-03-01 11:00:00.000001 UTC', (extract(epoch FROM timestamp '2026-03-01 12:00:00.000001') * 1000000)::bigint, %2$s,
-				'2026-03-01 11:00:01 UTC', '2026-03-01 11:00:03.5 UTC', 2, 77, '2026-03-01 11:00:02 UTC')`)
-			long := wrote(`SELECT pgleases.schedule_close(%1$s, 'mark', 1, '2026-03-01 10:00 UTC', jsonb_build_object('cursor', '2026-03-01T11:00:00.000001Z', 'cursor_local', '2026-03-01T12:00:00.000001+01:00', 'due', %2$s,
-				'succeeded', '2026-03-01T11:00:00.000001Z', 'ran_from', '2026-03-01T11:00:01Z', 'ran_until', '2026-03-01T11:00:03.5Z', 'failures', 0,
-				'outcomes', '[{"since": "2026-03-01T10:00:00Z", "until": "2026-03-01T11:00:00.000001Z", "ticks": 1, "outcome": "succeeded", "attempts": 2, "epoch": 77, "started_at": "2026-03-01T11:00:02Z"}]'::jsonb))`)
-			expect(t, short, long, fmt.Sprintf("due at %s, %q", at, had))
-			expect(t, strings.Contains(short, `"ticks": 1`), !strings.HasPrefix(had, "cursor"), fmt.Sprintf("that the tick %q has its outcome: %s", had, short))
 		}
 	}
 }

@@ -23,20 +23,19 @@ func (e unreadable) Error() string {
 
 func isUnreadable(err error) bool { return errors.As(err, new(unreadable)) }
 
-// unreadableRecord returns what identifies a row that could not be decoded.
-func unreadableRecord(text string, why error) (*record, error) {
+// unreadableRow returns what identifies a row that could not be decoded.
+func unreadableRow(text string, why error) (row, error) {
 	var of struct {
 		ID        int64  `json:"id"`
-		Job       bool   `json:"job"`
 		Name      string `json:"name"`
 		Key       string `json:"key"`
 		Kind      string `json:"kind"`
 		Partition int    `json:"partition"`
 	}
 	if err := json.Unmarshal([]byte(text), &of); err != nil {
-		return nil, unreadable{err}
+		return row{}, unreadable{err}
 	}
-	return &record{ID: of.ID, Job: of.Job, Name: of.Name, Key: of.Key, Kind: of.Kind, Partition: of.Partition, ill: unreadable{why}}, nil
+	return row{ID: of.ID, Name: of.Name, Key: of.Key, Kind: of.Kind, Partition: of.Partition, ill: unreadable{why}}, nil
 }
 
 // sendSetAside blocks a schedule or job whose row cannot be read.

@@ -33,18 +33,18 @@ WITH RECURSIVE names AS (
         WHERE v.group_name = g.name AND v.failures > 0 AND (v.failures >= 3 OR v.due > t.now + interval '1 hour' AND -- a tick that is due sooner shows whether it still fails
             (SELECT h.retried FROM pgleases.history AS h WHERE h.group_name = g.name AND h.name = v.name AND h.schedule = v.id AND h.job IS NULL ORDER BY h.id DESC LIMIT 1) IS NULL)
         LIMIT 1000) AS c
-    UNION ALL SELECT 'jobs', 'failing', g.name, c.id::text, substring(c.trying ->> 'attempts', '^[0-9]{1,9}$')::int, c.trying ->> 'error'
-    FROM groups AS g CROSS JOIN LATERAL (SELECT j.id, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000) AS c WHERE substring(c.trying ->> 'attempts', '^[0-9]{1,9}$')::int >= 3
+    UNION ALL SELECT 'jobs', 'failing', g.name, c.id::text, c.attempts, c.error
+    FROM groups AS g CROSS JOIN LATERAL (SELECT j.id, j.attempts, j.error FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000) AS c WHERE c.attempts >= 3
     UNION ALL (SELECT CASE WHEN h.job IS NULL THEN 'schedules' ELSE 'jobs' END, h.outcome, h.group_name, CASE WHEN h.job IS NULL THEN h.name ELSE format('%s (%s)', h.job, h.kind) END,
          extract(epoch FROM h.ended_at), CASE WHEN h.job IS NULL THEN 'tick ' || (to_json(h.until) #>> '{}') ELSE h.error END
      FROM t CROSS JOIN pgleases.history AS h
      WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND (h.job IS NOT NULL OR h.outcome = 'unknown') AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
-    UNION ALL SELECT r.kind, 'overdue', g.name, r.name, extract(epoch FROM pgleases.schedule_since(pgleases.schedule_instant(r.trying ->> 'started'))), format('kill -9 %s on host %s (%s)', c.pid, to_json(c.host), to_json(c.id))
+    UNION ALL SELECT r.kind, 'overdue', g.name, r.name, extract(epoch FROM pgleases.schedule_since(r.call_began)), format('kill -9 %s on host %s (%s)', c.pid, to_json(c.host), to_json(c.id))
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
-        (SELECT 'schedules' AS kind, s.name, s.partition, s.trying FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 10000)
-        UNION ALL (SELECT 'jobs', format('%s (%s)', j.id, j.kind), j.partition, j.trying FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 10000)) AS r
-    JOIN pgleases.partitions AS p ON p.lease = 'schedule/' || g.name AND p.partition = r.partition AND p.epoch = substring(r.trying ->> 'called', '^[0-9]{1,18}$')::bigint JOIN pgleases.clients AS c ON c.session = p.owner
-    WHERE r.trying ->> 'run' <> '' AND pgleases.schedule_instant(r.trying ->> 'ends') < t.now - t.long
+        (SELECT 'schedules' AS kind, s.name, s.partition, s.call, s.call_epoch, s.call_began, s.call_ends FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 10000)
+        UNION ALL (SELECT 'jobs', format('%s (%s)', j.id, j.kind), j.partition, j.call, j.call_epoch, j.call_began, j.call_ends FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.due < t.now - t.long LIMIT 10000)) AS r
+    JOIN pgleases.partitions AS p ON p.lease = 'schedule/' || g.name AND p.partition = r.partition AND p.epoch = r.call_epoch JOIN pgleases.clients AS c ON c.session = p.owner
+    WHERE r.call IS NOT NULL AND r.call_ends < t.now - t.long
     UNION ALL SELECT 'schedules', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.schedules) THEN 'none is late, failed 3 times in a row, or failed last with its next tick over an hour away' ELSE 'there are none' END
     UNION ALL SELECT 'jobs', 'none', '', '', 0, CASE WHEN EXISTS (SELECT FROM pgleases.jobs) THEN 'none is late, or failed 3 times' ELSE 'there are none' END
     UNION ALL -- processes register their declarations again each day

@@ -464,7 +464,7 @@ func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
 
 // overdue has what a run records whose timeout passed 11 minutes ago; ended inserts outcomes.
 const (
-	overdue = ` SET due = now() - interval '1 hour', trying = jsonb_build_object('run', 'r', 'called', 3, 'started', now() - interval '12 minutes', 'ends', now() - interval '11 minutes')`
+	overdue = ` SET due = now() - interval '1 hour', began = now(), call = 'r', call_epoch = 3, call_began = now() - interval '12 minutes', call_ends = now() - interval '11 minutes'`
 	ended   = `;INSERT INTO pgleases.history (group_name, kind, since, ticks, ended_at, schedule, name, job, until, outcome, error) VALUES ('reports', 'pay', now(), 1, now(), `
 )
 
@@ -478,9 +478,9 @@ func TestJobsShowTheSuspectThatTheyWaitFor(t *testing.T) {
 		INSERT INTO pgleases.schedule_groups VALUES ('reports', 1);
 		INSERT INTO pgleases.leases VALUES ('schedule/reports', 2, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/reports', 0, 11, 11, 3, 'a', now()), ('schedule/reports', 1, NULL, NULL, 3, NULL, NULL);
-		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, trying)
-		SELECT 'reports', n::text, (n = 4)::int, 'mail', '', 'job', '{}', 2, now(), now() - interval '1 hour', trying FROM (VALUES
-			(1, '{"crashes": 2, "epoch": 3, "run": "r", "called": 3, "started": "2026-03-02T00:00:00Z"}'::jsonb), (2, '{"crashes": 1, "epoch": 2}'), (3, NULL), (4, NULL)) AS j (n, trying)`)
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, began, crashes, crash_epoch, call, call_epoch, call_began)
+		SELECT 'reports', n::text, (n = 4)::int, 'mail', '', 'job', '{}', 2, now(), now() - interval '1 hour', began, crashes, crash_epoch, call, call_epoch, began FROM (VALUES
+			(1, timestamptz '2026-03-02Z', 2, 3, 'r', 3), (2, '2026-03-02Z', 1, 2, NULL, NULL), (3, NULL, 0, NULL, NULL, NULL), (4, NULL, 0, NULL, NULL, NULL)) AS j (n, began, crashes, crash_epoch, call, call_epoch)`)
 	text := output1(t, database, "jobs", "list", "reports")
 	for _, want := range []string{`^1 .* running for \S+, crashes 2 +a `, `^2 .* due, crashes 1: waits for crash suspect job 1 +a `,
 		`^3 .* due: its owner is busy, or .* +a `, `^4 .* due: its partition has no owner +- `} {
@@ -511,8 +511,8 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		INSERT INTO pgleases.leases VALUES ('schedule/reports', 1, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/reports', 0, 11, 11, 3, 'a', now());
-		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-		SELECT 'reports', name, name, 0, 'close', '{}', '@every 1h', now(), '{}', declared, now(), now() + interval '30 minutes', 1, registered
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+		SELECT 'reports', name, name, 0, 'close', '{}', '@every 1h', now(), declared, now(), now() + interval '30 minutes', 1, registered
 		FROM (VALUES ('put', false, '2026-03-02Z'), ('new', true, now() - interval '6 days 23 hours')) AS s (name, declared, registered);
 		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due) VALUES ('reports', 'k', 0, 'mail', '', 'job', '{}', 2, now(), now() + interval '30 minutes')`)
 	expectIll(t, database, "", "")
@@ -530,14 +530,14 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '30 minutes', failures = 0", "", ""},
 		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now() + interval '30 minutes'", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind) > pgleases jobs list reports shows why`},
-		{`UPDATE pgleases.jobs SET trying = '{"attempts": 3, "error": "it broke"}'`, "UPDATE pgleases.jobs SET trying = NULL", "warning jobs", `3 times (it broke)`},
-		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET trying = NULL, due = now() + interval '30 minutes'", "warning jobs",
+		{`UPDATE pgleases.jobs SET began = now(), attempts = 3, error = 'it broke'`, "UPDATE pgleases.jobs SET began = NULL, attempts = 0, error = NULL", "warning jobs", `3 times (it broke)`},
+		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET began = NULL, call = NULL, due = now() + interval '30 minutes'", "warning jobs",
 			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
-		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET trying = NULL, due = now() + interval '30 minutes'", "warning schedules",
+		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET began = NULL, call = NULL, due = now() + interval '30 minutes'", "warning schedules",
 			` > if it hangs (its log says "handler still running"): kill -9 7 on host "host" ("a\n"); SIGTERM would wait for the work`},
 		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
 			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00) > check its effect first; only if it was not done: pgleases schedules retry reports put 2026-03-02T00:00:00+00:00 --unknown`},
-		{ended + `0, '', 6, now(), 'unknown', NULL)` + ended + `0, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
+		{ended + `NULL, '', 6, now(), 'unknown', NULL)` + ended + `NULL, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
 			`outcome unknown, so they may have been done: 1 of group "reports", such as job 6 (pay)`},
 		{"SELECT", "UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", such as job 7 (pay) (it broke)`},
 		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions, fault rights", "missing: schedule_job"},

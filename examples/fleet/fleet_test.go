@@ -68,8 +68,8 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	testkit.OK(t, err)
 	// The schedule has six ticks up to its cursor, of which the history tells five: 1 to 4 ran, 2 twice, and 7 is after the cursor.
 	_, err = pool.Exec(ctx, `
-		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-		VALUES ('fleet', 'second/1', 'x', 0, 'tick', '{}', '@every 1s', '2026-03-02 00:00:00.5Z', '{}', true, '2026-03-02 00:00:06.5Z', 'infinity', 1, now());
+		INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+		VALUES ('fleet', 'second/1', 'x', 0, 'tick', '{}', '@every 1s', '2026-03-02 00:00:00.5Z', true, '2026-03-02 00:00:06.5Z', 'infinity', 1, now());
 		INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
 		VALUES (1, 'fleet', 'second/1', '2026-03-02 00:00:00.5Z', '2026-03-02 00:00:05.5Z', 5, 'succeeded', now());
 		INSERT INTO pgleases_example.ticks (name, at, worker, ran_at)

@@ -381,13 +381,17 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a close in another transaction than the run's", "runs", `it has its outcome`, []edit{
 		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`, `IF false THEN`, 2},
+		{"schedule/sql/functions/run.sql", `
+            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run`, ``, 2},
 		{"schedule/call.go", `a.handler = errEnded`, ``, 0},
 	}},
 	{"the client's clock decides what is due", "clock", `outcome`, []edit{
-		{"schedule/decide.go", `now := r.Clock`, `now := time.Now()`, 0},
+		{"schedule/decide.go", `r.decideTicks(&d, rule, r.Clock, epoch)`, `r.decideTicks(&d, rule, time.Now(), epoch)`, 0},
+		{"schedule/decide.go", `r.decideRun(&d, r.Clock, epoch)`, `r.decideRun(&d, time.Now(), epoch)`, 0},
 	}},
 	{"a clock that is ahead by a second", "schedule fleet", `early`, []edit{
-		{"schedule/decide.go", `now := r.Clock`, `now := r.Clock.Add(time.Second)`, 0},
+		{"schedule/decide.go", `r.decideTicks(&d, rule, r.Clock, epoch)`, `r.decideTicks(&d, rule, r.Clock.Add(time.Second), epoch)`, 0},
+		{"schedule/decide.go", `r.decideRun(&d, r.Clock, epoch)`, `r.decideRun(&d, r.Clock.Add(time.Second), epoch)`, 0},
 	}},
 	{"the cursor locked before the handler", "runs", `put|lock`, []edit{
 		{"schedule/sql/functions/run.sql", `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;`, `hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL FOR UPDATE;`, 0},
@@ -398,9 +402,9 @@ var mutants = append(asleep(), []mutant{
 	}`, 0},
 	}},
 	{"a step of the cursor without its history", "schedule fleet", `effects|outcome`, []edit{
-		{"schedule/sql/functions/run.sql", `    FROM stepped AS s;
-    IF NOT FOUND THEN`, `    FROM stepped AS s WHERE s.id % 2 = 0;
-    IF NOT FOUND AND p_schedule % 2 = 0 THEN`, 0},
+		{"schedule/sql/functions/run.sql", `        ORDER BY f.until
+    )`, `        WHERE s.id % 2 = 0
+    )`, 0},
 	}},
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},
@@ -430,7 +434,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/attempt.go", `case r.Trying.begun() != e.id && (r.Trying.calledOnce() || k.calls == atMostOnce && r.Trying.begun() != ""):`, `case false:`, 0},
 	}},
 	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
-		{"schedule/sql/functions/run.sql", `    IF j.revision = p_revision AND jsonb_array_length(outcomes) > 0 THEN`, `    IF jsonb_array_length(outcomes) > 0 THEN`, 0},
+		{"schedule/sql/functions/run.sql", `p_job AND r.revision OPERATOR(pg_catalog.=) p_revision`, `p_job`, 0},
 	}},
 	{"a job without its outcome", "schedule fleet", `jobs: |calls: `, []edit{
 		{"schedule/sql/functions/run.sql", `FROM ended AS e;
@@ -444,8 +448,9 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/clock.go", `case (c.doubt.IsZero() || (ahead-c.other).Abs() > maxStep) && doubted > 0:`, `case false:`, 0},
 	}},
 	{"a deploy that begins schedules anew", "deploys", `outcomes|entry`, []edit{
-		{"schedule/edit.go", `if have != nil && have.Rule != r.Rule {`, `if have != nil && (have.Rule != r.Rule || r.Declared) {`, 0},
-		{"schedule/edit.go", `same := have != nil && alike(want, have)`, `same := have != nil && !want.Declared && alike(want, have)`, 0},
+		{"schedule/edit.go", `if have.Rule != want.Rule {`, `if have.Rule != want.Rule || want.Declared {`, 0},
+		{"schedule/sql/functions/schedules.sql", `IF s.rule <> p_rule THEN`, `IF s.rule <> p_rule OR p_declared THEN`, 0},
+		{"schedule/edit.go", `same := alike(want, have)`, `same := !want.Declared && alike(want, have)`, 0},
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `outcome of what was in deadlocks`, []edit{
 		{"schedule/run.go", `e.conflicts < maxConflicts`, `false`, 0},

@@ -20,17 +20,6 @@ LANGUAGE sql STABLE AS $pgleases_body$
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_since(pg_catalog.timestamptz) IS 'How long ago an instant was; null if that has no answer.';
 
--- An instant of the column trying; null if the text is not an instant.
-CREATE OR REPLACE FUNCTION pgleases.schedule_instant(pg_catalog.text) RETURNS pg_catalog.timestamptz
-LANGUAGE plpgsql STABLE AS $pgleases_body$
-BEGIN
-    RETURN $1::pg_catalog.timestamptz;
-EXCEPTION WHEN data_exception THEN
-    RETURN NULL;
-END
-$pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_instant(pg_catalog.text) IS 'An instant of the column trying; null if the text is not an instant.';
-
 CREATE TABLE IF NOT EXISTS pgleases.schedule_version (
     version  int NOT NULL,
     min_code int NOT NULL
@@ -60,7 +49,11 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     args         pg_catalog.jsonb NOT NULL,
     rule         pg_catalog.text NOT NULL,
     anchor       pg_catalog.timestamptz NOT NULL,
-    policy       pg_catalog.jsonb NOT NULL,
+    missed       pg_catalog.text NOT NULL DEFAULT 'latest',
+    overlap      pg_catalog.text NOT NULL DEFAULT 'skip',
+    grace        pg_catalog.interval NOT NULL DEFAULT '0',
+    jitter       pg_catalog.interval NOT NULL DEFAULT '0',
+    pause_after  int,
     declared     boolean NOT NULL,
     cursor       pg_catalog.timestamptz NOT NULL,
     due          pg_catalog.timestamptz NOT NULL,
@@ -68,7 +61,21 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     succeeded    pg_catalog.timestamptz,
     ran_from     pg_catalog.timestamptz,
     ran_until    pg_catalog.timestamptz,
-    trying       pg_catalog.jsonb,
+    tick         pg_catalog.timestamptz,
+    tick_local   pg_catalog.timestamp,
+    tick_missed  bigint NOT NULL DEFAULT 0,
+    began        pg_catalog.timestamptz,
+    attempts     int NOT NULL DEFAULT 0,
+    outages      int NOT NULL DEFAULT 0,
+    error        pg_catalog.text,
+    retry_at     pg_catalog.timestamptz,
+    crashes      int NOT NULL DEFAULT 0,
+    crash_epoch  bigint,
+    call         pg_catalog.text COLLATE pg_catalog."C",
+    call_epoch   bigint,
+    call_once    boolean NOT NULL DEFAULT false,
+    call_began   pg_catalog.timestamptz,
+    call_ends    pg_catalog.timestamptz,
     failures     int NOT NULL DEFAULT 0,
     revision     bigint NOT NULL,
     paused_at    pg_catalog.timestamptz,
@@ -77,10 +84,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schedules (
     registered   pg_catalog.timestamptz NOT NULL,
     nonce        pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
     CONSTRAINT schedules_times CHECK (least(cursor, anchor, due) OPERATOR(pg_catalog.>=) '0001-01-01 00:00:00+00'::pg_catalog.timestamptz
-        AND greatest(cursor, anchor) OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz),
-    CONSTRAINT schedules_trying CHECK (pg_catalog.jsonb_typeof(trying) OPERATOR(pg_catalog.=) 'object'
-        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'crashes', '0')) OPERATOR(pg_catalog.=) 'number'
-        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'attempts', '0')) OPERATOR(pg_catalog.=) 'number')
+        AND greatest(cursor, anchor) OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz)
 ) WITH (fillfactor = 50);
 CREATE UNIQUE INDEX IF NOT EXISTS schedules_by_name ON pgleases.schedules (group_name, name);
 CREATE INDEX IF NOT EXISTS schedules_by_due ON pgleases.schedules (group_name, partition, due);
@@ -97,7 +101,11 @@ COMMENT ON COLUMN pgleases.schedules.kind IS 'The name of the handler.';
 COMMENT ON COLUMN pgleases.schedules.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.schedules.rule IS 'The rule that says when it ticks.';
 COMMENT ON COLUMN pgleases.schedules.anchor IS 'The instant from which a rule of Every counts: when the rule was set.';
-COMMENT ON COLUMN pgleases.schedules.policy IS 'The options, for example for late ticks.';
+COMMENT ON COLUMN pgleases.schedules.missed IS 'Which of the ticks run that passed while no process could run them: latest, none or all.';
+COMMENT ON COLUMN pgleases.schedules.overlap IS 'What happens to ticks that pass during a run: skip or buffer.';
+COMMENT ON COLUMN pgleases.schedules.grace IS 'How late a tick may begin; 0: no limit, unless missed does not allow late ticks.';
+COMMENT ON COLUMN pgleases.schedules.jitter IS 'Each run is delayed by less than this.';
+COMMENT ON COLUMN pgleases.schedules.pause_after IS 'After this number of consecutive failed ticks it is paused; null: never.';
 COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares the schedule, and only processes with such code run it.';
 COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its outcome in the history, and no later tick has.';
 COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'The local time in the rule''s zone at the cursor; null: the cursor is not a tick.';
@@ -105,7 +113,21 @@ COMMENT ON COLUMN pgleases.schedules.due IS 'When the owner runs it next: at the
 COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded; null: no tick did.';
 COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: it has never run.';
 COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: it has never run.';
-COMMENT ON COLUMN pgleases.schedules.trying IS 'The tick after the cursor that has begun without an outcome yet, with its failed attempts and the time of the next; null: no such tick.';
+COMMENT ON COLUMN pgleases.schedules.tick IS 'The tick after the cursor that has begun and has no outcome yet; null: no such tick.';
+COMMENT ON COLUMN pgleases.schedules.tick_local IS 'The local time of that tick in the rule''s zone.';
+COMMENT ON COLUMN pgleases.schedules.tick_missed IS 'The number of ticks before it that it stands for.';
+COMMENT ON COLUMN pgleases.schedules.began IS 'When the first attempt at that tick began; null: no attempt has begun.';
+COMMENT ON COLUMN pgleases.schedules.attempts IS 'The failed attempts at that tick.';
+COMMENT ON COLUMN pgleases.schedules.outages IS 'How many attempts in a row found that something is away. They do not count as failed.';
+COMMENT ON COLUMN pgleases.schedules.error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN pgleases.schedules.retry_at IS 'The next attempt begins no earlier; null: the first attempt is due or under way.';
+COMMENT ON COLUMN pgleases.schedules.crashes IS 'The processes that crashed while they ran that tick, without the first, and with the one that runs it now as a crash suspect.';
+COMMENT ON COLUMN pgleases.schedules.crash_epoch IS 'The epoch under which the last of these crashes was counted, until the run has ended.';
+COMMENT ON COLUMN pgleases.schedules.call IS 'The mark of the call outside of a transaction that has begun; null: no such call.';
+COMMENT ON COLUMN pgleases.schedules.call_epoch IS 'The epoch of that call.';
+COMMENT ON COLUMN pgleases.schedules.call_once IS 'That call is made at most once, whatever the kind is now.';
+COMMENT ON COLUMN pgleases.schedules.call_began IS 'When that call began.';
+COMMENT ON COLUMN pgleases.schedules.call_ends IS 'When the timeout of that call ends.';
 COMMENT ON COLUMN pgleases.schedules.failures IS 'The number of consecutive failed ticks.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
 COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not paused.';
@@ -130,16 +152,24 @@ CREATE TABLE IF NOT EXISTS pgleases.jobs (
     rule        pg_catalog.text,
     at          pg_catalog.timestamptz NOT NULL,
     due         pg_catalog.timestamptz NOT NULL,
-    trying      pg_catalog.jsonb,
+    began       pg_catalog.timestamptz,
+    attempts     int NOT NULL DEFAULT 0,
+    outages      int NOT NULL DEFAULT 0,
+    error       pg_catalog.text,
+    retry_at     pg_catalog.timestamptz,
+    crashes      int NOT NULL DEFAULT 0,
+    crash_epoch  bigint,
+    call        pg_catalog.text COLLATE pg_catalog."C",
+    call_epoch   bigint,
+    call_once    boolean NOT NULL DEFAULT false,
+    call_began   pg_catalog.timestamptz,
+    call_ends    pg_catalog.timestamptz,
     revision    bigint NOT NULL DEFAULT 1,
     blocked_reason pg_catalog.text,
     blocked_since pg_catalog.timestamptz,
     nonce       pg_catalog.uuid NOT NULL DEFAULT pg_catalog.gen_random_uuid(),
     CONSTRAINT jobs_times CHECK (least(at, due) OPERATOR(pg_catalog.>=) '0001-01-01 00:00:00+00'::pg_catalog.timestamptz
-        AND at OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz),
-    CONSTRAINT jobs_trying CHECK (pg_catalog.jsonb_typeof(trying) OPERATOR(pg_catalog.=) 'object'
-        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'crashes', '0')) OPERATOR(pg_catalog.=) 'number'
-        AND pg_catalog.jsonb_typeof(coalesce(trying OPERATOR(pg_catalog.->) 'attempts', '0')) OPERATOR(pg_catalog.=) 'number')
+        AND at OPERATOR(pg_catalog.<) '10000-01-01 00:00:00+00'::pg_catalog.timestamptz)
 ) WITH (fillfactor = 80);
 CREATE UNIQUE INDEX IF NOT EXISTS jobs_by_unique_key ON pgleases.jobs (group_name, kind, unique_key) WHERE unique_key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS jobs_by_due ON pgleases.jobs (group_name, partition, priority, due);
@@ -159,7 +189,18 @@ COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the start o
 COMMENT ON COLUMN pgleases.jobs.rule IS 'Of an extra run, the rule that its schedule had, for its zone; null: it is not of a schedule.';
 COMMENT ON COLUMN pgleases.jobs.at IS 'The time of WithTime or WithDelay; by default when it was enqueued.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When the owner runs it next; infinity: never.';
-COMMENT ON COLUMN pgleases.jobs.trying IS 'The failed attempts and the time of the next; null: no attempt has begun.';
+COMMENT ON COLUMN pgleases.jobs.began IS 'When the first attempt at it began; null: no attempt has begun.';
+COMMENT ON COLUMN pgleases.jobs.attempts IS 'The failed attempts at it.';
+COMMENT ON COLUMN pgleases.jobs.outages IS 'How many attempts in a row found that something is away. They do not count as failed.';
+COMMENT ON COLUMN pgleases.jobs.error IS 'The error of the last failed attempt.';
+COMMENT ON COLUMN pgleases.jobs.retry_at IS 'The next attempt begins no earlier; null: the first attempt is due or under way.';
+COMMENT ON COLUMN pgleases.jobs.crashes IS 'The processes that crashed while they ran it, without the first, and with the one that runs it now as a crash suspect.';
+COMMENT ON COLUMN pgleases.jobs.crash_epoch IS 'The epoch under which the last of these crashes was counted, until the run has ended.';
+COMMENT ON COLUMN pgleases.jobs.call IS 'The mark of the call outside of a transaction that has begun; null: no such call.';
+COMMENT ON COLUMN pgleases.jobs.call_epoch IS 'The epoch of that call.';
+COMMENT ON COLUMN pgleases.jobs.call_once IS 'That call is made at most once, whatever the kind is now.';
+COMMENT ON COLUMN pgleases.jobs.call_began IS 'When that call began.';
+COMMENT ON COLUMN pgleases.jobs.call_ends IS 'When the timeout of that call ends.';
 COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced. 0: it repeats a tick.';
 COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why the owner cannot run it; null: it can.';
 COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'When it became blocked.';
@@ -180,7 +221,7 @@ COMMENT ON COLUMN pgleases.schedule_slots.kind IS 'The kind.';
 COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'The number of the slot, from 0. A process takes only slots below its own limit.';
 COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'The partition of a call outside of a transaction; null: no such call has the slot.';
 COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'The epoch of that partition. When its ownership has ended, the slot is free.';
-COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as run in the column trying; null: no such call has the slot.';
+COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as in the column call of the schedule or job; null: no such call has the slot.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -199,21 +240,29 @@ COMMENT ON COLUMN pgleases.schedule_owners.crashed IS 'The owner before the one 
 
 CREATE TABLE IF NOT EXISTS pgleases.history (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    schedule   bigint NOT NULL,
+    source     pg_catalog.text NOT NULL DEFAULT 'tick',
+    schedule   bigint,
+    job        bigint,
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     name       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
     kind       pg_catalog.text COLLATE pg_catalog."C" NOT NULL DEFAULT '',
-    job        bigint,
     since      pg_catalog.timestamptz NOT NULL,
     until      pg_catalog.timestamptz NOT NULL,
     ticks      bigint NOT NULL CHECK (ticks OPERATOR(pg_catalog.>) 0),
-    outcome       pg_catalog.text NOT NULL,
+    outcome    pg_catalog.text NOT NULL,
     error      pg_catalog.text,
     attempts   int NOT NULL DEFAULT 0,
     epoch      bigint,
     started_at pg_catalog.timestamptz,
     ended_at   pg_catalog.timestamptz NOT NULL,
-    again      pg_catalog.jsonb,
+    key        pg_catalog.text COLLATE pg_catalog."C",
+    args       pg_catalog.jsonb,
+    priority   int,
+    unique_key pg_catalog.text COLLATE pg_catalog."C",
+    begins     pg_catalog.timestamptz,
+    rule       pg_catalog.text,
+    nonce      pg_catalog.uuid,
+    revision   bigint,
     retried    bigint
 );
 CREATE INDEX IF NOT EXISTS history_by_name ON pgleases.history (group_name, name, id);
@@ -224,7 +273,8 @@ CREATE INDEX IF NOT EXISTS history_failed ON pgleases.history (ended_at) WHERE o
 CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended_at);
 COMMENT ON TABLE pgleases.history IS 'The outcomes of ticks and jobs. One row for each run, and one for ticks that passed together without a run.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; 0: the row is of a job; -1: of a job whose name is its unique key.';
+COMMENT ON COLUMN pgleases.history.source IS 'tick: the row is of a schedule''s ticks; extra: of an extra run of a schedule; job: of a job that was enqueued.';
+COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; null: the row is of a job.';
 COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: the row is of a schedule''s ticks. For a job, since and until are the job''s time at, and ticks is 1.';
 COMMENT ON COLUMN pgleases.history.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.history.name IS 'The name of the schedule or job.';
@@ -238,7 +288,14 @@ COMMENT ON COLUMN pgleases.history.attempts IS 'The attempts of a run.';
 COMMENT ON COLUMN pgleases.history.epoch IS 'The epoch of its partition; null: no run.';
 COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: no run.';
 COMMENT ON COLUMN pgleases.history.ended_at IS 'When this row was written.';
-COMMENT ON COLUMN pgleases.history.again IS 'What a retry needs, of a job or tick that did not succeed.';
+COMMENT ON COLUMN pgleases.history.key IS 'Of a job that did not succeed, its key. A retry needs this and the following columns.';
+COMMENT ON COLUMN pgleases.history.args IS 'Of a job that did not succeed, its arguments.';
+COMMENT ON COLUMN pgleases.history.priority IS 'Of a job that did not succeed, its priority.';
+COMMENT ON COLUMN pgleases.history.unique_key IS 'Of a job that did not succeed, its unique key; null: it had no such key.';
+COMMENT ON COLUMN pgleases.history.begins IS 'Of a tick or an extra run that did not succeed, the start of the window that ends at until; null: no window.';
+COMMENT ON COLUMN pgleases.history.rule IS 'Of a tick or an extra run that did not succeed, the rule that its schedule had.';
+COMMENT ON COLUMN pgleases.history.nonce IS 'Of a job that did not succeed, the value that identifies it in idempotency keys.';
+COMMENT ON COLUMN pgleases.history.revision IS 'Of a job that did not succeed, its revision.';
 COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: it was not retried.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (
@@ -295,10 +352,10 @@ SELECT s.group_name,
                (SELECT pg_catalog.concat('by ', q.actor, ': ', q.reason) FROM pgleases.schedule_changes AS q
                 WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
                     AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
-               CASE WHEN s.failures OPERATOR(pg_catalog.>=) nullif(pg_catalog.substring(s.policy OPERATOR(pg_catalog.->>) 'pause_after', '^[0-9]{1,9}$')::int, 0)
+               CASE WHEN s.failures OPERATOR(pg_catalog.>=) s.pause_after
                     THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
            WHEN 'blocked' THEN s.blocked_reason
-           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', s.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
                WHEN s.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
@@ -312,13 +369,13 @@ SELECT s.group_name,
        s.due,
        CASE WHEN e.state OPERATOR(pg_catalog.=) 'paused' THEN NULL
             WHEN s.blocked_reason IS NOT NULL THEN pgleases.schedule_since(s.blocked_since)
-            WHEN s.trying IS NOT NULL THEN pgleases.schedule_since(pgleases.schedule_instant(s.trying OPERATOR(pg_catalog.->>) 'at'))
+            WHEN s.tick IS NOT NULL THEN pgleases.schedule_since(s.tick)
             WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_since(s.due)
        END AS lateness,
        s.failures,
-       t.attempts,
-       t.crashes,
-       coalesce(s.trying OPERATOR(pg_catalog.->>) 'error',
+       s.attempts,
+       s.crashes,
+       coalesce(s.error,
                 CASE WHEN s.failures OPERATOR(pg_catalog.>) 0 THEN
                     (SELECT h.error FROM pgleases.history AS h
                      WHERE h.group_name OPERATOR(pg_catalog.=) s.group_name AND h.name OPERATOR(pg_catalog.=) s.name AND h.schedule OPERATOR(pg_catalog.=) s.id
@@ -331,10 +388,14 @@ SELECT s.group_name,
        s.declared,
        s.registered,
        s.args,
-       s.policy,
+       s.missed,
+       s.overlap,
+       s.grace,
+       s.jitter,
+       s.pause_after,
        s.id,
        CASE WHEN r.backend IS NOT NULL THEN (SELECT a.xact_start FROM pg_catalog.pg_stat_get_activity(r.backend) AS a)
-            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN pgleases.schedule_instant(s.trying OPERATOR(pg_catalog.->>) 'started') END AS started_at
+            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN s.call_began END AS started_at
 FROM pgleases.schedules AS s
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name)
     AND p.partition OPERATOR(pg_catalog.=) s.partition
@@ -343,17 +404,12 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
 ) AS o
 CROSS JOIN LATERAL (
-    SELECT coalesce(pg_catalog.substring(s.trying OPERATOR(pg_catalog.->>) 'attempts', '^[0-9]{1,9}$')::int, 0) AS attempts,
-           coalesce(pg_catalog.substring(s.trying OPERATOR(pg_catalog.->>) 'crashes', '^[0-9]{1,9}$')::int, 0) AS crashes
-) AS t
-CROSS JOIN LATERAL (
     SELECT CASE WHEN r.backend IS NOT NULL THEN 'running'
-                WHEN o.owner IS NOT NULL AND (s.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
-                     AND pg_catalog.substring(s.trying OPERATOR(pg_catalog.->>) 'called', '^[0-9]{1,18}$')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
+                WHEN o.owner IS NOT NULL AND s.call IS NOT NULL AND s.call_epoch OPERATOR(pg_catalog.=) p.epoch THEN 'running'
                 WHEN s.paused_at IS NOT NULL THEN 'paused'
                 WHEN s.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN s.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
-                WHEN s.trying IS NOT NULL THEN 'retrying'
+                WHEN s.tick IS NOT NULL THEN 'retrying'
                 ELSE 'planned' END AS state
 ) AS e;
 COMMENT ON VIEW pgleases.schedules_status IS 'One row for each schedule: owner, state with its reason, and cursor. If there are many, fast with conditions on group_name and name; group_name, partition and due; blocked_reason or paused_at IS NOT NULL; failures > 0.';
@@ -383,7 +439,11 @@ COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'When it became blo
 COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares the schedule, and only processes with such code run it.';
 COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last stored or declared it: at its start, and once a day.';
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'The arguments of the handler.';
-COMMENT ON COLUMN pgleases.schedules_status.policy IS 'The options, for example for late ticks.';
+COMMENT ON COLUMN pgleases.schedules_status.missed IS 'Which of the ticks run that passed while no process could run them: latest, none or all.';
+COMMENT ON COLUMN pgleases.schedules_status.overlap IS 'What happens to ticks that pass during a run: skip or buffer.';
+COMMENT ON COLUMN pgleases.schedules_status.grace IS 'How late a tick may begin; 0: no limit, unless missed does not allow late ticks.';
+COMMENT ON COLUMN pgleases.schedules_status.jitter IS 'Each run is delayed by less than this.';
+COMMENT ON COLUMN pgleases.schedules_status.pause_after IS 'After this number of consecutive failed ticks it is paused; null: never.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Identifies this schedule. A later schedule of the same name has another id.';
 COMMENT ON COLUMN pgleases.schedules_status.started_at IS 'When the run under way began; null: no run, or not visible to this role.';
 
@@ -400,18 +460,18 @@ SELECT j.id,
        e.state,
        CASE e.state
            WHEN 'blocked' THEN j.blocked_reason
-           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', t.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', j.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
                WHEN j.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        j.at,
        j.due,
        CASE WHEN j.blocked_reason IS NOT NULL THEN pgleases.schedule_since(j.blocked_since)
-            WHEN j.trying IS NOT NULL OR j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_since(j.at)
+            WHEN j.began IS NOT NULL OR j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN pgleases.schedule_since(j.at)
        END AS lateness,
-       t.attempts,
-       t.crashes,
-       j.trying OPERATOR(pg_catalog.->>) 'error' AS error,
+       j.attempts,
+       j.crashes,
+       j.error,
        r.backend,
        j.blocked_reason,
        j.blocked_since,
@@ -419,7 +479,7 @@ SELECT j.id,
        j.begins,
        j.args,
        CASE WHEN r.backend IS NOT NULL THEN (SELECT a.xact_start FROM pg_catalog.pg_stat_get_activity(r.backend) AS a)
-            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN pgleases.schedule_instant(j.trying OPERATOR(pg_catalog.->>) 'started') END AS started_at
+            WHEN e.state OPERATOR(pg_catalog.=) 'running' THEN j.call_began END AS started_at
 FROM pgleases.jobs AS j
 LEFT JOIN pgleases.partitions AS p ON p.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) j.group_name)
     AND p.partition OPERATOR(pg_catalog.=) j.partition
@@ -428,16 +488,11 @@ CROSS JOIN LATERAL (
     SELECT CASE WHEN p.owner IS NOT NULL THEN p.owner_id END AS owner
 ) AS o
 CROSS JOIN LATERAL (
-    SELECT coalesce(pg_catalog.substring(j.trying OPERATOR(pg_catalog.->>) 'attempts', '^[0-9]{1,9}$')::int, 0) AS attempts,
-           coalesce(pg_catalog.substring(j.trying OPERATOR(pg_catalog.->>) 'crashes', '^[0-9]{1,9}$')::int, 0) AS crashes
-) AS t
-CROSS JOIN LATERAL (
     SELECT CASE WHEN r.backend IS NOT NULL THEN 'running'
-                WHEN o.owner IS NOT NULL AND (j.trying OPERATOR(pg_catalog.->>) 'run') OPERATOR(pg_catalog.<>) ''
-                     AND pg_catalog.substring(j.trying OPERATOR(pg_catalog.->>) 'called', '^[0-9]{1,18}$')::bigint OPERATOR(pg_catalog.=) p.epoch THEN 'running'
+                WHEN o.owner IS NOT NULL AND j.call IS NOT NULL AND j.call_epoch OPERATOR(pg_catalog.=) p.epoch THEN 'running'
                 WHEN j.blocked_reason IS NOT NULL THEN 'blocked'
                 WHEN j.due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN 'due'
-                WHEN j.trying IS NOT NULL THEN 'retrying'
+                WHEN j.began IS NOT NULL THEN 'retrying'
                 ELSE 'planned' END AS state
 ) AS e;
 COMMENT ON VIEW pgleases.jobs_status IS 'One row for each job that has not ended: owner, and state with its reason. If there are many, fast with conditions on id; group_name, partition, priority and due; blocked_reason IS NOT NULL.';

@@ -12,8 +12,23 @@ SELECT ARRAY(SELECT (pgleases.schedule_json(s) OPERATOR(pg_catalog.||)
        coalesce((SELECT CASE WHEN l.partitions OPERATOR(pg_catalog.>) 0 THEN l.partitions ELSE l.next_partitions END
                  FROM pgleases.leases AS l WHERE l.name OPERATOR(pg_catalog.=) $4::pg_catalog.text), 0);
 
--- put: writes a schedule.
-SELECT pgleases.schedule_put($1::pg_catalog.text, $2::int, $3::pg_catalog.jsonb, $4::pg_catalog.jsonb);
+-- create: creates a schedule.
+SELECT pgleases.schedule_create(
+    p_group => $1::pg_catalog.text, p_partitions => $2::int, p_name => $3::pg_catalog.text,
+    p_key => $4::pg_catalog.text, p_kind => $5::pg_catalog.text, p_args => $6::pg_catalog.jsonb,
+    p_rule => $7::pg_catalog.text, p_missed => $8::pg_catalog.text, p_overlap => $9::pg_catalog.text,
+    p_grace_us => $10::bigint, p_jitter_us => $11::bigint, p_pause_after => $12::int, p_declared => $13::boolean,
+    p_now => $14::pg_catalog.timestamptz, p_due => $15::pg_catalog.timestamptz);
+
+-- replace: edits a schedule that get has locked.
+SELECT pgleases.schedule_replace(
+    p_group => $1::pg_catalog.text, p_partitions => $2::int, p_schedule => $3::bigint,
+    p_key => $4::pg_catalog.text, p_kind => $5::pg_catalog.text, p_args => $6::pg_catalog.jsonb,
+    p_rule => $7::pg_catalog.text, p_missed => $8::pg_catalog.text, p_overlap => $9::pg_catalog.text,
+    p_grace_us => $10::bigint, p_jitter_us => $11::bigint, p_pause_after => $12::int, p_declared => $13::boolean,
+    p_now => $14::pg_catalog.timestamptz, p_due => $15::pg_catalog.timestamptz,
+    p_until => $16::pg_catalog.timestamptz, p_canceled_until => $17::pg_catalog.timestamptz,
+    p_canceled => $18::bigint)::pg_catalog.text;
 
 -- get: locks a schedule for an edit.
 SELECT clock_us, answer FROM pgleases.schedule_get($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.jsonb);
@@ -54,17 +69,39 @@ SELECT pgleases.schedule_locked($1::bigint, $2::boolean);
 SELECT pg_catalog.set_config('statement_timeout', $1::int::pg_catalog.text, true), pg_catalog.set_config('lock_timeout', $2::int::pg_catalog.text, true);
 
 -- close: ends a run of a schedule.
-SELECT pgleases.schedule_close($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz, $5::pg_catalog.jsonb)::pg_catalog.text;
+SELECT pgleases.schedule_close(
+    p_schedule => $1::bigint, p_run => $2::pg_catalog.text, p_revision => $3::bigint,
+    p_cursor_before => $4::pg_catalog.timestamptz, p_cursor => $5::pg_catalog.timestamptz,
+    p_local_us => $6::bigint, p_due => $7::pg_catalog.timestamptz, p_succeeded => $8::pg_catalog.timestamptz,
+    p_ran_from => $9::pg_catalog.timestamptz, p_ran_until => $10::pg_catalog.timestamptz, p_failures => $11::int,
+    p_paused_at => $12::pg_catalog.timestamptz, p_blocked => $13::pg_catalog.text,
+    p_tick => $14::pg_catalog.timestamptz, p_tick_local_us => $15::bigint, p_tick_missed => $16::bigint,
+    p_began => $17::pg_catalog.timestamptz, p_attempts => $18::int, p_outages => $19::int,
+    p_last_error => $20::pg_catalog.text, p_retry_at => $21::pg_catalog.timestamptz, p_crashes => $22::int,
+    p_crash_epoch => $23::bigint, p_call => $24::pg_catalog.text, p_call_epoch => $25::bigint,
+    p_call_once => $26::boolean, p_call_began => $27::pg_catalog.timestamptz,
+    p_call_ends => $28::pg_catalog.timestamptz, p_passed_since => $29::pg_catalog.timestamptz[],
+    p_passed_until => $30::pg_catalog.timestamptz[], p_passed_ticks => $31::bigint[],
+    p_passed_outcomes => $32::pg_catalog.text[], p_since => $33::pg_catalog.timestamptz,
+    p_outcome => $34::pg_catalog.text, p_error => $35::pg_catalog.text, p_outcome_attempts => $36::int,
+    p_epoch => $37::bigint, p_started_at => $38::pg_catalog.timestamptz, p_rule => $39::pg_catalog.text,
+    p_begins => $40::pg_catalog.timestamptz)::pg_catalog.text;
 
--- ticksucceeded: ends a run of a schedule that succeeded.
-SELECT pgleases.schedule_tick_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.timestamptz, $5::pg_catalog.timestamptz, $6::bigint,
-    $7::pg_catalog.timestamptz, $8::pg_catalog.timestamptz, $9::pg_catalog.timestamptz, $10::int, $11::bigint, $12::pg_catalog.timestamptz)::pg_catalog.text;
+-- endjob: ends a run after which a job has its outcome.
+SELECT pgleases.schedule_end_job(
+    p_job => $1::bigint, p_run => $2::pg_catalog.text, p_revision => $3::bigint, p_outcome => $4::pg_catalog.text,
+    p_error => $5::pg_catalog.text, p_attempts => $6::int, p_epoch => $7::bigint,
+    p_started_at => $8::pg_catalog.timestamptz, p_at => $9::pg_catalog.timestamptz, p_key => $10::pg_catalog.text,
+    p_args => $11::pg_catalog.jsonb, p_nonce => $12::pg_catalog.uuid)::pg_catalog.text;
 
--- closejob: ends a run of a job.
-SELECT pgleases.schedule_close_job($1::bigint, $2::pg_catalog.text, $3::bigint, $4::pg_catalog.jsonb)::pg_catalog.text;
-
--- jobsucceeded: ends a run of a job that succeeded.
-SELECT pgleases.schedule_job_succeeded($1::bigint, $2::pg_catalog.text, $3::bigint, $4::int, $5::bigint, $6::bigint, $7::pg_catalog.timestamptz)::pg_catalog.text;
+-- postponejob: ends a run after which a job has no outcome yet.
+SELECT pgleases.schedule_postpone_job(
+    p_job => $1::bigint, p_run => $2::pg_catalog.text, p_revision => $3::bigint,
+    p_due => $4::pg_catalog.timestamptz, p_blocked => $5::pg_catalog.text, p_began => $6::pg_catalog.timestamptz,
+    p_attempts => $7::int, p_outages => $8::int, p_last_error => $9::pg_catalog.text,
+    p_retry_at => $10::pg_catalog.timestamptz, p_crashes => $11::int, p_crash_epoch => $12::bigint,
+    p_call => $13::pg_catalog.text, p_call_epoch => $14::bigint, p_call_once => $15::boolean,
+    p_call_began => $16::pg_catalog.timestamptz, p_call_ends => $17::pg_catalog.timestamptz)::pg_catalog.text;
 
 -- end: records that all runs of an owner in a partition have ended.
 SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::bigint[], $6::bigint[], $7::int)::pg_catalog.text;

@@ -7,8 +7,8 @@ GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.tables_number, pgleases.pr
 DO $pgleases_body$
 BEGIN
     IF to_regprocedure('pgleases.schedule_clock()') IS NOT NULL THEN
-        GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_instant, pgleases.schedule_json, pgleases.schedule_status_json, pgleases.schedule_list,
-            pgleases.schedule_history, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_reader;
+        GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_json, pgleases.schedule_status_json, pgleases.schedule_list,
+            pgleases.schedule_history, pgleases.schedule_entry_json, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_reader;
     END IF;
     IF to_regclass('pgleases.consumers') IS NOT NULL THEN
         GRANT EXECUTE ON FUNCTION pgleases.consumer_backlog TO pgleases_reader;

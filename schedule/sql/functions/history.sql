@@ -1,29 +1,32 @@
 -- functions/history.sql: outcomes.
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_outcomes(s pgleases.schedules, p_outcomes pg_catalog.jsonb) RETURNS void
+-- Writes the outcome of ticks of a schedule that an edit cancels, if p_ticks is not 0.
+--   p_until: the last of these ticks. They begin after the schedule's cursor
+--   p_error: who canceled them, and why; null: not an operator
+CREATE OR REPLACE FUNCTION pgleases.schedule_canceled(s pgleases.schedules, p_until pg_catalog.timestamptz, p_ticks bigint, p_error pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
-    SELECT s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch,
-        f.started_at, pgleases.schedule_clock(), CASE WHEN f.outcome IN ('failed', 'unknown') THEN jsonb_build_object('rule', f.rule, 'begins', f.begins) END
-    FROM jsonb_to_recordset(p_outcomes) AS f (since timestamptz, until timestamptz, ticks bigint, outcome text, error text, attempts int,
-        epoch bigint, started_at timestamptz, rule text, begins timestamptz)
-    ORDER BY f.until;
+    INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, ended_at)
+    SELECT 'tick', s.id, s.group_name, s.name, s.kind, s.cursor, p_until, p_ticks, 'canceled', p_error, pgleases.schedule_clock()
+    WHERE p_ticks > 0;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_outcomes(pgleases.schedules, pg_catalog.jsonb) IS 'Writes the outcomes of ticks into the history.';
+COMMENT ON FUNCTION pgleases.schedule_canceled(pgleases.schedules, pg_catalog.timestamptz, bigint, pg_catalog.text) IS 'Writes the outcome of canceled ticks into the history.';
 
-CREATE OR REPLACE FUNCTION pgleases.schedule_job_outcomes(j pgleases.jobs, p_outcomes pg_catalog.jsonb) RETURNS void
-LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+-- A job's source in the history: only extra runs of schedules have a rule.
+CREATE OR REPLACE FUNCTION pgleases.schedule_source(j pgleases.jobs) RETURNS pg_catalog.text
+LANGUAGE sql IMMUTABLE AS $pgleases_body$ SELECT CASE WHEN j.rule IS NULL THEN 'job' ELSE 'extra' END $pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_source(pgleases.jobs) IS 'The source of a job''s row of the history.';
+
+-- A row of the history as JSON. Arguments that are not kept are left out, because null is an
+-- argument too.
+CREATE OR REPLACE FUNCTION pgleases.schedule_entry_json(h pgleases.history) RETURNS pg_catalog.jsonb
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch, started_at, ended_at, again)
-    SELECT CASE WHEN j.unique_key = j.name THEN -1 ELSE 0 END, j.id, j.group_name, j.name, j.kind, coalesce(f.until, j.at), coalesce(f.until, j.at), 1, f.outcome, f.error, coalesce(f.attempts, 0), f.epoch, f.started_at, pgleases.schedule_clock(),
-           CASE WHEN f.outcome <> 'succeeded' THEN jsonb_build_object('key', coalesce(f.key, j.key), 'args', coalesce(f.args, j.args), 'priority',
-           j.priority, 'unique_key', j.unique_key, 'begins', j.begins, 'rule', j.rule, 'nonce', coalesce(f.nonce, j.nonce), 'revision', j.revision) END
-    FROM jsonb_to_recordset(p_outcomes) AS f (until timestamptz, key text, args jsonb, nonce uuid, outcome text, error text, attempts int, epoch bigint, started_at timestamptz);
+    RETURN CASE WHEN h.args IS NULL THEN to_jsonb(h) - 'args' ELSE to_jsonb(h) END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_job_outcomes(pgleases.jobs, pg_catalog.jsonb) IS 'Writes the outcomes of a job into the history.';
+COMMENT ON FUNCTION pgleases.schedule_entry_json(pgleases.history) IS 'A row of the history as JSON.';
 
 -- The outcomes of a schedule's ticks and of its extra runs, newest first.
 --   p_name: name of the schedule; null: failed and unknown jobs of the group, among the latest
@@ -35,11 +38,14 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_history(p_group pg_catalog.text, p_
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET enable_seqscan = off SET jit = off AS $pgleases_body$
 BEGIN
     IF p_name IS NOT NULL THEN
-        RETURN QUERY SELECT coalesce(h.again, '{}') || to_jsonb(h) - 'again' FROM pgleases.history AS h
-        WHERE h.group_name = p_group AND h.name = p_name AND h.schedule >= 0 AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
+        RETURN QUERY SELECT pgleases.schedule_entry_json(h) FROM pgleases.history AS h
+        WHERE h.group_name = p_group AND h.name = p_name AND h.source <> 'job' AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
         RETURN;
     END IF;
-    RETURN QUERY SELECT coalesce(h.again, '{}') || to_jsonb(h) - 'again' FROM (SELECT f.* FROM pgleases.history AS f WHERE f.outcome = ANY ('{failed,unknown}'::text[]) ORDER BY f.ended_at DESC LIMIT 1000) AS h
+    RETURN QUERY SELECT pgleases.schedule_entry_json(h)
+    FROM (SELECT f.id FROM pgleases.history AS f WHERE f.outcome = ANY ('{failed,unknown}'::text[])
+          ORDER BY f.ended_at DESC LIMIT 1000) AS latest
+    JOIN pgleases.history AS h ON h.id = latest.id
     WHERE h.group_name = p_group AND h.job IS NOT NULL AND h.id < p_before ORDER BY h.id DESC LIMIT p_most;
 END
 $pgleases_body$;

@@ -37,7 +37,9 @@ BEGIN
             UPDATE pgleases.jobs AS j
             SET key = w.key, partition = pgleases.partition_for(w.key, parts), args = coalesce(w.args, 'null'),
                 priority = w.priority, at = t.at, due = greatest(t.at, now),
-                revision = j.revision + 1, nonce = gen_random_uuid(), trying = NULL, blocked_reason = NULL, blocked_since = NULL
+                revision = j.revision + 1, nonce = gen_random_uuid(), blocked_reason = NULL, blocked_since = NULL,
+                began = NULL, attempts = 0, outages = 0, error = NULL, retry_at = NULL, crashes = 0, crash_epoch = NULL,
+                call = NULL, call_epoch = NULL, call_once = false, call_began = NULL, call_ends = NULL
             FROM jsonb_to_recordset(p_jobs) AS w (key text, kind text, unique_key text, args jsonb, priority int, at timestamptz, in_us bigint),
                  LATERAL (SELECT coalesce(w.at, now + coalesce(w.in_us, 0) * interval '1 microsecond')) AS t (at)
             WHERE j.group_name = p_group AND j.kind = w.kind AND j.unique_key = w.unique_key
@@ -61,7 +63,8 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_job(p_group pg_catalog.text, p_job 
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
     RETURN coalesce((SELECT pgleases.schedule_status_json(to_jsonb(j), j.lateness) FROM pgleases.jobs_status AS j WHERE j.group_name = p_group AND j.id = p_job),
-        (SELECT coalesce(h.again, '{}') || to_jsonb(h) - 'again' || jsonb_build_object('id', h.job, 'at', h.until) FROM pgleases.history AS h WHERE h.group_name = p_group AND h.job = p_job ORDER BY h.id DESC LIMIT 1))
+        (SELECT pgleases.schedule_entry_json(h) || jsonb_build_object('id', h.job, 'at', h.until)
+         FROM pgleases.history AS h WHERE h.group_name = p_group AND h.job = p_job ORDER BY h.id DESC LIMIT 1))
         || jsonb_build_object('retry_of', (SELECT h.job FROM pgleases.history AS h WHERE h.group_name = p_group AND h.retried = p_job ORDER BY h.id DESC LIMIT 1));
 END
 $pgleases_body$;
@@ -105,11 +108,12 @@ DECLARE
 BEGIN
     IF p_job IS NOT NULL THEN
         SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = p_group AND r.job = p_job ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
-        w := h.again || jsonb_build_object('kind', h.kind, 'name', h.name, 'at', h.until);
+        w := to_jsonb(h) || jsonb_build_object('at', h.until);
     ELSE
         SELECT * INTO h FROM pgleases.history AS r WHERE r.group_name = p_group AND r.name = p_name AND r.job IS NULL
             AND r.until = p_tick ORDER BY r.id DESC LIMIT 1 FOR UPDATE;
-        SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until, 'nonce', s.nonce, 'revision', 0) || h.again
+        SELECT jsonb_build_object('kind', s.kind, 'name', s.name, 'key', s.key, 'args', s.args, 'priority', 1, 'at', h.until,
+            'nonce', s.nonce, 'revision', 0, 'rule', h.rule, 'begins', h.begins)
         INTO w FROM pgleases.schedules AS s WHERE s.id = h.schedule;
     END IF;
     IF h.id IS NULL THEN

@@ -23,7 +23,6 @@ DECLARE
     seen   CONSTANT jsonb := CASE WHEN NOT late THEN p_what -> 'seen' END;
     until  CONSTANT timestamptz := (seen ->> 'until')::timestamptz;
     last   CONSTANT timestamptz := coalesce((seen ->> 'last')::timestamptz, until);
-    outcomes  jsonb := '[]';
     s      pgleases.schedules;
     j      pgleases.jobs;
     h      record;
@@ -63,19 +62,19 @@ BEGIN
             RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be canceled: its cursor is at %', p_name, coalesce(until::text, 'null'), s.cursor
                 USING ERRCODE = 'invalid_parameter_value';
         END IF;
-        IF (seen ->> 'ticks')::bigint > 0 THEN
-            outcomes := jsonb_build_array(jsonb_build_object('since', s.cursor, 'until', last, 'ticks', seen -> 'ticks', 'outcome', 'canceled', 'error', p_verb || 'd by ' || p_why));
-        END IF;
         IF p_verb = 'delete' THEN
             DELETE FROM pgleases.schedules AS r WHERE r.id = s.id;
         ELSE
             UPDATE pgleases.schedules AS r
             SET paused_at = NULL, failures = 0, due = now, revision = r.revision + 1, cursor = coalesce(until, r.cursor),
-                cursor_local = CASE WHEN late OR until = r.cursor THEN r.cursor_local END, trying = CASE WHEN late THEN r.trying END
+                cursor_local = CASE WHEN late OR until = r.cursor THEN r.cursor_local END
             WHERE r.id = s.id;
+            IF NOT late THEN
+                PERFORM pgleases.schedule_forget_tick(s.id);
+            END IF;
         END IF;
         PERFORM pgleases.notify('schedule/' || p_group); -- also to end the run of what was deleted
-        PERFORM pgleases.schedule_outcomes(s, outcomes);
+        PERFORM pgleases.schedule_canceled(s, last, coalesce((seen ->> 'ticks')::bigint, 0), p_verb || 'd by ' || p_why);
     WHEN 'trigger' THEN
         ids := pgleases.schedule_enqueue(p_group, 1, jsonb_build_array(jsonb_build_object(
             'kind', s.kind, 'trigger', 'manual', 'name', s.name, 'key', s.key, 'args', s.args, 'rule', s.rule, 'priority', 1)), 'skip'::text);
@@ -93,8 +92,10 @@ BEGIN
         IF NOT FOUND THEN
             RAISE EXCEPTION 'group "%" has no job %, or it has ended', p_group, of_job USING ERRCODE = 'undefined_object';
         END IF;
-        PERFORM pgleases.schedule_job_outcomes(j, jsonb_build_array(jsonb_build_object('outcome', 'canceled', 'attempts', j.trying -> 'attempts',
-            'error', coalesce(p_why, j.trying ->> 'error'))));
+        INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, ended_at,
+            key, args, priority, unique_key, begins, rule, nonce, revision)
+        VALUES (pgleases.schedule_source(j), j.id, j.group_name, j.name, j.kind, j.at, j.at, 1, 'canceled', coalesce(p_why, j.error),
+            j.attempts, now, j.key, j.args, j.priority, j.unique_key, j.begins, j.rule, j.nonce, j.revision);
         PERFORM pgleases.notify('schedule/' || p_group); -- to end its run
         ids := ARRAY[of_job];
     WHEN 'retry' THEN

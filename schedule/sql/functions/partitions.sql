@@ -71,11 +71,11 @@ BEGIN
     PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
         pgleases.guard(p_lease, p_partition, p_epoch);
     UPDATE pgleases.schedules AS s -- schedules before jobs, as everywhere
-    SET trying = s.trying || jsonb_build_object('crashes', (s.trying ->> 'crashes')::int - 1, 'epoch', 0)
-    WHERE s.id = ANY (p_counted) AND substring(s.trying ->> 'epoch', '^[0-9]{1,18}$')::bigint = p_epoch;
+    SET crashes = s.crashes - 1, crash_epoch = NULL
+    WHERE s.id = ANY (p_counted) AND s.crash_epoch = p_epoch;
     UPDATE pgleases.jobs AS j
-    SET trying = j.trying || jsonb_build_object('crashes', (j.trying ->> 'crashes')::int - 1, 'epoch', 0)
-    WHERE j.id = ANY (p_counted_jobs) AND substring(j.trying ->> 'epoch', '^[0-9]{1,18}$')::bigint = p_epoch;
+    SET crashes = j.crashes - 1, crash_epoch = NULL
+    WHERE j.id = ANY (p_counted_jobs) AND j.crash_epoch = p_epoch;
     UPDATE pgleases.schedule_owners AS o SET ended = p_epoch WHERE o.group_name = p_group AND o.partition = p_partition AND o.begun = p_epoch;
 END
 $pgleases_body$;

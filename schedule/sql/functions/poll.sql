@@ -39,14 +39,14 @@ BEGIN
     END IF;
     clock_us := (extract(epoch FROM now) * 1000000)::bigint;
     SELECT array_agg(f.id), array_agg(f.job), array_agg(f.priority), array_agg(f.partition), array_agg(f.key), array_agg(f.kind),
-        array_agg((extract(epoch FROM greatest(f.due, '0001-01-01 00:00+00')) * 1000000)::bigint), array_agg(coalesce(substring(f.trying ->> 'crashes', '^[0-9]{1,9}$')::int, 0))
+        array_agg((extract(epoch FROM greatest(f.due, '0001-01-01 00:00+00')) * 1000000)::bigint), array_agg(f.crashes)
     INTO id, job, priority, partition, key, kind, due_us, crashes
     FROM (
         SELECT t.* FROM (
             SELECT d.*, p.partition
             FROM ROWS FROM (unnest(p_partitions), unnest(p_further_us), unnest(p_most)) AS p (partition, further_us, most)
             CROSS JOIN LATERAL (
-                (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.trying FROM pgleases.schedules AS s
+                (SELECT s.id, false AS job, 1 AS priority, s.key, s.kind, s.due, s.crashes FROM pgleases.schedules AS s
                 WHERE s.group_name = p_group AND s.partition = p.partition AND s.due <= until AND s.key <> ALL (p_without_keys) AND s.kind <> ALL (p_without_kinds)
                   -- behind an old snapshot, the index has many dead entries before this time
                   AND s.due >= CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END
@@ -54,7 +54,7 @@ BEGIN
                 UNION ALL
                 SELECT b.* FROM generate_series(0, 3) AS band (priority)
                 CROSS JOIN LATERAL (
-                    SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.trying FROM pgleases.jobs AS j
+                    SELECT j.id, true, j.priority, j.key, j.kind, j.due, j.crashes FROM pgleases.jobs AS j
                     WHERE j.group_name = p_group AND j.partition = p.partition AND j.priority = band.priority AND j.due <= until
                         AND j.key <> ALL (p_without_keys) AND j.kind <> ALL (p_without_kinds)
                       AND j.due >= CASE WHEN p.partition = ANY (p_fresh) THEN '-infinity' ELSE since - p.further_us * interval '1 microsecond' END

@@ -15,7 +15,7 @@
 --   p_number: partition
 --   p_subject: the id of the schedule or job
 --   p_is_job: true for a job
---   p_run: random mark of the run. schedule_close and schedule_close_job find it if the transaction
+--   p_run: random mark of the run. The end of the run finds it if the transaction
 --     is still the same
 --   p_timeout_ms: the most that one statement takes, milliseconds; 0: no limit
 --   p_idle_ms: the most that the transaction may be idle, milliseconds
@@ -70,122 +70,213 @@ BEGIN
 END
 $pgleases_body$;
 
+-- The rows of the history that a step of a schedule writes: see schedule_close.
+CREATE OR REPLACE FUNCTION pgleases.schedule_ticks(p_passed_since pg_catalog.timestamptz[],
+    p_passed_until pg_catalog.timestamptz[], p_passed_ticks bigint[], p_passed_outcomes pg_catalog.text[],
+    p_since pg_catalog.timestamptz, p_until pg_catalog.timestamptz, p_outcome pg_catalog.text, p_error pg_catalog.text, p_attempts int,
+    p_epoch bigint, p_started_at pg_catalog.timestamptz, p_rule pg_catalog.text, p_begins pg_catalog.timestamptz)
+RETURNS TABLE (since pg_catalog.timestamptz, until pg_catalog.timestamptz, ticks bigint, outcome pg_catalog.text,
+    error pg_catalog.text, attempts int, epoch bigint, started_at pg_catalog.timestamptz, rule pg_catalog.text, begins pg_catalog.timestamptz)
+LANGUAGE sql IMMUTABLE AS $pgleases_body$
+    SELECT f.since, f.until, f.ticks, f.outcome, NULL::pg_catalog.text, 0, NULL::bigint, NULL::pg_catalog.timestamptz,
+        NULL::pg_catalog.text, NULL::pg_catalog.timestamptz
+    FROM ROWS FROM (pg_catalog.unnest(p_passed_since), pg_catalog.unnest(p_passed_until), pg_catalog.unnest(p_passed_ticks),
+        pg_catalog.unnest(p_passed_outcomes)) AS f (since, until, ticks, outcome)
+    UNION ALL
+    SELECT p_since, p_until, 1, p_outcome, p_error, p_attempts, p_epoch, p_started_at, p_rule, p_begins WHERE p_outcome IS NOT NULL
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_ticks IS 'The rows of the history that a step of a schedule writes.';
+
 -- The last statement of a run before COMMIT: advances the schedule's cursor, and writes the
 -- outcomes of its ticks. If that is not possible, it raises an error, so the transaction is rolled
 -- back.
 --   p_schedule: schedule
 --   p_run: mark of the run, from schedule_open
---   p_revision: revision that schedule_open read
---   p_cursor_before: cursor that schedule_open read
---   p_step: the step, with these columns: cursor; cursor_local; due, when it runs next if it was
---     not edited meanwhile, null for never; succeeded, the tick that succeeded, or null; ran_from
---     and ran_until, when the handler was called and when it returned, or null; trying, the tick
---     that runs again, or null; failures; paused_at, null to leave it; blocked_reason, null if it
---     is not blocked; outcomes, an array of {since, until, ticks, outcome, error, attempts, epoch,
---     started_at, rule, begins}, each beginning where the one before ends
+--   p_revision, p_cursor_before: revision and cursor that schedule_open read
+--   p_cursor: the cursor from now on
+--   p_local_us: its local time in the rule's zone, in microseconds since 1970 as if it were in UTC;
+--     null: it is not a tick
+--   p_due: when it runs next if it was not edited meanwhile; null: never
+--   p_succeeded: the tick that succeeded; null: as before
+--   p_ran_from, p_ran_until: when the handler was first called for the tick, and when it returned;
+--     null: it was not called
+--   p_failures: the number of consecutive failed ticks; null: as before
+--   p_paused_at: when it was paused; null: as before
+--   p_blocked: why it is blocked; null: it is not
+--   p_tick and the others to p_call_ends: what the columns of these names are from now on. p_tick:
+--     null: no tick has begun that has no outcome yet. p_tick_local_us: as p_local_us
+--   p_passed_since, p_passed_until, p_passed_ticks, p_passed_outcomes: the outcomes of ticks that
+--     passed without a run, each beginning where the one before ends
+--   p_since: where the tick that ran begins, which is p_cursor
+--   p_outcome: its outcome; null: no tick ran, or it has no outcome yet. p_error to p_begins are of that
+--     outcome
 --
 -- PS001: the schedule was deleted. PS002: its cursor has moved. PS003: this is not the transaction
 -- of schedule_open.
 --
 -- The row is locked here, at the end of the run. If it were locked at the beginning, an edit would
 -- wait for the handler, and handlers that put schedules would wait for each other.
-CREATE OR REPLACE FUNCTION pgleases.schedule_close(p_schedule bigint, p_run pg_catalog.text, p_revision bigint, p_cursor_before pg_catalog.timestamptz, p_step pg_catalog.jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_close(p_schedule bigint, p_run pg_catalog.text, p_revision bigint,
+    p_cursor_before pg_catalog.timestamptz, p_cursor pg_catalog.timestamptz, p_local_us bigint, p_due pg_catalog.timestamptz,
+    p_succeeded pg_catalog.timestamptz, p_ran_from pg_catalog.timestamptz, p_ran_until pg_catalog.timestamptz, p_failures int,
+    p_paused_at pg_catalog.timestamptz, p_blocked pg_catalog.text,
+    p_tick pg_catalog.timestamptz, p_tick_local_us bigint, p_tick_missed bigint, p_began pg_catalog.timestamptz, p_attempts int,
+    p_outages int, p_last_error pg_catalog.text, p_retry_at pg_catalog.timestamptz, p_crashes int, p_crash_epoch bigint,
+    p_call pg_catalog.text, p_call_epoch bigint, p_call_once boolean, p_call_began pg_catalog.timestamptz,
+    p_call_ends pg_catalog.timestamptz,
+    p_passed_since pg_catalog.timestamptz[], p_passed_until pg_catalog.timestamptz[], p_passed_ticks bigint[],
+    p_passed_outcomes pg_catalog.text[],
+    p_since pg_catalog.timestamptz, p_outcome pg_catalog.text, p_error pg_catalog.text, p_outcome_attempts int, p_epoch bigint,
+    p_started_at pg_catalog.timestamptz, p_rule pg_catalog.text, p_begins pg_catalog.timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    micro   CONSTANT pg_catalog.interval := '1 microsecond';
+    unix    CONSTANT pg_catalog.timestamp := 'epoch';
+    now     CONSTANT pg_catalog.timestamptz := pgleases.schedule_clock();
+    stepped bigint;
+BEGIN
+    WITH step AS (
+        UPDATE pgleases.schedules AS r
+        SET cursor = p_cursor, cursor_local = unix OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) micro),
+            succeeded = coalesce(p_succeeded, r.succeeded), ran_from = coalesce(p_ran_from, r.ran_from),
+            ran_until = coalesce(p_ran_until, r.ran_until), failures = coalesce(p_failures, r.failures),
+            paused_at = coalesce(r.paused_at, p_paused_at),
+            due = CASE WHEN r.revision OPERATOR(pg_catalog.<>) p_revision THEN now -- its owner checks it after an edit
+                       ELSE coalesce(p_due, 'infinity') END,
+            blocked_reason = p_blocked,
+            blocked_since = CASE WHEN p_blocked IS NOT NULL THEN coalesce(r.blocked_since, now)
+                                 WHEN p_due OPERATOR(pg_catalog.<=) now THEN r.blocked_since END, -- while it catches up
+            tick = p_tick, tick_local = unix OPERATOR(pg_catalog.+) (p_tick_local_us OPERATOR(pg_catalog.*) micro),
+            tick_missed = p_tick_missed, began = p_began, attempts = p_attempts, outages = p_outages, error = p_last_error,
+            retry_at = p_retry_at, crashes = p_crashes, crash_epoch = p_crash_epoch, call = p_call, call_epoch = p_call_epoch,
+            call_once = p_call_once, call_began = p_call_began, call_ends = p_call_ends
+        WHERE r.id OPERATOR(pg_catalog.=) p_schedule AND r.cursor OPERATOR(pg_catalog.=) p_cursor_before
+            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
+        RETURNING r.id, r.group_name, r.name, r.kind
+    ), written AS (
+        INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
+            started_at, ended_at, rule, begins)
+        SELECT 'tick', s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, f.attempts, f.epoch,
+            f.started_at, now, f.rule, f.begins
+        FROM step AS s CROSS JOIN pgleases.schedule_ticks(p_passed_since, p_passed_until, p_passed_ticks, p_passed_outcomes,
+            p_since, p_cursor, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins) AS f
+        ORDER BY f.until
+    )
+    SELECT s.id INTO stepped FROM step AS s;
+    IF stepped IS NULL THEN
+        PERFORM pgleases.schedule_close_late(p_schedule, p_run, p_cursor_before, p_cursor, p_succeeded, p_passed_since, p_passed_until,
+            p_passed_ticks, p_passed_outcomes, p_since, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins);
+    END IF;
+END
+$pgleases_body$;
+
+-- The rest of schedule_close if the cursor has moved since schedule_open. An edit may have canceled
+-- these ticks while they ran, but they have run. So their outcomes replace those of the edit.
+CREATE OR REPLACE FUNCTION pgleases.schedule_close_late(p_schedule bigint, p_run pg_catalog.text, p_cursor_before pg_catalog.timestamptz,
+    p_cursor pg_catalog.timestamptz, p_succeeded pg_catalog.timestamptz, p_passed_since pg_catalog.timestamptz[],
+    p_passed_until pg_catalog.timestamptz[], p_passed_ticks bigint[], p_passed_outcomes pg_catalog.text[],
+    p_since pg_catalog.timestamptz, p_outcome pg_catalog.text, p_error pg_catalog.text, p_outcome_attempts int, p_epoch bigint,
+    p_started_at pg_catalog.timestamptz, p_rule pg_catalog.text, p_begins pg_catalog.timestamptz) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     s     pgleases.schedules;
-    t     pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, p_step);
-    outcomes CONSTANT jsonb := p_step -> 'outcomes';
-    total bigint;
-    now   CONSTANT timestamptz := pgleases.schedule_clock();
+    total CONSTANT bigint := coalesce((SELECT sum(f.ticks) FROM unnest(p_passed_ticks) AS f (ticks)), 0)
+        + CASE WHEN p_outcome IS NOT NULL THEN 1 ELSE 0 END;
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
     END IF;
-    UPDATE pgleases.schedules AS r
-    SET cursor = t.cursor, cursor_local = t.cursor_local, succeeded = coalesce(t.succeeded, r.succeeded),
-        ran_from = coalesce(t.ran_from, r.ran_from), ran_until = coalesce(t.ran_until, r.ran_until),
-        trying = t.trying, failures = coalesce(t.failures, r.failures), paused_at = coalesce(r.paused_at, t.paused_at),
-        due = CASE WHEN r.revision <> p_revision THEN now ELSE coalesce(t.due, 'infinity') END, -- its owner checks it after an edit
-        blocked_reason = t.blocked_reason, blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, now) WHEN t.due <= now THEN r.blocked_since END -- while it catches up
-    WHERE r.id = p_schedule AND r.cursor = p_cursor_before RETURNING r.* INTO s;
-    IF NOT FOUND THEN -- an edit may have canceled these ticks while they ran: they have run
-        SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = p_schedule FOR NO KEY UPDATE;
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'schedule % was deleted', p_schedule USING ERRCODE = 'PS001';
-        END IF;
-        total := (SELECT sum((f ->> 'ticks')::bigint) FROM jsonb_array_elements(outcomes) AS f);
-        UPDATE pgleases.history AS h SET since = t.cursor, ticks = h.ticks - total
-        WHERE h.schedule = p_schedule AND h.since = p_cursor_before AND h.until >= t.cursor AND h.outcome = 'canceled' AND h.ticks > total;
-        IF NOT FOUND THEN
-            DELETE FROM pgleases.history AS h
-            WHERE h.schedule = p_schedule AND h.since = p_cursor_before AND h.until >= t.cursor AND h.outcome = 'canceled' AND h.ticks = total;
-        END IF;
-        IF NOT FOUND THEN
-            RAISE EXCEPTION 'schedule % has its cursor at %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';
-        END IF;
-        UPDATE pgleases.schedules AS r SET succeeded = t.succeeded WHERE r.id = p_schedule AND t.succeeded > coalesce(r.succeeded, '-infinity');
+    SELECT * INTO s FROM pgleases.schedules AS r WHERE r.id = p_schedule FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule % was deleted', p_schedule USING ERRCODE = 'PS001';
     END IF;
-    IF jsonb_array_length(outcomes) > 0 THEN
-        PERFORM pgleases.schedule_outcomes(s, outcomes);
+    UPDATE pgleases.history AS h SET since = p_cursor, ticks = h.ticks - total
+    WHERE h.schedule = p_schedule AND h.since = p_cursor_before AND h.until >= p_cursor AND h.outcome = 'canceled' AND h.ticks > total;
+    IF NOT FOUND THEN
+        DELETE FROM pgleases.history AS h
+        WHERE h.schedule = p_schedule AND h.since = p_cursor_before AND h.until >= p_cursor AND h.outcome = 'canceled' AND h.ticks = total;
     END IF;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'schedule % has its cursor at %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';
+    END IF;
+    UPDATE pgleases.schedules AS r SET succeeded = p_succeeded WHERE r.id = p_schedule AND p_succeeded > coalesce(r.succeeded, '-infinity');
+    INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
+        started_at, ended_at, rule, begins)
+    SELECT 'tick', s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, f.attempts, f.epoch,
+        f.started_at, pgleases.schedule_clock(), f.rule, f.begins
+    FROM pgleases.schedule_ticks(p_passed_since, p_passed_until, p_passed_ticks, p_passed_outcomes,
+        p_since, p_cursor, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins) AS f
+    ORDER BY f.until;
 END
 $pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_close_late IS 'The rest of the end of a run whose ticks an edit has canceled.';
 
--- schedule_close for the most frequent case: one tick succeeded, and no other tick gets an outcome.
---   p_schedule: schedule
---   p_run: mark of the run, from schedule_open
---   p_revision: revision that schedule_open read
---   p_cursor_before: cursor that schedule_open read
---   p_tick: the tick
---   p_local_us: the local time of the tick in the rule's zone, in microseconds since 1970 as if it
---     were in UTC
---   p_due: when the schedule runs next; null: never
---   p_ran_from: when the handler was first called for the tick
---   p_ran_until: when the handler returned
---   p_attempts: the number of attempts
---   p_epoch: the epoch of the partition
---   p_started_at: when the run began
-CREATE OR REPLACE FUNCTION pgleases.schedule_tick_succeeded(p_schedule bigint, p_run pg_catalog.text, p_revision bigint, p_cursor_before pg_catalog.timestamptz, p_tick pg_catalog.timestamptz, p_local_us bigint, p_due pg_catalog.timestamptz, p_ran_from pg_catalog.timestamptz, p_ran_until pg_catalog.timestamptz, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
-BEGIN
-    WITH stepped AS (
-        UPDATE pgleases.schedules AS r
-        SET cursor = p_tick, cursor_local = 'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) interval '1 microsecond'), due = coalesce(p_due, 'infinity'), succeeded = p_tick, ran_from = p_ran_from, ran_until = p_ran_until, trying = NULL, failures = 0,
-            blocked_reason = NULL, blocked_since = CASE WHEN p_due OPERATOR(pg_catalog.<=) pgleases.schedule_clock() THEN r.blocked_since END
-        WHERE r.id OPERATOR(pg_catalog.=) p_schedule AND r.revision OPERATOR(pg_catalog.=) p_revision AND r.cursor OPERATOR(pg_catalog.=) p_cursor_before
-            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
-        RETURNING r.id, r.group_name, r.name, r.kind
-    )
-    INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
-    SELECT s.id, s.group_name, s.name, s.kind, p_cursor_before, p_tick, 1, 'succeeded', p_attempts, p_epoch, p_started_at, pgleases.schedule_clock()
-    FROM stepped AS s;
-    IF NOT FOUND THEN -- schedule_close raises the error, or does the rest
-        PERFORM pgleases.schedule_close(p_schedule, p_run, p_revision, p_cursor_before, pg_catalog.jsonb_build_object(
-            'cursor', p_tick, 'cursor_local',
-            'epoch'::pg_catalog.timestamp OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) interval '1 microsecond'), 'due', p_due, 'succeeded',
-            p_tick, 'ran_from', p_ran_from, 'ran_until', p_ran_until, 'failures', 0,
-            'outcomes', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object('since', p_cursor_before, 'until', p_tick, 'ticks', 1, 'outcome',
-            'succeeded', 'attempts', p_attempts, 'epoch', p_epoch, 'started_at', p_started_at))));
-    END IF;
-END
-$pgleases_body$;
-
--- The last statement of a job's run before COMMIT: if the job has an outcome, deletes the job and
+-- The last statement before COMMIT of a run after which a job has its outcome: deletes the job, and
 -- writes the outcome. If that is not possible, it raises an error.
 --   p_job: job
 --   p_run: mark of the run, from schedule_open
 --   p_revision: revision that schedule_open read. If the job was replaced since, the new one stays,
 --     and runs
---   p_step: the step: due; trying; blocked_reason; outcomes, as in schedule_close, but at most one,
---     with key, args and nonce of what ran, and with until, the time at of the job
+--   p_at, p_key, p_args, p_nonce: of what ran. All but p_at are null if it succeeded
+--   p_started_at: when the run began
 --
 -- PS001: the job was canceled, or has ended. PS003: this is not the transaction of schedule_open.
-CREATE OR REPLACE FUNCTION pgleases.schedule_close_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_step pg_catalog.jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_end_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_outcome pg_catalog.text,
+    p_error pg_catalog.text, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz, p_at pg_catalog.timestamptz,
+    p_key pg_catalog.text, p_args pg_catalog.jsonb, p_nonce pg_catalog.uuid) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    unsuccessful CONSTANT boolean := p_outcome OPERATOR(pg_catalog.<>) 'succeeded'; -- it can be retried
+BEGIN
+    WITH ended AS (
+        DELETE FROM pgleases.jobs AS r
+        WHERE r.id OPERATOR(pg_catalog.=) p_job AND r.revision OPERATOR(pg_catalog.=) p_revision
+            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
+        RETURNING r.*
+    )
+    INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
+        started_at, ended_at, key, args, priority, unique_key, begins, rule, nonce, revision)
+    SELECT CASE WHEN e.rule IS NULL THEN 'job' ELSE 'extra' END, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, p_outcome, p_error,
+        p_attempts, p_epoch, p_started_at, pgleases.schedule_clock(), CASE WHEN unsuccessful THEN e.key END,
+        CASE WHEN unsuccessful THEN e.args END, CASE WHEN unsuccessful THEN e.priority END, CASE WHEN unsuccessful THEN e.unique_key END,
+        CASE WHEN unsuccessful THEN e.begins END, CASE WHEN unsuccessful THEN e.rule END, CASE WHEN unsuccessful THEN e.nonce END,
+        CASE WHEN unsuccessful THEN e.revision END
+    FROM ended AS e;
+    IF NOT FOUND THEN
+        PERFORM pgleases.schedule_end_replaced_job(p_job, p_run, p_revision, p_outcome, p_error, p_attempts, p_epoch, p_started_at,
+            p_at, p_key, p_args, p_nonce);
+    END IF;
+END
+$pgleases_body$;
+
+-- The rest of schedule_end_job if the job was replaced during the run. The new one stays. The run
+-- has its outcome, and can be retried with what the job had.
+CREATE OR REPLACE FUNCTION pgleases.schedule_end_replaced_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_outcome pg_catalog.text,
+    p_error pg_catalog.text, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz, p_at pg_catalog.timestamptz,
+    p_key pg_catalog.text, p_args pg_catalog.jsonb, p_nonce pg_catalog.uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
-    j     pgleases.jobs;
-    t     pgleases.jobs;
-    outcomes CONSTANT jsonb := p_step -> 'outcomes';
+    j pgleases.jobs := pgleases.schedule_lock_job(p_job, p_run);
+BEGIN
+    IF p_outcome = 'succeeded' THEN
+        INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
+        VALUES (pgleases.schedule_source(j), j.id, j.group_name, j.name, j.kind, p_at, p_at, 1, p_outcome, p_attempts, p_epoch, p_started_at,
+            pgleases.schedule_clock());
+    ELSE
+        INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
+            started_at, ended_at, key, args, priority, unique_key, begins, rule, nonce, revision)
+        VALUES (pgleases.schedule_source(j), j.id, j.group_name, j.name, j.kind, p_at, p_at, 1, p_outcome, p_error, p_attempts, p_epoch,
+            p_started_at, pgleases.schedule_clock(), p_key, p_args, j.priority, j.unique_key, j.begins, j.rule, p_nonce, p_revision);
+    END IF;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_end_replaced_job IS 'The rest of the end of a job that was replaced during its run.';
+
+-- Locks the row of a job at the end of its run.
+CREATE OR REPLACE FUNCTION pgleases.schedule_lock_job(p_job bigint, p_run pg_catalog.text) RETURNS pgleases.jobs
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    j pgleases.jobs;
 BEGIN
     IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN
         RAISE EXCEPTION 'the handler ended the transaction that it was given, or changed its setting schedule.run' USING ERRCODE = 'PS003';
@@ -194,44 +285,33 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'job % was canceled, or has ended', p_job USING ERRCODE = 'PS001';
     END IF;
-    IF j.revision = p_revision AND jsonb_array_length(outcomes) > 0 THEN
-        DELETE FROM pgleases.jobs AS r WHERE r.id = p_job;
-    ELSIF j.revision = p_revision THEN
-        t := jsonb_populate_record(NULL::pgleases.jobs, p_step);
-        UPDATE pgleases.jobs AS r SET due = coalesce(t.due, 'infinity'), trying = t.trying, blocked_reason = t.blocked_reason,
-            blocked_since = CASE WHEN t.blocked_reason IS NOT NULL THEN coalesce(r.blocked_since, pgleases.schedule_clock()) END
-        WHERE r.id = p_job;
-    END IF; -- otherwise it was replaced during the run, and the new one stays
-    j.revision := p_revision;
-    PERFORM pgleases.schedule_job_outcomes(j, outcomes);
+    RETURN j;
 END
 $pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_lock_job(bigint, pg_catalog.text) IS 'Locks the row of a job at the end of its run.';
 
--- schedule_close_job for the most frequent case: the job succeeded.
+-- The last statement before COMMIT of a run after which a job has no outcome yet. If the job was
+-- replaced since, the new one stays as it is.
 --   p_job: job
---   p_run: mark of the run, from schedule_open
---   p_revision: revision that schedule_open read
---   p_attempts: the number of attempts
---   p_epoch: the epoch of the partition
---   p_began_us: when the run began, microseconds since 1970
---   p_at: the time at of the job, as schedule_open read it
-CREATE OR REPLACE FUNCTION pgleases.schedule_job_succeeded(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_attempts int, p_epoch bigint, p_began_us bigint, p_at pg_catalog.timestamptz) RETURNS void
-LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+--   p_run, p_revision: as for schedule_end_job
+--   p_due: when it runs next; null: never
+--   p_blocked: why it is blocked; null: it is not
+--   p_began and the others: what the columns of these names are from now on; p_last_error is the
+--     column error
+CREATE OR REPLACE FUNCTION pgleases.schedule_postpone_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_due pg_catalog.timestamptz,
+    p_blocked pg_catalog.text, p_began pg_catalog.timestamptz, p_attempts int, p_outages int, p_last_error pg_catalog.text,
+    p_retry_at pg_catalog.timestamptz, p_crashes int, p_crash_epoch bigint, p_call pg_catalog.text, p_call_epoch bigint,
+    p_call_once boolean, p_call_began pg_catalog.timestamptz, p_call_ends pg_catalog.timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    j pgleases.jobs := pgleases.schedule_lock_job(p_job, p_run);
 BEGIN
-    WITH ended AS (
-        DELETE FROM pgleases.jobs AS r
-        WHERE r.id OPERATOR(pg_catalog.=) p_job AND r.revision OPERATOR(pg_catalog.=) p_revision AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
-        RETURNING r.id, r.group_name, r.name, r.kind, r.at, r.unique_key
-    )
-    INSERT INTO pgleases.history (schedule, job, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
-    SELECT CASE WHEN e.unique_key OPERATOR(pg_catalog.=) e.name THEN -1 ELSE 0 END, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, 'succeeded', p_attempts, p_epoch,
-        'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond'),
-        pgleases.schedule_clock()
-    FROM ended AS e;
-    IF NOT FOUND THEN -- schedule_close_job raises the error, or does the rest
-        PERFORM pgleases.schedule_close_job(p_job, p_run, p_revision, pg_catalog.jsonb_build_object('outcomes', pg_catalog.jsonb_build_array(pg_catalog.jsonb_build_object(
-            'until', p_at, 'outcome', 'succeeded', 'attempts', p_attempts, 'epoch', p_epoch, 'started_at',
-            'epoch'::pg_catalog.timestamptz OPERATOR(pg_catalog.+) (p_began_us OPERATOR(pg_catalog.*) interval '1 microsecond')))));
-    END IF;
+    UPDATE pgleases.jobs AS r
+    SET due = coalesce(p_due, 'infinity'), blocked_reason = p_blocked,
+        blocked_since = CASE WHEN p_blocked IS NOT NULL THEN coalesce(r.blocked_since, pgleases.schedule_clock()) END,
+        began = p_began, attempts = p_attempts, outages = p_outages, error = p_last_error, retry_at = p_retry_at, crashes = p_crashes,
+        crash_epoch = p_crash_epoch, call = p_call, call_epoch = p_call_epoch, call_once = p_call_once, call_began = p_call_began,
+        call_ends = p_call_ends
+    WHERE r.id = p_job AND j.revision = p_revision;
 END
 $pgleases_body$;

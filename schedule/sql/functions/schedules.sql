@@ -1,12 +1,14 @@
 -- functions/schedules.sql: schedules.
 
--- JSON has no infinity, so due becomes null. The local time is written as if it were in UTC,
--- whatever the zone of the session: the cast back to timestamp without time zone drops the zone.
+-- JSON has no infinity, so due becomes null. A local time is written as if it were in UTC, whatever
+-- the zone of the session: the cast back to timestamp without time zone drops the zone. Intervals
+-- are written in microseconds.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local',
-        (to_jsonb(s.cursor_local) #>> '{}') || 'Z', 'clock', pgleases.schedule_clock());
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', (to_jsonb(s.cursor_local) #>> '{}') || 'Z',
+        'tick_local', (to_jsonb(s.tick_local) #>> '{}') || 'Z', 'grace', trunc(extract(epoch FROM s.grace) * 1000000),
+        'jitter', trunc(extract(epoch FROM s.jitter) * 1000000), 'clock', pgleases.schedule_clock());
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_json(pgleases.schedules) IS 'A schedule as JSON, with the time of the reading as clock.';
@@ -29,37 +31,100 @@ BEGIN
 END
 $pgleases_body$;
 
--- Writes a schedule: a new one if its id is 0, otherwise one that schedule_get has locked.
+-- Forgets the tick that has begun and has no outcome yet.
+CREATE OR REPLACE FUNCTION pgleases.schedule_forget_tick(p_schedule bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    UPDATE pgleases.schedules AS s
+    SET tick = NULL, tick_local = NULL, tick_missed = 0, began = NULL, attempts = 0, outages = 0, error = NULL, retry_at = NULL,
+        crashes = 0, crash_epoch = NULL, call = NULL, call_epoch = NULL, call_once = false, call_began = NULL, call_ends = NULL
+    WHERE s.id = p_schedule;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_forget_tick(bigint) IS 'Forgets the tick that has begun and has no outcome yet.';
+
+-- The partition of a key.
 --   p_partitions: partitions of the lease, for a group that has never run
---   p_schedule: the schedule, as schedule_get returns it
---   p_outcomes: outcomes, as in schedule_close, of ticks that the edit cancels
--- Returns whether it is written; false if another transaction has created a schedule of this name.
-CREATE OR REPLACE FUNCTION pgleases.schedule_put(p_group pg_catalog.text, p_partitions int, p_schedule pg_catalog.jsonb, p_outcomes pg_catalog.jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION pgleases.schedule_partition(p_group pg_catalog.text, p_key pg_catalog.text, p_partitions int) RETURNS int
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN pgleases.partition_for(p_key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), p_partitions));
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.schedule_partition(pg_catalog.text, pg_catalog.text, int) IS 'The partition of a key in a group.';
+
+-- Creates a schedule. It ticks from now on.
+--   p_partitions: partitions of the lease, for a group that has never run
+--   p_grace_us, p_jitter_us: microseconds
+--   p_pause_after: null: never
+--   p_now: the time that schedule_get returned
+--   p_due: when it runs first; null: never
+-- Returns whether it is created; false if another transaction has created a schedule of this name.
+CREATE OR REPLACE FUNCTION pgleases.schedule_create(p_group pg_catalog.text, p_partitions int, p_name pg_catalog.text, p_key pg_catalog.text,
+    p_kind pg_catalog.text, p_args pg_catalog.jsonb, p_rule pg_catalog.text, p_missed pg_catalog.text, p_overlap pg_catalog.text,
+    p_grace_us bigint, p_jitter_us bigint, p_pause_after int, p_declared boolean, p_now pg_catalog.timestamptz,
+    p_due pg_catalog.timestamptz) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
-    s   pgleases.schedules := jsonb_populate_record(NULL::pgleases.schedules, p_schedule);
     now CONSTANT timestamptz := pgleases.schedule_clock();
 BEGIN
-    IF s.due < now + interval '1 second' THEN
+    INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, missed, overlap, grace, jitter,
+        pause_after, declared, cursor, due, revision, registered)
+    VALUES (p_group, p_name, p_key, pgleases.schedule_partition(p_group, p_key, p_partitions), p_kind, p_args, p_rule, p_now, p_missed,
+        p_overlap, p_grace_us * interval '1 microsecond', p_jitter_us * interval '1 microsecond', p_pause_after, p_declared, p_now,
+        greatest(coalesce(p_due, 'infinity'), now), 1, p_now) -- polls do not search for what has been due for long
+    ON CONFLICT DO NOTHING;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    IF p_due < now + interval '1 second' THEN
         PERFORM pgleases.notify('schedule/' || p_group);
     END IF;
-    s.group_name := p_group;
-    s.partition := pgleases.partition_for(s.key, coalesce((SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = p_group), p_partitions));
-    s.due := greatest(coalesce(s.due, 'infinity'), now); -- polls do not search for what has been due for long
-    s.args := coalesce(s.args, 'null'); -- a JSON null arrives as NULL
-    IF s.id = 0 THEN
-        INSERT INTO pgleases.schedules AS t (group_name, name, key, partition, kind, args, rule, anchor, policy, declared, cursor, due, revision, registered)
-        VALUES (s.group_name, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.policy, s.declared, s.cursor, s.due, 1, s.registered)
-        ON CONFLICT DO NOTHING; -- a schedule of this name was created meanwhile
-    ELSE
-        UPDATE pgleases.schedules AS t
-        SET key = s.key, partition = s.partition, kind = s.kind, args = s.args, rule = s.rule, anchor = s.anchor, policy = s.policy, declared = s.declared,
-            cursor = s.cursor, cursor_local = s.cursor_local, due = s.due, trying = s.trying, failures = s.failures,
-            revision = s.revision, paused_at = s.paused_at, blocked_reason = s.blocked_reason, blocked_since = s.blocked_since, registered = s.registered
-        WHERE t.id = s.id;
-        PERFORM pgleases.schedule_outcomes(s, p_outcomes);
+    RETURN true;
+END
+$pgleases_body$;
+
+-- Edits a schedule that schedule_get has locked. An edit that changes something raises the revision.
+--   p_schedule: its id
+--   p_grace_us, p_jitter_us: microseconds
+--   p_pause_after: null: never
+--   p_now: the time that schedule_get returned
+--   p_due: when it runs next; null: never
+--   p_until: with a new rule, where the cursor goes
+--   p_canceled_until, p_canceled: with a new rule, the last of the canceled ticks of the old rule, and their number
+CREATE OR REPLACE FUNCTION pgleases.schedule_replace(p_group pg_catalog.text, p_partitions int, p_schedule bigint, p_key pg_catalog.text,
+    p_kind pg_catalog.text, p_args pg_catalog.jsonb, p_rule pg_catalog.text, p_missed pg_catalog.text, p_overlap pg_catalog.text,
+    p_grace_us bigint, p_jitter_us bigint, p_pause_after int, p_declared boolean, p_now pg_catalog.timestamptz,
+    p_due pg_catalog.timestamptz, p_until pg_catalog.timestamptz, p_canceled_until pg_catalog.timestamptz, p_canceled bigint) RETURNS void
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+DECLARE
+    now     CONSTANT timestamptz := pgleases.schedule_clock();
+    grace_  CONSTANT interval := p_grace_us * interval '1 microsecond';
+    jitter_ CONSTANT interval := p_jitter_us * interval '1 microsecond';
+    s       pgleases.schedules;
+    changes boolean;
+BEGIN
+    SELECT * INTO s FROM pgleases.schedules AS t WHERE t.id = p_schedule;
+    changes := (s.key, s.kind, s.args, s.rule, s.missed, s.overlap, s.grace, s.jitter, s.pause_after, s.declared)
+        IS DISTINCT FROM (p_key, p_kind, p_args, p_rule, p_missed, p_overlap, grace_, jitter_, p_pause_after, p_declared);
+    UPDATE pgleases.schedules AS t
+    SET key = p_key, partition = pgleases.schedule_partition(p_group, p_key, p_partitions), kind = p_kind, args = p_args, rule = p_rule,
+        missed = p_missed, overlap = p_overlap, grace = grace_, jitter = jitter_, pause_after = p_pause_after,
+        declared = p_declared, registered = p_now,
+        due = greatest(coalesce(p_due, 'infinity'), now) -- polls do not search for what has been due for long
+    WHERE t.id = p_schedule;
+    IF changes THEN -- blocked_since stays: the blocked time does not count as lateness
+        UPDATE pgleases.schedules AS t SET revision = t.revision + 1, blocked_reason = NULL WHERE t.id = p_schedule;
     END IF;
-    RETURN FOUND OR s.id <> 0;
+    IF s.rule <> p_rule THEN -- it begins now. The cursor may be in the future, if the clock was set back
+        UPDATE pgleases.schedules AS t SET anchor = p_now, cursor = p_until, cursor_local = NULL, blocked_since = NULL WHERE t.id = p_schedule;
+        PERFORM pgleases.schedule_forget_tick(p_schedule);
+        s.kind := p_kind;
+        PERFORM pgleases.schedule_canceled(s, p_canceled_until, p_canceled, NULL::text);
+    END IF;
+    IF p_due < now + interval '1 second' THEN
+        PERFORM pgleases.notify('schedule/' || p_group);
+    END IF;
 END
 $pgleases_body$;
 

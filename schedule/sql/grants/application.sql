@@ -7,11 +7,13 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pglea
 GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_instant, pgleases.schedule_json, pgleases.schedule_status_json,
+GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_json, pgleases.schedule_status_json,
     pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_poll, pgleases.schedule_begin, pgleases.schedule_end,
-    pgleases.schedule_block, pgleases.schedule_set_aside, pgleases.schedule_open, pgleases.schedule_locked, pgleases.schedule_job_succeeded, pgleases.schedule_tick_succeeded,
-    pgleases.schedule_outcomes, pgleases.schedule_close, pgleases.schedule_job_outcomes, pgleases.schedule_make_slots,
-    pgleases.schedule_take_slot, pgleases.schedule_free_slot, pgleases.schedule_close_job, pgleases.schedule_enqueue,
+    pgleases.schedule_block, pgleases.schedule_set_aside, pgleases.schedule_open, pgleases.schedule_locked, pgleases.schedule_ticks,
+    pgleases.schedule_close, pgleases.schedule_close_late, pgleases.schedule_end_job, pgleases.schedule_end_replaced_job,
+    pgleases.schedule_lock_job, pgleases.schedule_postpone_job, pgleases.schedule_canceled, pgleases.schedule_source, pgleases.schedule_make_slots,
+    pgleases.schedule_take_slot, pgleases.schedule_free_slot, pgleases.schedule_enqueue,
     pgleases.schedule_job, pgleases.schedule_jobs, pgleases.schedule_retry, pgleases.schedule_edit, pgleases.schedule_change,
-    pgleases.schedule_get, pgleases.schedule_put, pgleases.schedule_declare, pgleases.schedule_list, pgleases.schedule_history,
+    pgleases.schedule_get, pgleases.schedule_create, pgleases.schedule_replace,
+    pgleases.schedule_forget_tick, pgleases.schedule_partition, pgleases.schedule_declare, pgleases.schedule_list, pgleases.schedule_history, pgleases.schedule_entry_json,
     pgleases.schedule_trim TO pgleases_app;

@@ -3,5 +3,5 @@
 GRANT USAGE ON SCHEMA pgleases TO pgleases_operator;
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedule_groups, pgleases.schedules, pgleases.jobs, pgleases.history, pgleases.schedule_changes,
     pgleases.schedules_status, pgleases.jobs_status TO pgleases_operator;
-GRANT EXECUTE ON FUNCTION pgleases.schedule_change, pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_instant, pgleases.schedule_json, pgleases.schedule_status_json,
-    pgleases.schedule_list, pgleases.schedule_history, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_operator;
+GRANT EXECUTE ON FUNCTION pgleases.schedule_change, pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_json, pgleases.schedule_status_json,
+    pgleases.schedule_list, pgleases.schedule_history, pgleases.schedule_entry_json, pgleases.schedule_job, pgleases.schedule_jobs TO pgleases_operator;
