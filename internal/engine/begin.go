@@ -289,17 +289,17 @@ func beginPlan(e *engine, now time.Time) *operation {
 	p, limit := e.plans.begin(longest, now), e.config.limit()
 	n := e.plans.portion(now)
 	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
-		var took time.Duration
-		applied, err := called(func() (applied store.Applied, err error) {
-			applied, took, err = p.proceed(ctx, c, e.config.Plan, n)
-			return applied, err
+		o, err := called(func() (outcome, error) {
+			o := p.proceed(ctx, c, e.config.Plan, n)
+			return o, o.err
 		})
+		o.err = err
 		return func(ended error) error {
-			if took > 0 {
-				e.plans.batch = fitting(e.plans.batch, MaxPartitions, took, limit, ended)
+			if o.took > 0 {
+				e.plans.batch = fitting(e.plans.batch, MaxPartitions, o.took, limit, ended)
 			}
-			e.planned(p, applied, err, n)
-			return err
+			e.planned(p, o, n)
+			return o.err
 		}
 	}}
 }

@@ -616,12 +616,12 @@ func (e *engine) evictedOthers(evicted store.Evicted) {
 }
 
 // planned handles the result of a plan, or of its first moves.
-func (e *engine) planned(p *planning, applied store.Applied, err error, n portion) {
+func (e *engine) planned(p *planning, o outcome, n portion) {
 	now := time.Now()
-	if err == nil && applied.Unaccepted {
+	if o.err == nil && o.applied.Unaccepted {
 		e.session.beatNow() // its answer says so
 	}
-	made := e.plans.proceeded(p, applied, err, n, e.closing.ends(), now)
+	made := e.plans.proceeded(p, o, n, e.closing.ends(), now)
 	if made && p.leftOver {
 		if !e.closing.ends() || e.members.inDatabase() || !e.closing.leavesToOthers(now) {
 			e.plans.request(now.Add(p.retryIn), p.names...)

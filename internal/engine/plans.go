@@ -203,46 +203,87 @@ type portion struct {
 	alone bool
 }
 
+// An outcome is what came of a plan, or of its next batch of moves.
+type outcome struct {
+	applied store.Applied
+	took    time.Duration // of the statement that applied moves, if one was sent
+	err     error
+}
+
+// planAttempts is how often a plan is made in a row whose leases have all changed meanwhile.
+const planAttempts = 3
+
 // proceed claims, reads and plans leases, if that is not done yet, and applies the next batch of
-// moves. It also returns how long that statement took; 0: it was not sent. A plan is made again if
-// all of its leases have changed.
+// moves. A plan is made again if all of its leases have changed.
 func (p *planning) proceed(
 	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, n portion,
-) (applied store.Applied, took time.Duration, err error) {
-	if err := p.claim(ctx, c); err != nil || len(p.claimed) == 0 {
-		return applied, 0, err
+) outcome {
+	err := p.claim(ctx, c)
+	if err != nil || len(p.claimed) == 0 {
+		return outcome{err: err}
 	}
 	began := time.Now()
-	alone := n.alone
 	for attempt := 1; ; attempt++ {
 		if p.read == nil {
-			if p.read, err = c.Snapshot(ctx, p.claimed, alone); err != nil {
-				p.read = nil
-				return applied, 0, err
+			if err := p.snapshot(ctx, c, plan, n.alone); err != nil {
+				return outcome{err: err}
 			}
-			p.moves, p.alone = plan(p.read), alone && sharesMembers(p.read)
-			p.many = p.many || readsMany(p.read, p.claimed)
 		}
-		moves := p.moves[:min(n.batch, len(p.moves))]
-		applying := time.Now()
-		applied, err = c.Apply(ctx, p.read, moves, p.again(len(moves)))
-		took = time.Since(applying)
-		if err == nil && applied.Applied {
-			p.moved(applied, len(moves))
-			p.dropOvertaken()
-			return applied, took, nil
-		}
-		p.claimEnds = p.claimOver()
-		p.read, p.moves = nil, nil
-		if err != nil || applied.Unaccepted || attempt == 3 || time.Since(began) > overtakenFor {
-			return applied, took, err
+		o := p.apply(ctx, c, n.batch)
+		overtaken := o.err == nil && !o.applied.Applied && !o.applied.Unaccepted
+		if !overtaken || attempt == planAttempts || time.Since(began) > overtakenFor {
+			return o
 		}
 		select {
 		case <-time.After(rand.N(20 * time.Millisecond)):
 		case <-ctx.Done():
-			return applied, took, context.Cause(ctx)
+			o.err = context.Cause(ctx)
+			return o
 		}
 	}
+}
+
+// claim claims the leases that other clients may plan too.
+func (p *planning) claim(ctx context.Context, c Conn) error {
+	if len(p.unclaimed) == 0 {
+		return nil
+	}
+	claimed, err := c.Claim(ctx, p.unclaimed)
+	if err == nil {
+		p.claimedAt = time.Now()
+		p.unclaimed, p.claimed = nil, append(p.claimed, claimed...)
+	}
+	return err
+}
+
+// snapshot reads the claimed leases, and plans their moves.
+func (p *planning) snapshot(
+	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, alone bool,
+) error {
+	read, err := c.Snapshot(ctx, p.claimed, alone)
+	if err != nil {
+		return err
+	}
+	p.read, p.moves = read, plan(read)
+	p.alone = alone && sharesMembers(read)
+	p.many = p.many || readsMany(read, p.claimed)
+	return nil
+}
+
+// apply applies the next moves. If that has no effect, the leases are to be read again.
+func (p *planning) apply(ctx context.Context, c Conn, batch int) (o outcome) {
+	moves := p.moves[:min(batch, len(p.moves))]
+	began := time.Now()
+	o.applied, o.err = c.Apply(ctx, p.read, moves, p.again(len(moves)))
+	o.took = time.Since(began)
+	if o.err == nil && o.applied.Applied {
+		p.moved(o.applied, len(moves))
+		p.dropOvertaken()
+		return o
+	}
+	p.claimEnds = p.claimOver()
+	p.read, p.moves = nil, nil
+	return o
 }
 
 // moved notes that the first n moves are committed.
@@ -277,18 +318,6 @@ func (p *planning) dropOvertaken() {
 // claimOver returns when the claim is over, also for a server whose clock differs a little.
 func (p *planning) claimOver() time.Time {
 	return p.claimedAt.Add(claimLasts(p.read) + 10*time.Millisecond)
-}
-
-func (p *planning) claim(ctx context.Context, c Conn) error {
-	if len(p.unclaimed) == 0 {
-		return nil
-	}
-	claimed, err := c.Claim(ctx, p.unclaimed)
-	if err == nil {
-		p.claimedAt = time.Now()
-		p.unclaimed, p.claimed = nil, append(p.claimed, claimed...)
-	}
-	return err
 }
 
 // unclaim makes the leases of a plan be claimed again.
@@ -336,8 +365,8 @@ func claimLasts(read []store.LeaseSnapshot) time.Duration {
 
 // proceeded handles the result of a plan, or of its first moves, and reports whether the plan is
 // complete. If the client ends, the other clients make a plan that has failed.
-func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n portion, ends bool, now time.Time) (made bool) {
-	ps.alone = store.LockTimeout(err) || n.alone && !applied.Applied
+func (ps *plans) proceeded(p *planning, o outcome, n portion, ends bool, now time.Time) (made bool) {
+	ps.alone = store.LockTimeout(o.err) || n.alone && !o.applied.Applied
 	for _, name := range p.names {
 		ps.forget(name)
 	}
@@ -345,11 +374,13 @@ func (ps *plans) proceeded(p *planning, applied store.Applied, err error, n port
 		ps.readAll(now.Sub(p.claimedAt), now)
 	}
 	switch {
-	case err != nil && ends:
+	case o.err != nil && ends:
 		ps.underWay = nil
-	case err != nil || len(p.moves) > 0:
+	case o.err != nil || len(p.moves) > 0:
 		ps.request(now, p.names...)
-	case len(p.claimed) > 0 && !applied.Applied: // a lease has changed since. The client that changed it may have planned them by now, or will: so they are claimed again
+	case len(p.claimed) > 0 && !o.applied.Applied:
+		// A lease has changed since. The client that changed it may have planned them by now, or will. So
+		// they are claimed again.
 		p.unclaim()
 		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
