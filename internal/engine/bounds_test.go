@@ -3,6 +3,7 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -98,6 +99,35 @@ func TestCloseWithoutDeadlineEndsWithTrust(t *testing.T) {
 			})
 		})
 	}
+}
+
+// It is logged after 1 s, after 2 s and so on, until nothing is left to wait for.
+func TestSlowCloseLogsWhatItWaitsFor(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		p := w.start("a")
+		h := p.owning("x", 2).Hold(context.Background())
+		closed := make(chan error, 1)
+		go func() { closed <- p.c.Close(context.Background()) }()
+		const line = "end of the client takes long"
+		time.Sleep(time.Second - time.Millisecond)
+		if n := w.logged(line); n != 0 {
+			t.Errorf("%d lines within the first second", n)
+		}
+		time.Sleep(2 * time.Second)
+		w.mu.Lock()
+		busy := slices.DeleteFunc(slices.Clone(w.events), func(l string) bool { return !strings.Contains(l, line) })
+		w.mu.Unlock()
+		if len(busy) != 2 || !strings.Contains(busy[1], "work on partitions 0-1 of lease") {
+			t.Errorf("lines of 3 s: %q", busy)
+		}
+		h.Release()
+		testkit.OK(t, <-closed)
+		w.logged(line)
+		time.Sleep(time.Minute)
+		if n := w.logged(line); n != 0 {
+			t.Errorf("%d lines after the end", n)
+		}
+	})
 }
 
 // With fast failover the trust ends with the connection, and another connection follows at once.

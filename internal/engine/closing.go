@@ -1,21 +1,55 @@
 package engine
 
-import "time"
+import (
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/ranges"
+)
 
 // closing is the state of the client's end: by Close, by a newer process with its ID, or by an
 // operator.
 type closing struct {
-	reason       error     // nil: the client does not end
+	reason       error     // why the client ends, if it does
+	since        time.Time // when it began to end
+	reportAt     time.Time // when to log what it waits for
 	patient      bool      // a call of Close has a deadline, so it says how long to wait for a server that answers late
 	lookUp       bool      // read which process superseded it, for the reason's text
-	hurried      error     // why Close no longer waits for work; nil: it waits
+	hurried      error     // why Close no longer waits for work, if it does not
 	giveUpAt     time.Time // when to leave behind what is not released by then
-	planUntil    time.Time // until when to plan what others' guarded transactions keep; zero: no move was left over yet
+	planUntil    time.Time // until when to plan what others' guarded transactions keep; set when moves are left over
 	sessionEnded bool      // the database has ended the session
 }
 
+func newClosing() closing { return closing{giveUpAt: never, reportAt: never} }
+
 // ends reports whether the client ends.
 func (c *closing) ends() bool { return c.reason != nil }
+
+// reportClosingAfter is how long a client ends before it logs what it waits for. Later lines follow
+// at doubling intervals.
+const reportClosingAfter = time.Second
+
+// begin notes that the client begins to end.
+func (c *closing) begin(now time.Time) {
+	c.since = now
+	c.reportAt = now.Add(reportClosingAfter)
+}
+
+// reported notes that it was logged what the client waits for, and returns for how long it has been
+// ending.
+func (c *closing) reported(now time.Time) (lasts time.Duration) {
+	lasts = now.Sub(c.since)
+	c.reportAt = now.Add(lasts)
+	return lasts
+}
+
+// due returns when the end goes on though nothing happens.
+func (c *closing) due() time.Time { return earlier(c.giveUpAt, c.reportAt) }
 
 // hurry ends the wait for work.
 func (c *closing) hurry(cause error, now time.Time) {
@@ -32,4 +66,83 @@ func (c *closing) leavesToOthers(now time.Time) bool {
 		c.planUntil = now.Add(closeGrace)
 	}
 	return !now.Before(c.planUntil)
+}
+
+// A closeStage is a part of what a client that ends has to do before it ends its session.
+type closeStage struct {
+	remains  func(*engine) bool            // it is not done
+	proceeds func(*engine, time.Time) bool // something can be done for it now, so Close waits even if it is in a hurry
+	busy     func(*engine) []string        // what remains, in words
+}
+
+// closeStages are the stages of a client's end. See the order of a Close in doc.go.
+var closeStages = []closeStage{
+	{
+		remains: func(e *engine) bool { return e.members.inDatabase() },
+		proceeds: func(e *engine, now time.Time) bool {
+			return !readDue(e, now).After(now) || !e.members.releaseDue(now).After(now)
+		},
+		busy: leasesToLeave,
+	},
+	{
+		remains:  func(e *engine) bool { return e.locks.Remain() },
+		proceeds: func(e *engine, _ time.Time) bool { return e.locks.Releases() },
+		busy:     func(e *engine) []string { return named("lock", e.locks.Names()) },
+	},
+	{
+		remains:  func(e *engine) bool { return !e.plans.none() },
+		proceeds: func(e *engine, _ time.Time) bool { return !e.plans.none() },
+		busy:     func(e *engine) []string { return named("plan of lease", e.plans.names()) },
+	},
+	{
+		remains:  func(e *engine) bool { return len(e.releases.unannounced) > 0 },
+		proceeds: func(e *engine, _ time.Time) bool { return len(e.releases.unannounced) > 0 },
+		busy: func(e *engine) []string {
+			return named("announcement of lease", slices.Sorted(maps.Keys(e.releases.unannounced)))
+		},
+	},
+}
+
+func named(what string, names []string) []string {
+	all := make([]string, len(names))
+	for i, name := range names {
+		all[i] = fmt.Sprintf("%s %q", what, name)
+	}
+	return all
+}
+
+// leasesToLeave returns the leases that the session is a member of, with the partitions in work.
+func leasesToLeave(e *engine) (busy []string) {
+	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
+		m := e.members.byName[name]
+		if working := e.members.shared.inWork(m); len(working) > 0 {
+			busy = append(busy, fmt.Sprintf("work on partitions %s of lease %q", ranges.Short(working), name))
+		} else if m.inDatabase() {
+			busy = append(busy, fmt.Sprintf("lease %q", name))
+		}
+	}
+	return busy
+}
+
+// reportedMost is how many things that a client waits for are in one line of the log.
+const reportedMost = 20
+
+// reportClosing logs what a client waits for that has been ending for long.
+func (e *engine) reportClosing(now time.Time) {
+	if now.Before(e.closing.reportAt) {
+		return
+	}
+	var busy []string
+	for _, stage := range closeStages {
+		busy = append(busy, stage.busy(e)...)
+	}
+	if len(busy) == 0 {
+		busy = []string{"the end of its session"}
+	}
+	if more := len(busy) - reportedMost; more > 0 {
+		busy = append(busy[:reportedMost], fmt.Sprintf("%d more", more))
+	}
+	lasts := e.closing.reported(now)
+	e.log.Info("pgleases: end of the client takes long", slog.Duration("for", lasts.Round(10*time.Millisecond)),
+		slog.String("busy", strings.Join(busy, ", ")))
 }

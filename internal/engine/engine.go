@@ -58,7 +58,7 @@ func newEngine(c *Client, first Conn) *engine {
 		client: c, config: c.config, log: c.config.Log, wakeAt: now,
 		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
 		expiry: expiry{lookAt: never, evictAt: never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
-		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: closing{giveUpAt: never},
+		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: newClosing(),
 		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
 	}
 	c.Locks = e.locks
@@ -117,6 +117,7 @@ func (e *engine) run() {
 		if e.finished(now) {
 			break
 		}
+		e.reportClosing(now)
 		e.locks.Stand(e.standing())
 		e.wakeAt = later(e.work(now), now)
 		e.client.stats.Store(statsOf(e))
@@ -205,7 +206,7 @@ func (e *engine) work(now time.Time) time.Time {
 		at = never // the end of the operation under way wakes the engine
 	}
 	at = earlier(at, earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
-	return earlier(at, earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))))
+	return earlier(at, earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.due(), e.unreachableAt()))))
 }
 
 func (e *engine) begin(t *task, now time.Time) {
@@ -645,6 +646,7 @@ func (e *engine) close(reason error) {
 		return
 	}
 	e.endsBecause(reason)
+	e.closing.begin(time.Now())
 	for m := range e.members.all() {
 		e.leave(m, reason)
 	}
@@ -655,7 +657,8 @@ func (e *engine) endsBecause(reason error) { e.closing.reason, e.members.refuses
 
 // onlySessionRemains reports whether the client ends and the database has only its session.
 func (e *engine) onlySessionRemains() bool {
-	return e.closing.ends() && !e.members.inDatabase() && !e.locks.Remain() && e.plans.none() && len(e.releases.unannounced) == 0
+	remains := func(s closeStage) bool { return s.remains(e) }
+	return e.closing.ends() && !slices.ContainsFunc(closeStages, remains)
 }
 
 // unreachableAt returns when a client that ends, and has no trust any more, takes the database for
@@ -693,8 +696,8 @@ func (e *engine) finished(now time.Time) bool {
 	case !now.Before(e.closing.giveUpAt) || e.connection.failed:
 		return true
 	}
-	return e.progress.idle() && readDue(e, now).After(now) && e.members.releaseDue(now).After(now) && e.plans.none() &&
-		len(e.releases.unannounced) == 0 && !e.locks.Releases() && !e.onlySessionRemains()
+	proceeds := func(s closeStage) bool { return s.proceeds(e, now) }
+	return e.progress.idle() && !slices.ContainsFunc(closeStages, proceeds) && !e.onlySessionRemains()
 }
 
 // finish ends everything that is left, closes the connection, and sets the result.

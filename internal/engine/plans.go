@@ -76,6 +76,13 @@ func (ps *plans) forget(name string) {
 	ps.joins.delete(name)
 }
 
+// names returns the leases that need a plan.
+func (ps *plans) names() []string {
+	names := slices.AppendSeq(slices.Collect(maps.Keys(ps.at.of)), maps.Keys(ps.joins.of))
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // none reports whether no lease needs a plan.
 func (ps *plans) none() bool { return len(ps.at.of)+len(ps.joins.of) == 0 }
 

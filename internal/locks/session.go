@@ -212,6 +212,17 @@ func (s *Session) Holds() bool { return s.any(held) }
 // Releases reports whether a lock has to be released.
 func (s *Session) Releases() bool { return s.any(releasing) }
 
+// Names returns the locks that the session holds or awaits, by name.
+func (s *Session) Names() (names []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, of := range s.of {
+		names = append(names, of.Name)
+	}
+	slices.Sort(names)
+	return names
+}
+
 // Remain reports whether the session holds or awaits locks in the database, as far as is known.
 func (s *Session) Remain() bool { return s.any(waiting, held, lost, releasing) }
 

@@ -596,7 +596,7 @@ func asleep() []mutant {
 	asleep := func(what, file, old, new string) mutant {
 		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
 	}
-	const due, wake = `		due := later(t.due(e, now), e.progress.rests[t].until)`, `earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt())))`
+	const due, wake = `		due := later(t.due(e, now), e.progress.rests[t].until)`, `earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.due(), e.unreachableAt())))`
 	mutants := []mutant{
 		asleep("rests", "internal/engine/engine.go", due, due+`
 		if e.progress.rests[t].until.After(now) {
@@ -606,7 +606,7 @@ func asleep() []mutant {
 		return e.session.nextBeat
 	}
 	return earlier(e.session.nextBeat, e.expiry.lookAt)`),
-		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.shared.drainsDue(), earlier(e.closing.giveUpAt, e.unreachableAt()))`),
+		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.shared.drainsDue(), earlier(e.closing.due(), e.unreachableAt()))`),
 		asleep("the end of Close", "internal/engine/engine.go", wake, `earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
 		asleep("warnings", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
 		asleep("drain timeouts", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.warnAt`),
