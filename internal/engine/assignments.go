@@ -25,7 +25,7 @@ type assignment struct {
 	state   assignmentState
 	since   time.Time // since when it drains
 	readyAt time.Time // it is not released before
-	limitAt time.Time // its work is not waited for longer; never: there is no limit
+	limitAt time.Time // its work is not waited for any longer, or never
 	warnAt  time.Time // when to log that it still waits for work
 	overdue bool      // limitAt has passed
 	busy    int       // how many of its releases found an open guarded transaction
@@ -123,7 +123,7 @@ func (a *assignment) gone(now time.Time) {
 type assignments struct {
 	shared     *shared
 	membership *membership
-	assigned   []*assignment // by partition; nil: no assignment
+	assigned   []*assignment // by partition, with gaps
 	n          int
 
 	gains  int64 // ownerships that began
@@ -188,7 +188,7 @@ func (as *assignments) serve(gained []int) {
 // the same, for readers that waited and read again.
 func (as *assignments) publish(again bool) {
 	serving := as.serving()
-	if as.shared.validity == nil {
+	if !as.shared.trusted() {
 		serving = nil
 	}
 	served := make([]*owned.Ownership, len(serving))

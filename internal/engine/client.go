@@ -57,7 +57,7 @@ func Start(ctx context.Context, first Conn, config Config) (*Client, error) {
 	c := newClient(config)
 	e := newEngine(c, first)
 	if err := e.registerFirst(ctx); err != nil {
-		if e.connection.conn != nil {
+		if e.connection.open() {
 			e.connection.close()
 		}
 		return nil, err

@@ -28,7 +28,7 @@ type Config struct {
 	Schema       string
 	Log          *slog.Logger
 	Errors       Errors
-	Double       *Double // replaces the server; nil: there is a server
+	Double       *Double // replaces the server, if there is none
 
 	// Connect opens a connection to the database.
 	Connect func(context.Context) (Conn, error)

@@ -9,18 +9,21 @@ import (
 
 // connection is the client's own connection, and what is known about it.
 type connection struct {
-	conn  Conn // nil: there is no connection
+	conn  Conn // while it is open
 	known bool // a heartbeat returned which server it leads to
 
 	probed    bool // whether notifications arrive is known, or cannot be found out
 	listening bool // notifications arrive
 
-	prepareAt time.Time // when to make the server plan for this connection; never: it has planned, or planning has no use
+	prepareAt time.Time // when to make the server plan for this connection, or never
 
 	retry   time.Duration // the longest pause before the next attempt to connect or to register
 	retryAt time.Time
 	failed  bool // the last attempt to connect failed
 }
+
+// open reports whether there is a connection.
+func (c *connection) open() bool { return c.conn != nil }
 
 // preparing is the server's time for a Prepare. Many clients spread theirs.
 const preparing = 15 * time.Millisecond

@@ -20,7 +20,7 @@ const WarnAfter = 30 * time.Second
 type shared struct {
 	config *Config
 
-	validity *owned.Validity // of the trust; nil: there is no trust
+	validity *owned.Validity // of the trust, while there is trust
 	invalid  *owned.Validity // shown if there is no trust
 
 	draining map[*assignment]struct{} // also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
@@ -38,6 +38,9 @@ type ended struct {
 func newShared(c *Client, now time.Time) shared {
 	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
 }
+
+// trusted reports whether there is trust.
+func (s *shared) trusted() bool { return s.validity != nil }
 
 // shown returns the validity that snapshots show.
 func (s *shared) shown() *owned.Validity { return cmp.Or(s.validity, s.invalid) }

@@ -147,7 +147,7 @@ func (e *engine) runRequest() {
 
 func (e *engine) stage() stage {
 	switch {
-	case e.connection.conn == nil:
+	case !e.connection.open():
 		return connecting
 	case !e.session.registered:
 		return registering
@@ -192,7 +192,7 @@ func (e *engine) work(now time.Time) time.Time {
 	switch {
 	case running == nil && t != nil:
 		e.begin(t, now)
-	case running == nil && (e.connection.listening || e.liveness.On && e.connection.conn != nil): // the wait detects the connection's end
+	case running == nil && (e.connection.listening || e.liveness.On && e.connection.open()): // the wait detects the connection's end
 		if rests := e.progress.rests[waitForNotifications].until; rests.After(now) {
 			at = earlier(at, rests)
 		} else {
@@ -238,7 +238,7 @@ func (e *engine) completed(t *task, err error) {
 	e.statementErrors++
 	e.progress.log(e.log, t, err)
 	switch {
-	case e.connection.conn == nil:
+	case !e.connection.open():
 	case e.connection.conn.Closed() || worker.Whose(err) == worker.Standby || cutShort(err):
 		e.disconnect()
 		if cutShort(err) { // also on the next connection, maybe, after a heartbeat that succeeds
@@ -581,7 +581,7 @@ func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 		}
 		if m := e.members.byName[r.Name]; m != nil && m.inDatabase() && e.trust.held() {
 			if e.members.read(m, r, e.server.accepted, time.Now()) { // released by a release whose answer was lost
-				e.releases.announce(r.Name, 0)
+				e.releases.announce(announcement{lease: r.Name})
 			}
 		}
 	}
@@ -596,7 +596,7 @@ func (e *engine) released(r release, answer store.Released) {
 	now := time.Now()
 	changed, beat := e.members.released(r.assignments, answer, e.session.number, now)
 	for _, a := range changed {
-		e.releases.announce(a.lease, a.session)
+		e.releases.announce(a)
 	}
 	e.plans.request(now, answer.ToPlan...)
 	none, beatToo := e.members.left(r.leaving, answer)
@@ -673,7 +673,7 @@ func (e *engine) unreachableAt() time.Time {
 		return never
 	case !e.session.registered || e.connection.failed:
 		return atOnce
-	case e.connection.conn == nil || e.session.beatFailed:
+	case !e.connection.open() || e.session.beatFailed:
 		if e.closing.patient {
 			return e.session.sent.Add(2 * e.config.TTL)
 		}
@@ -721,7 +721,7 @@ func (e *engine) finish() {
 	}
 	e.trust.validity, e.members.shared.validity = nil, nil
 	switch { // after the end of all ownerships
-	case e.connection.conn == nil:
+	case !e.connection.open():
 	case inUse:
 		go e.closeAfterUse(e.connection.conn)
 	default:

@@ -9,8 +9,8 @@ import (
 
 // expiry is when to check for expired sessions, and what is known for that.
 type expiry struct {
-	lookAt       time.Time // when to check by an early heartbeat; never: at the next regular one
-	evictAt      time.Time // when to evict, because a session may have expired; never: no session may have
+	lookAt       time.Time // when to check by an early heartbeat, or never
+	evictAt      time.Time // when to evict, because a session may have expired, or never
 	leftToOthers bool      // this client left a due check to them, and does so only once
 	sessions     int64     // of all clients, approximately
 	toTidy       bool      // a check was made, and the work that can wait is left

@@ -20,20 +20,20 @@ import (
 type members struct {
 	client  *Client
 	config  *Config
-	refuses error // why no lease can be joined any more; nil: leases can be joined
+	refuses error // why no lease can be joined any more, if so
 
 	agenda agenda // what is to be done for which membership
 	shared shared // of all assignments
 
 	byName     map[string]*membership
 	waiting    map[string][]*joining // calls for a name whose membership has to end first
-	underWay   *membership           // whose join is under way; nil: no join is
+	underWay   *membership           // whose join is under way, if one is
 	joinsSent  int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
 	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
 	refused    map[string]int        // leases that cannot be joined again, with the number of partitions that they have here
 	sum        LeaseStats            // of all memberships, including those that have ended
 	warned     bool                  // of too many leases
-	drained    []string              // the operator who drained the client, and the reason; nil: it is not drained
+	drained    override              // of the client
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client
@@ -46,10 +46,10 @@ type membership struct {
 	state  memberState // changed by become
 	queued bool        // it is in the queue of joins
 	closed bool        // it has ended
-	reason error       // why it is left; nil: it is not left
+	reason error       // why it is left, if it is
 
 	generation int64
-	paused     []string      // the operator who paused the lease, and the reason; nil: it is not paused
+	paused     override      // of the lease
 	retryAt    time.Time     // when to join again
 	retry      time.Duration // the pause after the next failure to join
 	refusedAt  time.Time     // when it was last logged that it cannot be joined again

@@ -20,7 +20,7 @@ type plans struct {
 	claimed  map[string]bool // this client has claimed the plan
 	alone    bool            // a plan met a lock: the next one is only of the leases that need it
 	allAt    time.Time       // until then plans are only of the leases that need them, because a plan of all was large
-	underWay *planning       // or to be made again; nil: no plan is
+	underWay *planning       // the plan that is under way or to be made again, if one is
 	batch    int             // the most partitions that one statement moves; see fitting
 	retryIn  time.Duration   // the pause before another plan if moves are left over; doubled if the last plan changed no partition
 }
@@ -93,7 +93,8 @@ func (ps *plans) due() time.Time {
 // dueTimes are times by lease. The soonest is kept, because each step of the engine asks for it.
 type dueTimes struct {
 	of    map[string]time.Time
-	first *time.Time // the soonest; nil: it is not known
+	first time.Time // the soonest
+	known bool      // the soonest is known
 }
 
 func newDueTimes() dueTimes { return dueTimes{of: make(map[string]time.Time)} }
@@ -101,24 +102,24 @@ func newDueTimes() dueTimes { return dueTimes{of: make(map[string]time.Time)} }
 func (d *dueTimes) set(name string, at time.Time) {
 	d.delete(name)
 	d.of[name] = at
-	if d.first != nil && at.Before(*d.first) {
-		d.first = &at
+	if d.known && at.Before(d.first) {
+		d.first = at
 	}
 }
 
 func (d *dueTimes) delete(name string) {
-	if at, known := d.of[name]; known && d.first != nil && at.Equal(*d.first) {
-		d.first = nil
+	if at, is := d.of[name]; is && at.Equal(d.first) {
+		d.known = false
 	}
 	delete(d.of, name)
 }
 
 func (d *dueTimes) soonest() time.Time {
-	if d.first == nil {
-		_, at := soonest(maps.Values(d.of), func(at time.Time) time.Time { return at })
-		d.first = &at
+	if !d.known {
+		_, d.first = soonest(maps.Values(d.of), func(at time.Time) time.Time { return at })
+		d.known = true
 	}
-	return *d.first
+	return d.first
 }
 
 // until returns the names that are due.

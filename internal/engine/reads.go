@@ -70,21 +70,38 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 
 // heardOverrides logs an operator's overrides of this client and of its lease.
 func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
-	switch changed := !slices.Equal(m.paused, r.Paused); {
-	case changed && r.Paused == nil:
+	paused, drained := overrideOf(r.Paused), overrideOf(r.Drained)
+	switch changed := m.paused != paused; {
+	case changed && !paused.active:
 		ms.config.Log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
 	case changed:
-		ms.config.Log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", r.Paused[0]),
-			slog.String("reason", r.Paused[1]))
+		ms.config.Log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", paused.actor),
+			slog.String("reason", paused.reason))
 	}
-	switch changed := !slices.Equal(ms.drained, r.Drained); {
-	case changed && r.Drained == nil:
+	switch changed := ms.drained != drained; {
+	case changed && !drained.active:
 		ms.config.Log.Info("pgleases: drain of the client ended")
 	case changed:
-		ms.config.Log.Info("pgleases: client drained by an operator", slog.String("actor", r.Drained[0]), slog.String("reason", r.Drained[1]))
+		ms.config.Log.Info("pgleases: client drained by an operator", slog.String("actor", drained.actor),
+			slog.String("reason", drained.reason))
 	}
-	m.setPaused(r.Paused)
-	ms.drained = r.Drained
+	m.setPaused(paused)
+	ms.drained = drained
+}
+
+// An override is an operator's pause of a lease, or drain of a client.
+type override struct {
+	active        bool
+	actor, reason string
+}
+
+// overrideOf returns the override that a read has returned, as its actor and its reason, if there is
+// one.
+func overrideOf(read []string) override {
+	if len(read) < 2 {
+		return override{}
+	}
+	return override{true, read[0], read[1]}
 }
 
 // wasRead notes the lease's generation in a read.
@@ -93,8 +110,8 @@ func (m *membership) wasRead(generation int64) {
 	m.setToRead(false)
 }
 
-// setPaused notes the operator who paused the lease, and the reason.
-func (m *membership) setPaused(by []string) { m.paused = by }
+// setPaused notes the pause of the lease, or its end.
+func (m *membership) setPaused(by override) { m.paused = by }
 
 // changes are the differences between a read of a lease and the assignments.
 type changes struct {

@@ -131,13 +131,13 @@ func (rs *releases) tried(r release, err error, began time.Time) {
 	}
 }
 
-// announce notes that a lease has changed for a session; 0: the session is not known.
-func (rs *releases) announce(lease string, session int64) {
-	if rs.unannounced[lease] == nil {
-		rs.unannounced[lease] = make(map[int64]struct{})
+// announce notes that a lease has changed for a session.
+func (rs *releases) announce(a announcement) {
+	if rs.unannounced[a.lease] == nil {
+		rs.unannounced[a.lease] = make(map[int64]struct{})
 	}
-	if session != 0 {
-		rs.unannounced[lease][session] = struct{}{}
+	if a.known {
+		rs.unannounced[a.lease][a.session] = struct{}{}
 	}
 }
 
@@ -189,10 +189,11 @@ func (ms *members) releasable(now time.Time) (due []*assignment) {
 	return due
 }
 
-// An announcement says that a lease has changed for a session; 0: the session is not known.
+// An announcement says that a lease has changed for a session, which may not be known.
 type announcement struct {
 	lease   string
 	session int64
+	known   bool
 }
 
 // released handles the result of each release. It returns the changes to announce, and whether a
@@ -223,8 +224,8 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			changed = append(changed, announcement{lease: m.lease.Name})
 		case leftNow[m.lease.Name]: // the new owner was notified
 		case h.Owner != session:
-			changed = append(changed, announcement{m.lease.Name, h.Owner})
-		case ms.shared.validity == nil || m.leaving(): // it came back while no partition is shown
+			changed = append(changed, announcement{m.lease.Name, h.Owner, h.Owner != 0})
+		case !ms.shared.trusted() || m.leaving(): // it came back while no partition is shown
 			m.setToRead(true)
 		default:
 			kept[m] = append(kept[m], m.assignments.begin(h.Partition, h.Epoch).ownership.Number)

@@ -15,8 +15,9 @@ type server struct {
 	acceptAt   time.Time // not accepted before
 	generation int64     // the highest that was read, on any server
 
-	tables  int64 // the number of the tables that the last heartbeat reached; 0: none was answered yet
-	heardAt int64 // the database's clock at that heartbeat
+	reachedAny bool  // a heartbeat has reached tables
+	tables     int64 // the number of the tables that the last heartbeat reached
+	heardAt    int64 // the database's clock at that heartbeat
 
 	toReject bool // it was accepted, and its generation is lower
 
@@ -47,11 +48,12 @@ func (s *server) heard(beat store.Beat) (readAll bool) {
 // as one that has seen the generation of that time: a lower one is rejected, and the next one is
 // above it, whatever the clock of these tables shows.
 func (s *server) reaches(beat store.Beat) (others bool) {
-	others = s.tables != 0 && s.tables != beat.Tables
+	others = s.reachedAny && s.tables != beat.Tables
 	if others {
 		s.accepted = false
 		s.generation = max(s.generation, store.GenerationAt(s.heardAt)+1)
 	}
+	s.reachedAny = true
 	s.tables, s.heardAt = beat.Tables, beat.Clock
 	return others
 }

@@ -15,7 +15,8 @@ import (
 type session struct {
 	number      int64 // see store.RandomID
 	registered  bool
-	incarnation int64 // 0 before the first registration
+	incarnation int64 // of the last registration
+	again       bool  // it has registered before, maybe as another session
 	process     int64 // see nextProcess
 	startedAt   time.Time
 
@@ -68,8 +69,9 @@ func (s *session) registration(c *Config) store.Registration {
 // nowRegistered notes the answer to a registration, and reports whether the client had registered
 // before.
 func (s *session) nowRegistered(incarnation int64) (again bool) {
-	again = s.incarnation != 0
-	s.registered, s.incarnation = true, incarnation
+	again = s.again
+	s.registered, s.again = true, true
+	s.incarnation = incarnation
 	s.beatNow() // its answer has the rest
 	return again
 }

@@ -8,7 +8,7 @@ import (
 
 // trust is the time until which the client may act as the owner of what it shows.
 type trust struct {
-	validity  *owned.Validity // nil: there is no trust
+	validity  *owned.Validity // while there is trust, see held
 	wallLimit time.Time       // the trust deadline on the wall clock, which also runs while a machine sleeps
 }
 

@@ -314,7 +314,7 @@ var mutants = append(asleep(), []mutant{
 	{"no look-ups while a client closes", "look-ups", `while the client closes`, []edit{{"internal/engine/tasks.go", `beginLookUpOwners, yields`, `beginLookUpOwners, untilEnds | yields`, 0}}},
 	{"a probe that counts as a reader", "probes", `not handed over`, []edit{{"internal/engine/stats.go", `len(m.lease.Board.Look().Values)`, `len(m.lease.Board.Read().Values)`, 0}}},
 	{"release without an announcement", "announced", `not within 5s: b owns it|not within 10s: a releases it`, []edit{
-		{"internal/engine/releases.go", "			changed = append(changed, announcement{m.lease.Name, h.Owner})\n", "", 0},
+		{"internal/engine/releases.go", "			changed = append(changed, announcement{m.lease.Name, h.Owner, h.Owner != 0})\n", "", 0},
 	}},
 	{"release before the work ended", "histories", `handed over under work`, []edit{
 		{"internal/engine/assignments.go", `!a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned()`, `!a.membership.inDatabase()`, 0},
