@@ -107,7 +107,7 @@ func TestDeadlineInStatementKeepsConnection(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
-	a := newWorker(t, url)
+	a := newWorker(t, url, pgleases.WithHeartbeat(10*time.Second)) // for so long a statement waits for the mutex
 	release(t, a.held(a.Acquire, "x"))
 	before := a.pool.Stat().NewConnsCount()
 	for name, acquire := range map[string]func(context.Context, string) (*lock.Held, error){"x": a.Acquire, "y": a.TryAcquire} {
