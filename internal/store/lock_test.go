@@ -30,9 +30,13 @@ type locker struct {
 	nonces map[string]int64 // of the last acquisition, by name
 }
 
+// lockerTTL is the TTL of lockers. They send no heartbeats, and none expires by itself, however slow
+// the machine is.
+const lockerTTL = 10 * time.Minute
+
 func (f *fixture) locker(id string) *locker {
 	f.Helper()
-	c := f.client(id)
+	c := f.clientTTL(id, lockerTTL)
 	l := &locker{client: c, known: c.run(), nonces: make(map[string]int64)}
 	if f.double != nil {
 		l.table = f.double.LockTable()
@@ -724,7 +728,7 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 			for i, r := range rows {
 				words[i] = fmt.Sprintf("%s %v %v %d", r.Name, r.Shared, r.IDs, r.Waiting)
 				for j := range r.IDs {
-					if r.Hosts[j] != "host" || r.PIDs[j] != 4711 || r.Tokens[j] == 0 || r.Since[j] == 0 || r.Silent[j] != time.Second.Microseconds() || r.Lives[j] != (usualTTL-time.Second).Microseconds() {
+					if r.Hosts[j] != "host" || r.PIDs[j] != 4711 || r.Tokens[j] == 0 || r.Since[j] == 0 || r.Silent[j] != time.Second.Microseconds() || r.Lives[j] != (lockerTTL-time.Second).Microseconds() {
 						t.Errorf("%+v", r)
 					}
 				}
