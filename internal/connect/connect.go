@@ -50,13 +50,15 @@ func CheckHosts(config *pgx.ConnConfig) error {
 	for _, f := range config.Fallbacks {
 		hosts = append(hosts, f.Host)
 	}
-	if slices.ContainsFunc(hosts, func(host string) bool { return strings.Contains(host, "@") && !strings.HasPrefix(host, "/") }) {
+	odd := func(host string) bool { return strings.Contains(host, "@") && !strings.HasPrefix(host, "/") }
+	if slices.ContainsFunc(hosts, odd) {
 		return errors.New("the connection string has more than one @; " + escapes)
 	}
 	return nil
 }
 
-const escapes = "in the user and the password of a URL, write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23 and % as %25"
+const escapes = "in the user and the password of a URL, " +
+	"write @ as %40, : as %3A, / as %2F, ? as %3F, # as %23 and % as %25"
 
 // A Conn is a connection. One goroutine uses it at a time.
 type Conn struct {
@@ -88,23 +90,28 @@ func (c *Conn) Close() {
 // A Connector opens the connections that belong to one client only.
 type Connector struct {
 	Config        *pgx.ConnConfig
-	BeforeConnect func(context.Context, *pgx.ConnConfig) error // the pool's, which may set a new token; may be nil
-	Heartbeat     time.Duration                                // limits each wait, see Connect
-	FastFailover  time.Duration                                // the TTL of a client with fast failover; 0: it is off
-	attempt       chan struct{}                                // holds one element while an attempt to connect is under way
-	failed        int                                          // attempts since the last success; the attempt under way owns it
+	BeforeConnect BeforeConnect // the pool's, which may set a new token; may be nil
+	Heartbeat     time.Duration // limits each wait, see Connect
+	FastFailover  time.Duration // the TTL of a client with fast failover; 0: it is off
+	attempt       chan struct{} // holds one element while an attempt to connect is under way
+	failed        int           // attempts since the last success; the attempt under way owns it
 }
 
+// BeforeConnect is a function that the pool calls before it connects.
+type BeforeConnect = func(context.Context, *pgx.ConnConfig) error
+
 // NewConnector returns a connector.
-func NewConnector(config *pgx.ConnConfig, beforeConnect func(context.Context, *pgx.ConnConfig) error, heartbeat time.Duration) *Connector {
-	return &Connector{Config: config, BeforeConnect: beforeConnect, Heartbeat: heartbeat, attempt: make(chan struct{}, 1)}
+func NewConnector(config *pgx.ConnConfig, before BeforeConnect, heartbeat time.Duration) *Connector {
+	return &Connector{Config: config, BeforeConnect: before, Heartbeat: heartbeat, attempt: make(chan struct{}, 1)}
 }
 
 // Settings are the settings that the texts of the statements and of their answers rely on, whatever
 // the role or the database sets. A pooler in transaction mode keeps these few for each client. Each
 // value is spelled as the server reports it: if they differ, PgBouncer sets it again before every
 // transaction, which costs one more statement and round trip.
-var Settings = map[string]string{"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO, MDY"}
+var Settings = map[string]string{
+	"client_encoding": "UTF8", "standard_conforming_strings": "on", "DateStyle": "ISO, MDY",
+}
 
 // ErrReadOnly says that a connection was given up because its server takes no writes.
 var ErrReadOnly = errors.New("server takes no writes")
@@ -120,7 +127,9 @@ const hooksMayTake = time.Second
 // If a BeforeConnect or DialFunc of the application ignores its context, Connect returns without
 // it. It then closes what the function returns later, and makes no other attempt until the function
 // has returned.
-func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notified pgconn.NotificationHandler) (*Conn, error) {
+func (cr *Connector) Connect(
+	ctx context.Context, perHost time.Duration, notified pgconn.NotificationHandler,
+) (*Conn, error) {
 	limit := max(cr.Heartbeat, perHost)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -138,8 +147,8 @@ func (cr *Connector) Connect(ctx context.Context, perHost time.Duration, notifie
 		return conn, err
 	})
 	if errors.Is(err, errHangs) {
-		err = fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration continues after its context has ended: %w",
-			context.Cause(ctx))
+		err = fmt.Errorf("BeforeConnect, DialFunc or another function of the connection's configuration "+
+			"continues after its context has ended: %w", context.Cause(ctx))
 	}
 	return conn, err
 }
@@ -192,17 +201,21 @@ func (cr *Connector) try(ctx context.Context, attempt func() (*Conn, error)) (*C
 }
 
 // errStuck is why an attempt to connect ends that reaches no further address.
-var errStuck = fmt.Errorf("a function of the connection's configuration, or the resolver, takes too long: %w", context.DeadlineExceeded)
+var errStuck = fmt.Errorf("a function of the connection's configuration, or the resolver, takes too long: %w",
+	context.DeadlineExceeded)
 
 // connect makes one attempt, and calls comes whenever it reaches an address.
-func (cr *Connector) connect(ctx context.Context, limit time.Duration, notified pgconn.NotificationHandler, comes func()) (*Conn, error) {
+func (cr *Connector) connect(
+	ctx context.Context, limit time.Duration, notified pgconn.NotificationHandler, comes func(),
+) (*Conn, error) {
 	config := cr.Config.Copy()
 	if cr.BeforeConnect != nil {
 		if err := cr.BeforeConnect(ctx, config); err != nil {
 			return nil, fmt.Errorf("before connect: %w", err)
 		}
 	}
-	line := &line{dial: config.DialFunc, userTimeout: 2 * max(cr.Heartbeat, time.Second), open: make(map[net.Conn]struct{})}
+	userTimeout := 2 * max(cr.Heartbeat, time.Second)
+	line := &line{dial: config.DialFunc, userTimeout: userTimeout, open: make(map[net.Conn]struct{})}
 	connected := false
 	defer func() {
 		if !connected { // also if a function of the application panics
@@ -269,22 +282,47 @@ var ErrSetting = errors.New("a setting must be changed")
 // lasts are the settings of a direct connection until it ends, whatever the role, the database and
 // the server set. A statement has its own limit, the connection is idle between heartbeats, and
 // compiling never pays.
-const lasts = "pg_catalog.set_config('search_path', '" + SearchPath + "', false), " +
-	"pg_catalog.set_config('default_transaction_isolation', 'read committed', false), pg_catalog.set_config('statement_timeout', '0', false), " +
-	"pg_catalog.set_config('idle_session_timeout', '0', false), pg_catalog.set_config('jit', 'off', false), " +
-	"CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL THEN pg_catalog.set_config('transaction_timeout', '0', false) END"
+const lasts = `pg_catalog.set_config('search_path', '` + SearchPath + `', false),
+	pg_catalog.set_config('default_transaction_isolation', 'read committed', false),
+	pg_catalog.set_config('statement_timeout', '0', false),
+	pg_catalog.set_config('idle_session_timeout', '0', false),
+	pg_catalog.set_config('jit', 'off', false),
+	CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
+		THEN pg_catalog.set_config('transaction_timeout', '0', false) END`
+
+// The columns of the row that ask returns.
+const (
+	inRecovery = iota
+	readOnly
+	replicationRole
+	isolation
+	statementTimeout
+	jit
+	seqScan
+	jitAboveCost
+	transactionTimeout
+	lasting // null behind a pooler
+)
+
+// ask reads what writable needs to know, and makes the settings that last if the process ID is that
+// of the backend.
+const ask = `SELECT pg_catalog.pg_is_in_recovery(),
+	pg_catalog.current_setting('default_transaction_read_only')::boolean,
+	pg_catalog.current_setting('session_replication_role'),
+	pg_catalog.current_setting('default_transaction_isolation'),
+	pg_catalog.current_setting('statement_timeout'),
+	pg_catalog.current_setting('jit'),
+	pg_catalog.current_setting('enable_seqscan'),
+	pg_catalog.current_setting('jit_above_cost'),
+	coalesce(pg_catalog.current_setting('transaction_timeout', true), '0'),
+	CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d THEN pg_catalog.concat(` + lasts + `) END`
 
 // writable refuses a server that takes no writes, or that has a setting that breaks the promises,
 // and checks the connection. On a direct connection it makes the settings that last. A pooler
 // reports a process ID that is not the backend's.
 func (c *Conn) writable(ctx context.Context, conn *pgconn.PgConn) error {
 	c.line.direct.Store(false)
-	results, err := conn.Exec(ctx, fmt.Sprintf(
-		"SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::boolean, "+
-			"pg_catalog.current_setting('session_replication_role'), pg_catalog.current_setting('default_transaction_isolation'), "+
-			"pg_catalog.current_setting('statement_timeout'), pg_catalog.current_setting('jit'), pg_catalog.current_setting('enable_seqscan'), "+
-			"pg_catalog.current_setting('jit_above_cost'), coalesce(pg_catalog.current_setting('transaction_timeout', true), '0'), "+
-			"CASE WHEN pg_catalog.pg_backend_pid() OPERATOR(pg_catalog.=) %d THEN pg_catalog.concat(%s) END", conn.PID(), lasts)).ReadAll()
+	results, err := conn.Exec(ctx, fmt.Sprintf(ask, conn.PID())).ReadAll()
 	if err != nil {
 		return err
 	}
@@ -292,33 +330,35 @@ func (c *Conn) writable(ctx context.Context, conn *pgconn.PgConn) error {
 		return errors.New("the first query has no answer")
 	}
 	row := results[0].Rows[0]
-	is := func(i int, value string) bool { return string(row[i]) == value }
+	is := func(column int, value string) bool { return string(row[column]) == value }
 	switch {
-	case !is(0, "f"):
+	case !is(inRecovery, "f"):
 		return fmt.Errorf("%w: it is a standby", ErrReadOnly)
-	case !is(1, "f"): // failover tools and operators set it to stop writes, so it is obeyed
-		return fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; a client needs it off",
-			ErrReadOnly)
-	case is(2, "replica"):
+	case !is(readOnly, "f"): // failover tools and operators set it to stop writes, so it is obeyed
+		return fmt.Errorf("%w: default_transaction_read_only is on, for the role, the database or the server; "+
+			"a client needs it off", ErrReadOnly)
+	case is(replicationRole, "replica"):
 		return fmt.Errorf("%w: session_replication_role is replica, so no trigger notifies clients of changes; "+
 			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set", ErrSetting)
 	}
-	direct := row[9] != nil
+	direct := row[lasting] != nil
 	c.line.direct.Store(direct)
-	if c.Settings, c.Plain = nil, direct; direct {
+	c.Settings, c.Plain = nil, direct
+	if direct {
 		return nil
 	}
-	compiles := !is(5, "off") && (is(6, "off") || is(7, "0")) // without sequential scans a plan seems to cost too much
+	// Without sequential scans a plan seems to cost too much.
+	compiles := !is(jit, "off") && (is(seqScan, "off") || is(jitAboveCost, "0"))
 	c.Settings = []string{ReadCommitted, "SET LOCAL search_path = " + SearchPath}
-	if !is(4, "0") {
+	if !is(statementTimeout, "0") {
 		c.Settings = append(c.Settings, "SET LOCAL statement_timeout = 0")
 	}
 	if compiles {
 		c.Settings = append(c.Settings, "SET LOCAL jit = off")
 	}
-	if !is(8, "0") {
+	if !is(transactionTimeout, "0") {
 		c.Settings = append(c.Settings, "SET LOCAL transaction_timeout = 0")
 	}
-	c.Plain = is(3, "read committed") && !compiles
+	c.Plain = is(isolation, "read committed") && !compiles
 	return nil
 }

@@ -33,14 +33,14 @@ const outlives = time.Minute
 // keep the session while the network is cut.
 func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	if !c.line.direct.Load() {
-		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, and keeps no session locks; "+
-			"give WithConnConfig a way to the server itself", ErrNoFastFailover, c.Pgx.PgConn().PID())
+		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, "+
+			"and keeps no session locks; give WithConnConfig a way to the server itself", ErrNoFastFailover, c.Pgx.PgConn().PID())
 	}
 	version := c.Pgx.PgConn().ParameterStatus("server_version")
 	major, err := strconv.Atoi(version[:len(version)-len(strings.TrimLeft(version, "0123456789"))])
 	if err != nil || major < failoverVersion {
-		return fmt.Errorf("%w: the server has version %s, which counts too late how sessions ended; use PostgreSQL %d or later",
-			ErrNoFastFailover, version, failoverVersion)
+		return fmt.Errorf("%w: the server has version %s, which counts too late how sessions ended; "+
+			"use PostgreSQL %d or later", ErrNoFastFailover, version, failoverVersion)
 	}
 	limit := ttl + outlives
 	_, err = c.Pgx.Exec(ctx, fmt.Sprintf("SET tcp_user_timeout = %d; SET tcp_keepalives_idle = %d",
@@ -91,7 +91,8 @@ func (l *line) listen(config *pgconn.Config) {
 		return onError == nil || onError(conn, err)
 	}
 	config.OnNotice = func(conn *pgconn.PgConn, notice *pgconn.Notice) {
-		if notice.Code == "57P01" || notice.Code == "57P02" { // the server shuts down, or recovers from a crash of another session
+		// The server shuts down, or recovers from a crash of another session.
+		if notice.Code == "57P01" || notice.Code == "57P02" {
 			l.bid()
 		}
 		if onNotice != nil {

@@ -78,7 +78,8 @@ func (l *line) dialOne(ctx context.Context, network, address string) (net.Conn, 
 	}
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
-			tcpUserTimeout(raw, l.userTimeout) // the kernel closes the connection if no data is acknowledged for this time
+			// The kernel closes the connection if no data is acknowledged for this time.
+			tcpUserTimeout(raw, l.userTimeout)
 		}
 	}
 	l.mu.Lock()

@@ -20,7 +20,8 @@ const established = 1 // TCP_ESTABLISHED of the kernel, the first byte of TCP_IN
 func tcpSevered(raw syscall.RawConn) bool {
 	severed := false
 	_ = raw.Control(func(fd uintptr) {
-		info, err := syscall.GetsockoptInet4Addr(int(fd), syscall.IPPROTO_TCP, syscall.TCP_INFO) // reads the first four bytes
+		// This reads the first four bytes.
+		info, err := syscall.GetsockoptInet4Addr(int(fd), syscall.IPPROTO_TCP, syscall.TCP_INFO)
 		severed = err == nil && info[0] != established
 	})
 	return severed

@@ -46,7 +46,9 @@ type Conn interface {
 	Severed() bool
 	HoldLiveness(ctx context.Context, session, presence int64) error
 	WatchLiveness(ctx context.Context, session, digest int64) (store.Liveness, error)
-	EvictDisconnected(ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Incarnation) (store.Evicted, error)
+	EvictDisconnected(
+		ctx context.Context, ended []store.Absence, since store.SessionEnds, run store.Incarnation,
+	) (store.Evicted, error)
 }
 
 // A State is a client's state of fast failover. Only the client's goroutine calls its methods. All
@@ -58,7 +60,10 @@ type State struct {
 	presence int64     // the last key of such a lock, of this connection or an earlier one
 
 	pulse time.Time // when the client last checked its connection
-	woke  time.Time // since then it waits for an answer of the server, because it was stopped before; zero: it does not wait
+
+	// woke is since when the client waits for an answer of the server, because it was stopped before.
+	// It is zero while the client does not wait.
+	woke time.Time
 
 	LookAt time.Time         // when to check the locks of others
 	warned bool              // about another session's lock
@@ -78,7 +83,10 @@ type absent struct {
 
 // New returns the state of a client.
 func New(on bool, now time.Time) State {
-	return State{On: on, presence: -store.RandomID() / 2, pulse: now, held: make(map[int64]int), absent: make(map[int64]*absent)}
+	return State{
+		On: on, presence: -store.RandomID() / 2, pulse: now,
+		held: make(map[int64]int), absent: make(map[int64]*absent),
+	}
 }
 
 // A lifeline ends the trust of a client when the connection ends.

@@ -54,13 +54,17 @@ type Config struct {
 // Between two loops it lacks the events that the client has not handled yet. An event that ends all
 // held locks also ends the standing, at the same time: so no lock is held under an ended standing.
 type Standing struct {
-	Ending    error           // why the client ends; nil: it does not end
-	Validity  *owned.Validity // nil: there is no trust
-	Session   int64
-	Run       store.Incarnation // at the last heartbeat
-	Confirmed store.Incarnation // the server incarnation, without the boot marker, that has confirmed all held locks; zero: none has yet
-	Clock     int64             // of the database, when the last heartbeat was executed, microseconds since 1970
-	Sent      time.Time         // when that heartbeat was sent
+	Ending   error           // why the client ends; nil: it does not end
+	Validity *owned.Validity // nil: there is no trust
+	Session  int64
+	Run      store.Incarnation // at the last heartbeat
+
+	// Confirmed is the server incarnation, without the boot marker, that has confirmed all held locks.
+	// It is zero until one has.
+	Confirmed store.Incarnation
+
+	Clock int64     // of the database, when the last heartbeat was executed, microseconds since 1970
+	Sent  time.Time // when that heartbeat was sent
 }
 
 // An Acquisition is one attempt to acquire a lock, and its result.
@@ -71,7 +75,10 @@ type Acquisition struct {
 	Run      store.Incarnation // at the last heartbeat
 	Latest   int64             // it may be executed until then, by the database's clock, microseconds since 1970
 	Validity *owned.Validity   // the validity when it began, or was granted
-	Twice    bool              // it was sent twice: the first message may arrive until Latest, whatever the result of the second
+
+	// Twice says that it was sent twice. The first message may arrive until Latest, whatever the
+	// result of the second.
+	Twice bool
 }
 
 // A Table acquires and releases locks for package lock, outside of the client's own connection.
@@ -79,7 +86,9 @@ type Acquisition struct {
 type Table interface {
 	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
 	// Release waits at most for the given time for a connection.
-	Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation) (became store.LockOutcome, sent bool, err error)
+	Release(
+		ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation,
+	) (became store.LockOutcome, sent bool, err error)
 	// Guard fences a transaction, and limits its idle time to the given milliseconds. query runs a
 	// statement in the transaction.
 	Guard(ctx context.Context, query store.Query, name string, token, trust int64) error
@@ -115,7 +124,7 @@ const (
 	sent      stage = iota // package lock waits for the answer, or handles it
 	waiting                // it has a place in the queue
 	held                   // package lock holds it
-	lost                   // it was held, and no longer counts; its row stays until it is released, or the session is gone
+	lost                   // it was held; its row stays until it is released, or the session is gone
 	releasing              // it has to be released
 )
 

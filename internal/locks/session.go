@@ -66,7 +66,8 @@ func (s *Session) endHeld(cause error, which func(*acquired) bool) {
 	}
 	if len(names) > 0 {
 		slices.Sort(names)
-		s.config.Log.Warn("pgleases: locks lost", slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Any("cause", cause))
+		s.config.Log.Warn("pgleases: locks lost",
+			slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Any("cause", cause))
 	}
 }
 
@@ -382,7 +383,9 @@ func (s *Session) BeginRelease(now time.Time, ending bool) Release {
 			r.of = append(r.of, of)
 		}
 	}
-	slices.SortFunc(r.of, func(a, b *acquired) int { return cmp.Or(a.tryAt.Compare(b.tryAt), cmp.Compare(a.Nonce, b.Nonce)) })
+	slices.SortFunc(r.of, func(a, b *acquired) int {
+		return cmp.Or(a.tryAt.Compare(b.tryAt), cmp.Compare(a.Nonce, b.Nonce))
+	})
 	r.of = r.of[:min(len(r.of), s.batch)]
 	for _, of := range r.of {
 		row := store.LockRelease{Name: of.Name, Nonce: of.Nonce, Latest: of.Latest}

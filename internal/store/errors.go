@@ -38,7 +38,8 @@ func LoginRemedy(err error) string {
 	const in = " in --database, DATABASE_URL or the PG* variables"
 	switch Code(err) {
 	case "28P01", "28000":
-		return "the server answers, but refuses the login: correct the user or the password" + in + ", or the server's pg_hba.conf"
+		return "the server answers, but refuses the login: correct the user or the password" + in +
+			", or the server's pg_hba.conf"
 	case "3D000":
 		return "the server answers, but has no such database: correct its name" + in + ", or create it"
 	}
@@ -47,11 +48,14 @@ func LoginRemedy(err error) string {
 	}
 	switch Code(err) {
 	case "42501":
-		return "the server answers, but the role may not connect to the database: GRANT CONNECT ON DATABASE ... TO it, or correct the user or the database" + in
+		return "the server answers, but the role may not connect to the database: " +
+			"GRANT CONNECT ON DATABASE ... TO it, or correct the user or the database" + in
 	case "55000":
-		return "the server answers, but the database allows no connections: ALTER DATABASE ... ALLOW_CONNECTIONS true, or correct its name" + in
+		return "the server answers, but the database allows no connections: " +
+			"ALTER DATABASE ... ALLOW_CONNECTIONS true, or correct its name" + in
 	case "08P01":
-		return "a pooler answers, but refuses the connection: correct the database or the user" + in + ", or see the pooler's log"
+		return "a pooler answers, but refuses the connection: correct the database or the user" + in +
+			", or see the pooler's log"
 	}
 	return ""
 }
@@ -80,7 +84,8 @@ func Caused(ctx context.Context, err error) error {
 }
 
 // PrepareNothing is the remedy for an error that Unprepared reports.
-const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, or make the pooler keep prepared statements"
+const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, " +
+	"or make the pooler keep prepared statements"
 
 // Advised adds the remedy to an error of a connection of the application.
 func Advised(err error) error {
@@ -100,14 +105,18 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 	case errors.As(err, &misfit) && misfit.TooNew:
 		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
 	case errors.As(err, &misfit):
-		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate (with --schedules or --consumers if you use them), or the DDL that %[1]s.Schema returns, as a role with the right to do so", of, doing, misfits, misfit)
+		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate "+
+			"(with --schedules or --consumers if you use them), or the DDL that %[1]s.Schema returns, "+
+			"as a role with the right to do so", of, doing, misfits, misfit)
 	case Denied(err): // also if the tables are up to date
 		purpose := map[string]string{"pgleases": "application", "schedule": "schedules", "consumer": "consumers"}[of]
 		owner := ""
 		if doing == "migrate" {
-			owner = "; to create or change the tables, run it as the role that owns the schema, or as one that may create it"
+			owner = "; to create or change the tables, " +
+				"run it as the role that owns the schema, or as one that may create it"
 		}
-		return fmt.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w", of, doing, purpose, schema, owner, err)
+		return fmt.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
+			of, doing, purpose, schema, owner, err)
 	}
 	return fmt.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
 }

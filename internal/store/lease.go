@@ -9,12 +9,20 @@ import (
 
 // A Join is the answer to a join.
 type Join struct {
-	Alive      bool          // whether the session exists
-	Joined     bool          // whether it is a member now
-	Successor  string        // the lease that has replaced this one, which nobody can join any more; empty: it was not replaced
-	Partitions int           // of the lease before this join; 0: it did not exist, or was created meanwhile; below 0: dropped, and if not joined, to be created again only with minus this number
-	Claimed    bool          // the plan that the join asked for is the caller's, at once
-	DueIn      time.Duration // otherwise: the time until that plan is due
+	Alive  bool // whether the session exists
+	Joined bool // whether it is a member now
+
+	// Successor is the lease that has replaced this one, which nobody can join any more. It is empty
+	// if the lease was not replaced.
+	Successor string
+
+	// Partitions is the number of the lease's partitions before this join. It is 0 if the lease did not
+	// exist, or was created meanwhile. It is below 0 if the lease was dropped. If the session has not
+	// joined, the lease can be created again only with minus this number.
+	Partitions int
+
+	Claimed bool          // the plan that the join asked for is the caller's, at once
+	DueIn   time.Duration // otherwise, the time until that plan is due
 }
 
 // An Owned is one partition that a session owns.
@@ -33,7 +41,9 @@ type LeaseRead struct {
 	ServerGeneration int64       // the present generation: no guard passes under an epoch of an earlier one
 	Owned            []Owned     // ordered by partition
 
-	Paused, Drained []string // who has paused the lease, or drained the client, and why; nil: not paused, or not drained
+	// Paused and Drained say who has paused the lease, or drained the client, and why. They are nil if
+	// nobody has.
+	Paused, Drained []string
 }
 
 // ServerGenerationOf returns the server generation of an epoch.
@@ -48,10 +58,19 @@ type Release struct {
 
 // A Leave is a lease that its member leaves.
 type Leave struct {
-	Lease      string
-	Now        bool          // this release leaves it; otherwise a later one does, because the session owns more than one release may contain
-	Planned    int64         // the lease's generation, as the plan of the successors read it; 0: there is no such plan
-	Successors map[int]int64 // by partition: the sessions that get the released partitions; a partition without a successor goes to its target
+	Lease string
+
+	// Now says that this release leaves it. Otherwise a later one does, because the session owns more
+	// than one release may contain.
+	Now bool
+
+	// Planned is the lease's generation, as the plan of the successors read it. It is 0 if there is no
+	// such plan.
+	Planned int64
+
+	// Successors are the sessions that get the released partitions, by partition. A partition without
+	// a successor goes to its target.
+	Successors map[int]int64
 }
 
 // A Released is the answer to a release.
@@ -73,7 +92,9 @@ type Handed struct {
 
 // Join makes the session a member of a lease, or changes its weight, and creates the lease if it
 // does not exist. The number rises with every join of the session. See join.sql.
-func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (Join, error) {
+func (c *Conn) Join(
+	ctx context.Context, session int64, lease string, partitions, weight int, number int64,
+) (Join, error) {
 	c.lastLeases = lastLeases{} // so that the next heartbeat returns the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
 }
@@ -96,13 +117,18 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	}
 	read := func(from pgx.CollectableRow) (LeaseRead, error) {
 		r, err := pgx.RowToStructByPos[row](from)
-		read := LeaseRead{r.Name, r.Generation, Incarnation{Timeline: r.Timeline, Started: r.Started}, r.Accepted, r.ServerGen, make([]Owned, len(r.Partitions)), r.Paused, r.Drained}
+		read := LeaseRead{
+			Name: r.Name, Generation: r.Generation, Server: Incarnation{Timeline: r.Timeline, Started: r.Started},
+			AcceptedTimeline: r.Accepted, ServerGeneration: r.ServerGen, Owned: make([]Owned, len(r.Partitions)),
+			Paused: r.Paused, Drained: r.Drained,
+		}
 		for i := range r.Partitions {
 			read.Owned[i] = Owned{int(r.Partitions[i]), r.Epochs[i], r.Moving[i]}
 		}
 		return read, err
 	}
-	return query(ctx, c, func(rows pgx.Rows) ([]LeaseRead, error) { return pgx.CollectRows(rows, read) }, c.statements.Read, session, leases)
+	collect := func(rows pgx.Rows) ([]LeaseRead, error) { return pgx.CollectRows(rows, read) }
+	return query(ctx, c, collect, c.statements.Read, session, leases)
 }
 
 // A Span is a part of a lease: the partitions from First to Last.
@@ -138,7 +164,8 @@ func (c *Conn) Owners(ctx context.Context, spans []Span) (map[Span]Owners, error
 		ID, Metadata       string
 		Partitions, Epochs numbers
 	}
-	rows, err := query(ctx, c, func(rows pgx.Rows) ([]row, error) { return pgx.CollectRows(rows, pgx.RowToStructByPos[row]) }, c.statements.Owners, leases, first, last)
+	collect := func(rows pgx.Rows) ([]row, error) { return pgx.CollectRows(rows, pgx.RowToStructByPos[row]) }
+	rows, err := query(ctx, c, collect, c.statements.Owners, leases, first, last)
 	found := make(map[Span]Owners, len(spans))
 	for _, r := range rows {
 		of := found[spans[r.Number-1]]
@@ -154,7 +181,9 @@ func (c *Conn) Owners(ctx context.Context, spans []Span) (map[Span]Owners, error
 // Release gives up partitions, and leaves the leases that the session joined with that join or
 // earlier. Announce has to notify the new owners, except those in a lease that was left. See
 // release.sql.
-func (c *Conn) Release(ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64) (Released, error) {
+func (c *Conn) Release(
+	ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64,
+) (Released, error) {
 	leases, partitions, epochs := columns(releases)
 	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
 	successorsOf := make(map[string]map[int]int64, len(leaving))
@@ -183,7 +212,8 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []Release, l
 	}
 	released := Released{Left: got.LeftLeases, ToPlan: got.ToPlan}
 	for i, lease := range got.ReleasedLeases {
-		released.Released = append(released.Released, Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i]})
+		handed := Handed{lease, int(got.ReleasedPartitions[i]), got.Owners[i], got.Epochs[i]}
+		released.Released = append(released.Released, handed)
 	}
 	for i, lease := range got.BusyLeases {
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})

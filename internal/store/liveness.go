@@ -53,7 +53,8 @@ func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Livene
 	if err != nil || !got.Watches {
 		return Liveness{}, err
 	}
-	l := Liveness{Watches: true, Ends: SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}, Digest: got.Digest, Stranger: got.Stranger}
+	ends := SessionEnds{got.Abandoned, got.Killed, got.Fatal, got.Reset}
+	l := Liveness{Watches: true, Ends: ends, Digest: got.Digest, Stranger: got.Stranger}
 	if got.Digest != digest {
 		l.Held = make(map[int64]int, len(got.Held))
 		for i, key := range got.Held {
@@ -69,8 +70,11 @@ func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Livene
 // EvictDisconnected removes sessions whose connection ended as the connection of a crashed process
 // does. It requires that at least as many sessions were abandoned since, and that none ended in
 // another way. See evictdisconnected.sql.
-func (c *Conn) EvictDisconnected(ctx context.Context, ended []Absence, since SessionEnds, run Incarnation) (Evicted, error) {
-	sessions, keys, pids, expiries := make([]int64, len(ended)), make([]int64, len(ended)), make([]int, len(ended)), make([]int64, len(ended))
+func (c *Conn) EvictDisconnected(
+	ctx context.Context, ended []Absence, since SessionEnds, run Incarnation,
+) (Evicted, error) {
+	sessions, keys := make([]int64, len(ended)), make([]int64, len(ended))
+	pids, expiries := make([]int, len(ended)), make([]int64, len(ended))
 	for i, a := range ended {
 		sessions[i], keys[i], pids[i], expiries[i] = a.Session, a.Presence, a.PID, a.Expiry
 	}

@@ -111,7 +111,9 @@ type LockRow struct {
 // LookAtLocks returns which of these acquisitions of a session the database has; everything: all of
 // the session's. The Incarnation is that of the server that answered, without the boot marker. See
 // locklook.sql.
-func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]FoundLock, Incarnation, error) {
+func (c *Conn) LookAtLocks(
+	ctx context.Context, session int64, nonces []int64, everything bool,
+) ([]FoundLock, Incarnation, error) {
 	type row struct {
 		Timeline, Started int64
 		Names             []string
@@ -129,12 +131,15 @@ func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, e
 }
 
 // ReleaseLocks gives up locks of a session on the client's own connection. See lockreleases.sql.
-func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []LockRelease, run Incarnation) (LocksReleased, error) {
+func (c *Conn) ReleaseLocks(
+	ctx context.Context, session int64, releases []LockRelease, run Incarnation,
+) (LocksReleased, error) {
 	names, nonces, latest := make([]string, len(releases)), make([]int64, len(releases)), make([]int64, len(releases))
 	for i, r := range releases {
 		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
 	}
-	return notifying[LocksReleased](ctx, c, c.statements.LockReleases, session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
+	return notifying[LocksReleased](ctx, c, c.statements.LockReleases,
+		session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
 }
 
 // sweepMost is the maximum number of rows of expired sessions that one sweep checks.
@@ -181,8 +186,8 @@ type Locks struct {
 // Acquire acquires a lock, or a place in its queue. Sent reports whether the database may have
 // received the request. See lockacquire.sql.
 func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, sent bool, err error) {
-	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
-		r.Server.Timeline, r.Server.Started, r.Server.Marker)
+	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire,
+		r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest, r.Server.Timeline, r.Server.Started, r.Server.Marker)
 	if err != nil {
 		return answer, sent, err
 	}
@@ -213,7 +218,8 @@ func (l *Locks) Release(
 ) (became LockOutcome, sent bool, err error) {
 	soon, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease, r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Marker)
+	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease,
+		r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Marker)
 }
 
 // Guard fences a transaction, and limits its idle time to the given milliseconds. query runs a

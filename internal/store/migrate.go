@@ -34,14 +34,20 @@ type Part struct {
 var Engine = Part{
 	Table: "schema_version", Version: Version,
 	DDL: func(schema string) string { return StatementsFor(schema).Schema },
-	Lacks: `; SELECT 'the row of server' WHERE NOT EXISTS (SELECT FROM %[1]s.server); SELECT 'the trigger changed' WHERE NOT EXISTS (
-		SELECT FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
-		WHERE t.tgname = 'changed' AND t.tgenabled IN ('O', 'A') AND c.relname = 'leases' AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = %[2]s))`,
+	Lacks: `;
+		SELECT 'the row of server' WHERE NOT EXISTS (SELECT FROM %[1]s.server);
+		SELECT 'the trigger changed' WHERE NOT EXISTS (
+			SELECT FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_class AS c ON c.oid = t.tgrelid
+			WHERE t.tgname = 'changed' AND t.tgenabled IN ('O', 'A') AND c.relname = 'leases'
+				AND c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = %[2]s))`,
 }
 
 // PartOf is the part of package schedule or consumer, with its files.
 func PartOf(name string, files fs.ReadFileFS) Part {
-	return Part{Name: "package " + name, Table: name + "_version", Version: 1, DDL: func(schema string) string { return DDL(files, schema) }}
+	return Part{
+		Name: "package " + name, Table: name + "_version", Version: 1,
+		DDL: func(schema string) string { return DDL(files, schema) },
+	}
 }
 
 // A SchemaError says why this code cannot run on the schema.
@@ -72,14 +78,16 @@ func (p Part) Fits(ctx context.Context, conn *pgx.Conn, schema string) error {
 // version is Fits, and also returns the version: 0 if there is no version.
 func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, error) {
 	var v struct{ Version, MinCode int }
-	err := conn.QueryRow(ctx, "SELECT version, min_code FROM "+p.versionTable(schema), pgx.QueryExecModeExec).Scan(&v.Version, &v.MinCode) // in any encoding
+	read := "SELECT version, min_code FROM " + p.versionTable(schema)
+	err := conn.QueryRow(ctx, read, pgx.QueryExecModeExec).Scan(&v.Version, &v.MinCode) // in any encoding
 	switch code := Code(err); {
 	case code == "3F000" || code == "42P01" || errors.Is(err, pgx.ErrNoRows):
 		return 0, &SchemaError{Text: fmt.Sprintf("%s is missing in this database", p.in(schema))}
 	case err != nil:
 		return 0, fmt.Errorf("read version of %s: %w", p.in(schema), err)
 	case v.Version < p.Version:
-		return v.Version, &SchemaError{Text: fmt.Sprintf("%s has version %d, this code needs %d", p.in(schema), v.Version, p.Version)}
+		return v.Version, &SchemaError{Text: fmt.Sprintf(
+			"%s has version %d, this code needs %d", p.in(schema), v.Version, p.Version)}
 	case v.MinCode > p.Version:
 		return v.Version, &SchemaError{TooNew: true, Text: fmt.Sprintf(
 			"%s has version %d, which serves code for version %d and later, this is for %d",
@@ -90,7 +98,9 @@ func (p Part) version(ctx context.Context, conn *pgx.Conn, schema string) (int, 
 
 // Report runs migrate, replaces what differs from this code in the schema, and returns what was
 // done. A schema of newer code stays as it is.
-func (p Part) Report(ctx context.Context, conn *pgx.Conn, schema string, migrate func() error) (done string, err error) {
+func (p Part) Report(
+	ctx context.Context, conn *pgx.Conn, schema string, migrate func() error,
+) (done string, err error) {
 	before, _ := p.version(ctx, conn, schema) // migrate returns its error
 	if err := migrate(); err != nil {
 		return "", err
@@ -122,10 +132,12 @@ func (p Part) differs(ctx context.Context, conn *pgx.Conn, schema string) (names
 	if lacks != "" {
 		lacks = fmt.Sprintf(lacks, pgx.Identifier{schema}.Sanitize(), Literal(schema))
 	}
-	results, err := conn.PgConn().Exec(ctx, "SELECT proname, prosrc FROM pg_catalog.pg_proc WHERE pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = "+
-		Literal(schema)+`); SELECT relname FROM pg_catalog.pg_class WHERE relnamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = `+
-		Literal(schema)+`); SELECT p.proname FROM pg_catalog.pg_proc AS p WHERE pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')
-			AND p.pronamespace = (SELECT oid FROM pg_catalog.pg_namespace WHERE nspname = `+Literal(schema)+")"+lacks).ReadAll()
+	inSchema := "(SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = " + Literal(schema) + ")"
+	results, err := conn.PgConn().Exec(ctx, fmt.Sprintf(`
+		SELECT p.proname, p.prosrc FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = %[1]s;
+		SELECT c.relname FROM pg_catalog.pg_class AS c WHERE c.relnamespace = %[1]s;
+		SELECT p.proname FROM pg_catalog.pg_proc AS p
+		WHERE p.pronamespace = %[1]s AND pg_catalog.has_function_privilege('public', p.oid, 'EXECUTE')`, inSchema)+lacks).ReadAll()
 	if err != nil {
 		return nil, err
 	}
@@ -159,13 +171,15 @@ func firsts(result *pgconn.Result) (values []string) {
 // its relations, and the functions that the text keeps from PUBLIC and that PUBLIC may execute.
 func Damaged(ddl, schema string, relations, executable []string) (absent, public []string) {
 	quoted := regexp.QuoteMeta(pgx.Identifier{schema}.Sanitize())
-	created := regexp.MustCompile(`(?m)^CREATE (?:OR REPLACE VIEW ` + quoted + `\.|(?:UNIQUE )?INDEX IF NOT EXISTS )(\w+)`)
+	created := regexp.MustCompile(
+		`(?m)^CREATE (?:OR REPLACE VIEW ` + quoted + `\.|(?:UNIQUE )?INDEX IF NOT EXISTS )(\w+)`)
 	for _, match := range created.FindAllStringSubmatch(ddl, -1) {
 		if !slices.Contains(relations, match[1]) {
 			absent = append(absent, match[1])
 		}
 	}
-	revoked, name := regexp.MustCompile(`(?m)^REVOKE EXECUTE ON FUNCTION ([^;]+) FROM PUBLIC;`), regexp.MustCompile(quoted+`\.(\w+)`)
+	revoked := regexp.MustCompile(`(?m)^REVOKE EXECUTE ON FUNCTION ([^;]+) FROM PUBLIC;`)
+	name := regexp.MustCompile(quoted + `\.(\w+)`)
 	for _, match := range revoked.FindAllStringSubmatch(ddl, -1) {
 		for _, function := range name.FindAllStringSubmatch(match[1], -1) {
 			if slices.Contains(executable, function[1]) {
@@ -218,7 +232,8 @@ END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, BodyTag("$pgleases
 	case err == nil || code == codeMigrated:
 		return p.Fits(ctx, conn, schema)
 	case code == "3F000" || Denied(err):
-		return &SchemaError{Text: fmt.Sprintf("%s: permission denied to create it or to migrate it: %v", misfit.Text, err)}
+		const denied = "%s: permission denied to create it or to migrate it: %v"
+		return &SchemaError{Text: fmt.Sprintf(denied, misfit.Text, err)}
 	default:
 		return fmt.Errorf("create schema %q: %w", schema, err)
 	}
@@ -240,9 +255,10 @@ func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 func (p Part) migration(schema, check string) string {
 	ddl := p.DDL(schema)
 	own := ownersCheck(ddl, schema)
-	return connect.ReadCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey +
-		"); SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms'; SET LOCAL search_path = pg_catalog, pg_temp;\n" +
-		check + "\n" + own + ddl + own
+	begin := connect.ReadCommitted + "; SELECT pg_catalog.pg_advisory_xact_lock(" + migrationKey + "); " +
+		"SET LOCAL client_min_messages = warning; SET LOCAL lock_timeout = '200ms'; " +
+		"SET LOCAL search_path = pg_catalog, pg_temp;\n"
+	return begin + check + "\n" + own + ddl + own
 }
 
 // ownersCheck returns a statement that fails if an object with the name of one in the DDL belongs
@@ -251,8 +267,9 @@ func (p Part) migration(schema, check string) string {
 // replace what others call. It runs before the DDL, and after it, because objects may appear
 // meanwhile.
 func ownersCheck(ddl, schema string) string {
-	created := regexp.MustCompile(`CREATE (?:OR REPLACE |UNLOGGED )?(?:TABLE|SEQUENCE|VIEW|FUNCTION)(?: IF NOT EXISTS)? ` +
-		regexp.QuoteMeta(pgx.Identifier{schema}.Sanitize()) + `\.(\w+)`)
+	created := regexp.MustCompile(
+		`CREATE (?:OR REPLACE |UNLOGGED )?(?:TABLE|SEQUENCE|VIEW|FUNCTION)(?: IF NOT EXISTS)? ` +
+			regexp.QuoteMeta(pgx.Identifier{schema}.Sanitize()) + `\.(\w+)`)
 	var names []string
 	for _, match := range created.FindAllStringSubmatch(ddl, -1) {
 		names = append(names, match[1])
@@ -260,10 +277,13 @@ func ownersCheck(ddl, schema string) string {
 	return fmt.Sprintf(`DO %[1]s
 DECLARE
     alien text := (
-        SELECT format('%%I in schema %%I belongs to role %%I: let that role migrate, or drop it', o.name, n.nspname, pg_get_userbyid(o.owner))
+        SELECT format('%%I in schema %%I belongs to role %%I: let that role migrate, or drop it',
+                      o.name, n.nspname, pg_get_userbyid(o.owner))
         FROM pg_namespace AS n
-        CROSS JOIN LATERAL (SELECT c.relname AS name, c.relowner AS owner FROM pg_class AS c WHERE c.relnamespace = n.oid
-                            UNION SELECT p.proname, p.proowner FROM pg_proc AS p WHERE p.pronamespace = n.oid) AS o
+        CROSS JOIN LATERAL (
+            SELECT c.relname AS name, c.relowner AS owner FROM pg_class AS c WHERE c.relnamespace = n.oid
+            UNION SELECT p.proname, p.proowner FROM pg_proc AS p WHERE p.pronamespace = n.oid
+        ) AS o
         WHERE n.nspname = %[2]s AND o.name = ANY ('{%[3]s}') 
           AND NOT pg_has_role(o.owner, n.nspowner, 'MEMBER') AND pg_get_userbyid(o.owner) <> current_user
         LIMIT 1);

@@ -107,7 +107,9 @@ func (c *Conn) Wait(ctx context.Context) error {
 	soon, cancel := context.WithDeadline(ctx, n.readAt)
 	defer cancel()
 	for n.readAt.After(time.Now()) && len(n.granted) == 0 {
-		if err := c.Pgx.PgConn().WaitForNotification(soon); err != nil && (ctx.Err() != nil || soon.Err() == nil || c.Closed()) {
+		err := c.Pgx.PgConn().WaitForNotification(soon)
+		readIsDue := ctx.Err() == nil && soon.Err() != nil && !c.Closed()
+		if err != nil && !readIsDue {
 			return err
 		}
 	}

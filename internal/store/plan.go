@@ -60,11 +60,17 @@ type Move struct {
 
 // An Applied is the answer to a plan.
 type Applied struct {
-	Applied    bool // false: all leases had changed since the plan read them, or the server is not accepted, and no row was written
-	Unaccepted bool // false because the server is not accepted
-	Asked      int  // partitions that their owners are asked to hand over
-	Given      int  // partitions given to their targets
-	LeftOver   int  // moves not made, because a guarded transaction is open on the partition, or its epoch rose meanwhile
+	// Applied is false if no row was written, because all leases had changed since the plan read them,
+	// or because the server is not accepted.
+	Applied    bool
+	Unaccepted bool // the server is not accepted
+
+	Asked int // partitions that their owners are asked to hand over
+	Given int // partitions given to their targets
+
+	// LeftOver is the number of moves that were not made, because a guarded transaction is open on the
+	// partition, or its epoch rose meanwhile.
+	LeftOver int
 }
 
 // Evict removes the sessions that expired before cutoff (the database's clock, microseconds since
@@ -136,13 +142,15 @@ type snapshotRow struct {
 
 func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	p := LeaseSnapshot{
-		Name: r.Name, Generation: r.Generation, Members: make([]Member, len(r.Sessions)), Paused: r.Paused, Frozen: r.Frozen, Pins: make(map[int]string, len(r.Pinned)),
+		Name: r.Name, Generation: r.Generation, Paused: r.Paused, Frozen: r.Frozen,
+		Members: make([]Member, len(r.Sessions)), Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), PreferredIDs: make([]string, r.Partitions),
 	}
 	live := make(map[int64]bool, len(r.Sessions))
 	for i, session := range r.Sessions {
-		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], int(r.Weights[i]), r.Joined[i], r.Drained[i], r.Cordoned[i]}
+		weight := int(r.Weights[i])
+		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], weight, r.Joined[i], r.Drained[i], r.Cordoned[i]}
 		live[session] = true
 	}
 	for i, n := range r.Pinned {
@@ -160,7 +168,8 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 			if err != nil || n < 0 || n >= r.Partitions {
 				return p, fmt.Errorf("snapshot of lease %q: partition %s is not one of %d", r.Name, text, r.Partitions)
 			}
-			p.Owners[n], p.Targets[n], p.OwnerIDs[n], p.PreferredIDs[n] = r.Owners[i], r.Targets[i], r.OwnerIDs[i], r.PreferredIDs[i]
+			p.Owners[n], p.OwnerIDs[n] = r.Owners[i], r.OwnerIDs[i]
+			p.Targets[n], p.PreferredIDs[n] = r.Targets[i], r.PreferredIDs[i]
 		}
 	}
 	return p, nil
@@ -186,7 +195,8 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ag
 		Moved     []string // leases whose generation it raised
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
-		names, generations, runs.successorLeases, runs.successors, runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
+		names, generations, runs.successorLeases, runs.successors,
+		runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
 	overtaken, moved := setOf(got.Overtaken), setOf(got.Moved)
 	for i := range read {
 		read[i].Overtaken = overtaken[read[i].Name]
@@ -220,7 +230,9 @@ const maxGap = 8
 
 func runsOf(moves []Move) runs {
 	moves = slices.Clone(moves)
-	slices.SortFunc(moves, func(a, b Move) int { return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition) })
+	slices.SortFunc(moves, func(a, b Move) int {
+		return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
+	})
 	type successor struct {
 		lease   string
 		session int64
@@ -237,7 +249,8 @@ func runsOf(moves []Move) runs {
 		}
 		last := len(r.leases) - 1
 		if last < 0 || r.leases[last] != m.Lease || m.Partition-r.lasts[last] > maxGap {
-			r.leases, r.firsts, r.lasts = append(r.leases, m.Lease), append(r.firsts, m.Partition), append(r.lasts, m.Partition-1)
+			r.leases = append(r.leases, m.Lease)
+			r.firsts, r.lasts = append(r.firsts, m.Partition), append(r.lasts, m.Partition-1)
 			last++
 		}
 		for ; r.lasts[last] < m.Partition; r.lasts[last]++ {

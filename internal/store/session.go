@@ -81,13 +81,16 @@ type Beat struct {
 	Copied           bool  // not alive for the caller, because a copy of its process has the session
 	Clock            int64 // the database's clock, microseconds since 1970; if alive, at the renewal
 	Server           Incarnation
-	Tables           int64         // the number of these tables: restored or copied ones have another
-	AcceptedTimeline int64         // of the accepted server
-	ServerGeneration int64         // the present generation
-	Incarnation      int64         // the highest under the client's ID; this field and those below are only of a live session
-	CheckDueIn       time.Duration // the time until a check for expired sessions is due for the caller
-	Sessions         int64         // number of sessions at the last check
-	Leases           []LeaseBeat
+	Tables           int64 // the number of these tables: restored or copied ones have another
+	AcceptedTimeline int64 // of the accepted server
+	ServerGeneration int64 // the present generation
+
+	// The fields below are only of a live session.
+
+	Incarnation int64         // the highest under the client's ID
+	CheckDueIn  time.Duration // the time until a check for expired sessions is due for the caller
+	Sessions    int64         // number of sessions at the last check
+	Leases      []LeaseBeat
 }
 
 // A LeaseBeat is what a heartbeat returns about one lease that the session is a member of.
@@ -171,7 +174,8 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 		}
 	}
 	answer, err := c.call(ctx, statement, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
-		seconds(last.Clock), strconv.FormatInt(last.Marker, 10), seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, which)
+		seconds(last.Clock), strconv.FormatInt(last.Marker, 10),
+		seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, which)
 	if err != nil {
 		return Beat{}, err
 	}
@@ -188,15 +192,20 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	r := reader{words: strings.Split(numbers, " ")}
 	if state := r.words[0]; state == "gone" || state == "copied" {
 		r.words = r.words[1:]
-		beat := Beat{Copied: state == "copied", Clock: r.micros(), AcceptedTimeline: r.number(), ServerGeneration: r.number(), Server: r.run(), Tables: r.number()}
+		beat := Beat{
+			Copied: state == "copied", Clock: r.micros(), AcceptedTimeline: r.number(), ServerGeneration: r.number(),
+			Server: r.run(), Tables: r.number(),
+		}
 		return beat, r.end()
 	}
 	expiry, ttl := r.micros(), r.micros()
 	if len(r.words) > 0 && r.words[0] == "none" {
-		return Beat{}, errors.New("the table server has no row: run sql/schema/server.sql, which creates it, as the owner of the tables")
+		return Beat{}, errors.New("the table server has no row: " +
+			"run sql/schema/server.sql, which creates it, as the owner of the tables")
 	}
 	beat := Beat{Alive: true, Clock: expiry - ttl, AcceptedTimeline: r.number(), ServerGeneration: r.number()}
-	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() { // otherwise it is due now; far ahead: the clock stepped back
+	// Otherwise it is due now. A check that is due after a TTL shows that the clock stepped back.
+	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() {
 		beat.CheckDueIn = micros(due)
 	}
 	beat.Sessions = r.number()
@@ -208,7 +217,8 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	if hasLeases {
 		last := lastLeases{session: session, at: time.Now(), run: r.run(), tables: r.number(), names: "{" + names}
 		var named []string
-		if err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(last.names), &named); err != nil {
+		err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(last.names), &named)
+		if err != nil {
 			return Beat{}, err
 		}
 		last.leases = make([]LeaseBeat, len(named))
@@ -301,7 +311,9 @@ func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 // AcceptServer accepts a server incarnation that the caller has watched for that time. It returns
 // the new server generation, which is above the given one; 0: the server is accepted already, or
 // may not be accepted yet. See accept.sql.
-func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run Incarnation, generation int64) (int64, error) {
+func (c *Conn) AcceptServer(
+	ctx context.Context, watched time.Duration, run Incarnation, generation int64,
+) (int64, error) {
 	accepted, err := one[struct{ Generation int64 }](ctx, c, c.statements.Accept,
 		watched.Microseconds(), run.Timeline, run.Started, run.Marker, generation, c.lockWait)
 	return accepted.Generation, err
