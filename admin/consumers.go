@@ -17,10 +17,11 @@ type Consumer struct {
 	Name         string         `json:"name"`
 	Queue        string         `json:"queue"` // the table, quoted if need be
 	Partitions   int            `json:"partitions"`
-	Owned        int            `json:"owned"`     // partitions that have an owner
-	Timed        bool           `json:"timed"`     // Oldest is known: the queue has a column for the time, and an index that begins with the ID
-	Waiting      *int           `json:"waiting"`   // rows in the table; nil: this role may not read it, or it is gone
-	Oldest       *time.Duration `json:"oldest_ns"` // age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it is not known
+	Owned        int            `json:"owned"`        // partitions that have an owner
+	Timed        bool           `json:"timed"`        // Oldest is known: the queue has a column for the time, and an index that begins with the ID
+	Waiting      *int           `json:"waiting"`      // rows in the table; nil: this role may not read it, or it is gone
+	Oldest       *time.Duration `json:"oldest_ns"`    // age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it is not known
+	FirstFor     time.Duration  `json:"first_for_ns"` // since the row with the lowest ID whose key is not blocked is the same, to 1 min; 0: no such row waits, or no process is to handle it
 	BlockedKeys  int            `json:"blocked_keys"`
 	BlockedFor   time.Duration  `json:"blocked_for_ns"` // since the oldest blocked row failed first
 	DeadLetters  int            `json:"dead_letters"`

@@ -206,6 +206,8 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	end := p.start()
 	err = lease.Run(life, p.serve)
 	end()
+	c.counts.polled.clear()
+	c.counts.oldest.clear()
 	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.times.leave)
 	defer cancel()
 	left := lease.Leave(leaving)

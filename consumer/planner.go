@@ -122,6 +122,7 @@ func (p *planner) loop(stopped <-chan struct{}) {
 		var timer <-chan time.Time
 		p.queue.removeGone()
 		p.countSlow()
+		p.countOldest()
 		if p.life.Err() == nil {
 			p.beginNew()
 			p.poll()
@@ -205,6 +206,15 @@ func (p *planner) countSlow() {
 		slog.Int("by_connection", n[worker.Hung]))
 }
 
+// countOldest notes which batch is the oldest.
+func (p *planner) countOldest() {
+	if len(p.queue.under) == 0 {
+		p.counts.oldest.clear()
+		return
+	}
+	p.counts.oldest.set(p.queue.under[0].began)
+}
+
 // beginNew records the begin of new ownerships, and learns what was before them. It goes on when the
 // Run ends: otherwise the end might be recorded before the begin. The partitions are busy meanwhile.
 func (p *planner) beginNew() {
@@ -262,7 +272,11 @@ func (p *planner) poll() {
 	of, idle := p.queue.asked()
 	q, send := p.poller.question(now, of, idle, all)
 	if !send {
+		p.counts.polled.clear() // it owns no partition
 		return
+	}
+	if p.counts.polled.since() == 0 {
+		p.counts.polled.set(now)
 	}
 	q.ended = p.queue.ended
 	conn := p.poller.conn

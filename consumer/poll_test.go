@@ -57,3 +57,52 @@ func TestEndOfRunIsNoPollError(t *testing.T) {
 		}
 	})
 }
+
+// The time since the last poll that succeeded goes on while polls fail, and is 0 while the process
+// owns no partition.
+func TestSinceLastPollGrowsWhilePollsFail(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := simulated(t.Context())
+		expectSince := func(want time.Duration) {
+			t.Helper()
+			if got := p.Stats().SinceLastPoll; got != want {
+				t.Errorf("%v since the last poll, want %v", got, want)
+			}
+		}
+		expectSince(0)
+		time.Sleep(time.Minute)
+		p.answer(&poll{took: time.Second}, nil)
+		expectSince(time.Second)
+		time.Sleep(time.Minute)
+		p.answer(&poll{took: time.Second}, errEmpty)
+		expectSince(61 * time.Second)
+		p.poller.at = time.Now()
+		p.poll() // it owns no partition
+		expectSince(0)
+	})
+}
+
+// The age of the oldest batch is that of the one that began first, of those that are under way.
+func TestOldestBatchIsTheOneThatBeganFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := simulated(t.Context())
+		p.queue = *queued(3)
+		begin := func(n int) *job {
+			p.queue.partitions[n].due, p.queue.partitions[n].expect = true, 1
+			j, _ := p.queue.next(time.Now(), room{size: 4, rows: 1})
+			time.Sleep(time.Minute)
+			return j
+		}
+		first, second := begin(0), begin(1)
+		for i, want := range []time.Duration{2 * time.Minute, time.Minute, 0} {
+			if i > 0 {
+				j := []*job{first, second}[i-1]
+				p.queue.end(j, result{parts: j.parts()}, time.Now(), 4)
+			}
+			p.countOldest()
+			if got := p.Stats().OldestBatch; got != want {
+				t.Errorf("%v after %d ends, want %v", got, i, want)
+			}
+		}
+	})
+}

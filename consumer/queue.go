@@ -142,6 +142,7 @@ type queue struct {
 	paused     bool // by an operator
 
 	slots    worker.Slots[int] // of the jobs; the partitions that are slow
+	under    []*job            // the jobs that have not ended, the oldest first
 	rows     turns
 	blocked  turns
 	overdue  int       // jobs whose slots were given to others
@@ -280,6 +281,7 @@ func (q *queue) next(now time.Time, r room) (*job, time.Duration) {
 		d.notBefore, d.free = time.Time{}, false
 	}
 	j.began, j.limit = now, r.rows
+	q.under = append(q.under, j)
 	q.slots.Begin(j.lane)
 	if j.retry.suspect {
 		q.suspects++
@@ -348,6 +350,7 @@ type result struct {
 // finds.
 func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 	j.over = true
+	q.under = slices.DeleteFunc(q.under, func(other *job) bool { return other == j })
 	if j.overdue {
 		q.overdue--
 	} else {

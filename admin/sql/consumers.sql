@@ -8,7 +8,10 @@
 SELECT json_build_object(
        'name', s.consumer, 'queue', s.queue, 'partitions', s.partitions, 'owned', s.owned, 'waiting', s.waiting,
        'timed', coalesce(s.timed, false),
-       'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
+       'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'first_for_ns', coalesce((SELECT (greatest(0, extract(epoch FROM clock_timestamp() - c.first_since)) * 1e9)::bigint FROM pgleases.consumers AS c
+                                 WHERE c.name = s.consumer AND (c.first_id = s.first_id OR s.waiting IS NULL) AND s.owned > 0 AND s.paused_at IS NULL
+                                   AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp())), 0),
+       'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((extract(epoch FROM s.blocked_for) * 1e9)::bigint, 0),
        'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
        'paused_at', coalesce(s.paused_at, timestamptz '0001-01-01 00:00:00Z'), 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),
        'lease_paused', EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()),

@@ -46,4 +46,8 @@ var ofConsumer = []entry[consumer.Stats]{
 		count(func(c *consumer.Stats) int64 { return c.PollErrors }), nil},
 	{Metric{"pgleases.consumer.poll.time", "s", Counter, "Total time of the polls for rows to handle.", nil},
 		seconds(func(c *consumer.Stats) time.Duration { return c.PollTime }), nil},
+	{Metric{"pgleases.consumer.poll.age", "s", Gauge, "Time since the last successful poll was sent; 0 if the process owns no partition.", nil},
+		seconds(func(c *consumer.Stats) time.Duration { return c.SinceLastPoll }), nil},
+	{Metric{"pgleases.consumer.batch.age", "s", Gauge, "Time since the oldest batch began that is under way; 0 if no batch is.", nil},
+		seconds(func(c *consumer.Stats) time.Duration { return c.OldestBatch }), nil},
 }

@@ -167,6 +167,8 @@ var ofDatabase = []entry[database]{
 			}
 			return age(c.Oldest)
 		}), nil},
+	{Metric{"pgleases.database.consumer.first.age", "s", Gauge, "Time for which the row with the lowest ID whose key is not blocked has been the same, as the consumer's processes saw it; 0 if no such row waits, or if the consumer is paused or no partition has an owner.", ofQueue},
+		consumers(func(c *admin.Consumer) *int { return age(&c.FirstFor) }), nil},
 	{Metric{"pgleases.database.consumer.blocked", "{key}", Level, "Keys that wait for a row that failed.", ofQueue},
 		consumers(func(c *admin.Consumer) *int { return &c.BlockedKeys }), nil},
 	{Metric{"pgleases.database.consumer.blocked.age", "s", Gauge, "Time since the oldest of these rows failed first; 0 if there is none.", ofQueue},
