@@ -3,6 +3,8 @@ package engine
 import (
 	"slices"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // agenda is what is to be done for which of the client's memberships. Each step of the engine asks
@@ -99,7 +101,7 @@ func (g *agenda) unqueue(m *membership) {
 // after a failure, and when the join is due.
 func (g *agenda) nextJoin(now time.Time) (first *membership, due time.Time) {
 	g.skipJoined()
-	due = never
+	due = when.Never
 	for _, m := range g.joins {
 		switch {
 		case !m.toJoin():

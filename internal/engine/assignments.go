@@ -10,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // The life of an ownership in its owner: shown, withdrawn, drained, ended. reads.go has its
@@ -53,7 +54,7 @@ func (a *assignment) releaseEpoch() int64 { return max(a.ownership.Epoch, a.rais
 // the end of that work wakes the engine.
 func (a *assignment) releasableAt(now time.Time) time.Time {
 	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned() {
-		return never
+		return when.Never
 	}
 	return a.readyAt
 }
@@ -81,7 +82,7 @@ func (a *assignment) drain(timeout time.Duration, now time.Time) {
 func (a *assignment) releaseFrom(at time.Time) { a.readyAt = at }
 
 // passLimit notes that its work is not waited for any longer.
-func (a *assignment) passLimit() { a.overdue, a.limitAt = true, never }
+func (a *assignment) passLimit() { a.overdue, a.limitAt = true, when.Never }
 
 // warned notes that its work is logged, and returns for how long it has drained. It is logged again
 // after the same time.
@@ -112,7 +113,7 @@ func (a *assignment) wasRead() { a.valuesRead = true }
 // gone notes that the database no longer has it, while work on it continues.
 func (a *assignment) gone(now time.Time) {
 	if a.state == serving {
-		a.since, a.limitAt = now, never
+		a.since, a.limitAt = now, when.Never
 		a.warnAt = now.Add(WarnAfter)
 	}
 	a.state = over
@@ -167,7 +168,7 @@ func (as *assignments) serving() []*assignment {
 // begin begins an ownership.
 func (as *assignments) begin(number int, epoch int64) *assignment {
 	o := as.membership.lease.Board.Own(as.shared.validity, number, epoch)
-	a := &assignment{ownership: o, membership: as.membership, limitAt: never}
+	a := &assignment{ownership: o, membership: as.membership, limitAt: when.Never}
 	as.set(number, a)
 	as.gains++
 	as.membership.count()

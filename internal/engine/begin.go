@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // This file has the statement that each task of the table sends. An answer that concerns one part
@@ -73,7 +74,7 @@ func beginHeartbeat(e *engine, now time.Time) *operation {
 	}, func(beat store.Beat, err error) {
 		if err != nil {
 			e.session.beatLost(last, e.config.Heartbeat, time.Now())
-			e.expiry.lookAt = never
+			e.expiry.lookAt = when.Never
 			return
 		}
 		e.heard(sent, received, beat)
@@ -343,7 +344,7 @@ func beginListen(e *engine, _ time.Time) *operation {
 func beginPrepare(e *engine, _ time.Time) *operation {
 	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Prepare(ctx) }, func(err error) {
 		if err == nil {
-			e.connection.prepareAt = never
+			e.connection.prepareAt = when.Never
 		}
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // closing is the state of the client's end: by Close, by a newer process with its ID, or by an
@@ -25,7 +26,7 @@ type closing struct {
 	sessionEnded bool      // the database has ended the session
 }
 
-func newClosing() closing { return closing{giveUpAt: never, reportAt: never} }
+func newClosing() closing { return closing{giveUpAt: when.Never, reportAt: when.Never} }
 
 // ends reports whether the client ends.
 func (c *closing) ends() bool { return c.reason != nil }
@@ -49,7 +50,7 @@ func (c *closing) reported(now time.Time) (lasts time.Duration) {
 }
 
 // due returns when the end goes on though nothing happens.
-func (c *closing) due() time.Time { return earlier(c.giveUpAt, c.reportAt) }
+func (c *closing) due() time.Time { return when.Earlier(c.giveUpAt, c.reportAt) }
 
 // hurry ends the wait for work.
 func (c *closing) hurry(cause error, now time.Time) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // connection is the client's own connection, and what is known about it.
@@ -48,7 +49,7 @@ func (c *connection) close() {
 	case <-closed:
 	case <-late.C:
 	}
-	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, never
+	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, when.Never
 }
 
 // closeQuietly closes a connection. Functions of the application run in it, for example of a

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // WarnAfter is how long work may continue after it was asked to end before that is logged. Later
@@ -89,7 +90,7 @@ func (s *shared) inWork(m *membership) (numbers []int) {
 
 // drainsDue returns when work has continued for so long that it must be logged or ended.
 func (s *shared) drainsDue() time.Time {
-	_, at := soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return earlier(a.warnAt, a.limitAt) })
+	_, at := when.Soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return when.Earlier(a.warnAt, a.limitAt) })
 	return at
 }
 
@@ -129,7 +130,7 @@ const warnTogether = time.Second
 // logWork logs work that takes long, in one line for each lease, because there may be thousands of
 // partitions.
 func (s *shared) logWork(now time.Time) {
-	if _, due := soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return a.warnAt }); now.Before(due) {
+	if _, due := when.Soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return a.warnAt }); now.Before(due) {
 		return
 	}
 	type line struct {

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -56,8 +57,8 @@ func newEngine(c *Client, first Conn) *engine {
 	now := time.Now()
 	e := &engine{
 		client: c, config: c.config, log: c.config.Log, wakeAt: now,
-		progress: newProgress(), connection: connection{prepareAt: never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
-		expiry: expiry{lookAt: never, evictAt: never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
+		progress: newProgress(), connection: connection{prepareAt: when.Never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
+		expiry: expiry{lookAt: when.Never, evictAt: when.Never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
 		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: newClosing(),
 		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
 	}
@@ -119,7 +120,7 @@ func (e *engine) run() {
 		}
 		e.reportClosing(now)
 		e.locks.Stand(e.standing())
-		e.wakeAt = later(e.work(now), now)
+		e.wakeAt = when.Later(e.work(now), now)
 		e.client.stats.Store(statsOf(e))
 		timer.Reset(time.Until(e.wakeAt))
 		select {
@@ -163,15 +164,15 @@ func (e *engine) stage() stage {
 // be.
 func (e *engine) nextTask(now time.Time) (*task, time.Time) {
 	var yielded *task
-	at, stage := never, e.stage()
+	at, stage := when.Never, e.stage()
 	for _, t := range tasks {
 		if t.stage > stage || t.stage < min(stage, beating) || t.traits&untilEnds != 0 && e.closing.ends() {
 			continue
 		}
-		due := later(t.due(e, now), e.progress.rests[t].until)
+		due := when.Later(t.due(e, now), e.progress.rests[t].until)
 		switch {
 		case due.After(now):
-			at = earlier(at, due)
+			at = when.Earlier(at, due)
 		case t.traits&yields != 0 && e.progress.last == t:
 			yielded = t
 		default:
@@ -194,19 +195,19 @@ func (e *engine) work(now time.Time) time.Time {
 		e.begin(t, now)
 	case running == nil && (e.connection.listening || e.liveness.On && e.connection.open()): // the wait detects the connection's end
 		if rests := e.progress.rests[waitForNotifications].until; rests.After(now) {
-			at = earlier(at, rests)
+			at = when.Earlier(at, rests)
 		} else {
 			e.begin(waitForNotifications, now)
 		}
 	case running != nil && t != nil && running.task == waitForNotifications:
 		running.cancel()
-		running.endsBy = earlier(running.endsBy, now)
+		running.endsBy = when.Earlier(running.endsBy, now)
 	}
 	if t != nil {
-		at = never // the end of the operation under way wakes the engine
+		at = when.Never // the end of the operation under way wakes the engine
 	}
-	at = earlier(at, earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
-	return earlier(at, earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.due(), e.unreachableAt()))))
+	at = when.Earlier(at, when.Earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
+	return when.Earlier(at, when.Earlier(e.trust.deadline(), when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))))
 }
 
 func (e *engine) begin(t *task, now time.Time) {
@@ -242,7 +243,7 @@ func (e *engine) completed(t *task, err error) {
 	case e.connection.conn.Closed() || worker.Whose(err) == worker.Standby || cutShort(err):
 		e.disconnect()
 		if cutShort(err) { // also on the next connection, maybe, after a heartbeat that succeeds
-			e.connection.retryAt = later(e.connection.retryAt, time.Now().Add(e.config.Heartbeat/2))
+			e.connection.retryAt = when.Later(e.connection.retryAt, time.Now().Add(e.config.Heartbeat/2))
 		}
 	case t.traits&ownPause == 0:
 		e.progress.failed(t, e.config.Heartbeat)
@@ -315,7 +316,7 @@ func (e *engine) notified(granted []int64) {
 	} else {
 		e.members.readAll()
 	}
-	e.liveness.LookAt = atOnce
+	e.liveness.LookAt = when.AtOnce
 }
 
 // --- the session
@@ -670,9 +671,9 @@ func (e *engine) onlySessionRemains() bool {
 func (e *engine) unreachableAt() time.Time {
 	switch {
 	case !e.closing.ends() || e.trust.held():
-		return never
+		return when.Never
 	case !e.session.registered || e.connection.failed:
-		return atOnce
+		return when.AtOnce
 	case !e.connection.open() || e.session.beatFailed:
 		if e.closing.patient {
 			return e.session.sent.Add(2 * e.config.TTL)
@@ -681,7 +682,7 @@ func (e *engine) unreachableAt() time.Time {
 	case e.progress.running != nil:
 		return e.progress.running.endsBy.Add(closeGrace)
 	}
-	return never
+	return when.Never
 }
 
 // finished reports whether the client may end: it has left, or the rest cannot be done.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // expiry is when to check for expired sessions, and what is known for that.
@@ -22,20 +23,20 @@ type expiry struct {
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
 	if beat.CheckDueIn > 0 {
-		x.lookAt, x.evictAt, x.leftToOthers = x.lookAfter(beat.CheckDueIn, now), never, false
+		x.lookAt, x.evictAt, x.leftToOthers = x.lookAfter(beat.CheckDueIn, now), when.Never, false
 		return
 	}
-	if x.sessions > lookers && x.lookAt == never && x.evictAt == never && !x.leftToOthers {
+	if x.sessions > lookers && x.lookAt == when.Never && x.evictAt == when.Never && !x.leftToOthers {
 		x.leftToOthers = true
 		return
 	}
 	if wait := MinTTL - watched; wait > 0 {
-		x.lookAt, x.evictAt = now.Add(wait), never
+		x.lookAt, x.evictAt = now.Add(wait), when.Never
 		return
 	}
 	// After the spread the cutoff has passed the due time too. Heartbeats may be closer together than
 	// the spread: the first one decides.
-	x.lookAt, x.evictAt = never, earlier(x.evictAt, now.Add(spread))
+	x.lookAt, x.evictAt = when.Never, when.Earlier(x.evictAt, now.Add(spread))
 }
 
 // lookers is how many clients, out of all, check for a due check earlier than their next heartbeat.
@@ -47,14 +48,14 @@ const lookers = 25
 // does not look leaves a due check to the others, the first time.
 func (x *expiry) lookAfter(due time.Duration, now time.Time) time.Time {
 	if x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
-		return never
+		return when.Never
 	}
 	return now.Add(due + time.Millisecond + rand.N(80*time.Millisecond))
 }
 
 // evicted handles the answer to an eviction.
 func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Duration, now time.Time) {
-	x.evictAt = never
+	x.evictAt = when.Never
 	x.lookAt = now.Add(100*time.Millisecond + rand.N(min(heartbeat, MinTTL))) // another client makes the check
 	if err == nil && evicted.CheckDueIn >= 0 {
 		x.lookAt, x.toTidy = x.lookAfter(evicted.CheckDueIn, now), true

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/liveness"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 type failoverConn = liveness.Conn
@@ -41,7 +42,7 @@ func newThread() (*engine, *thread) {
 // looks makes the client check its connection for the given time, at its usual interval.
 func (e *engine) looks(during time.Duration) {
 	for until := time.Now().Add(during); time.Now().Before(until); {
-		time.Sleep(time.Until(earlier(e.liveness.PulseDue(), until)))
+		time.Sleep(time.Until(when.Earlier(e.liveness.PulseDue(), until)))
 		e.watchConnection(time.Now())
 	}
 }
@@ -188,7 +189,7 @@ func TestAClientThatEndsWatchesWhileItWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
 		e.members.add("l", 2, LeaseOptions{}).become(member)
-		if e.closing.reason = errorsOfTests.Closed; watchLivenessDue(e, time.Now()).Equal(never) {
+		if e.closing.reason = errorsOfTests.Closed; watchLivenessDue(e, time.Now()).Equal(when.Never) {
 			t.Error("it looks at no locks")
 		}
 	})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // Plans: any client makes them for all members of a lease.
@@ -87,7 +88,7 @@ func (ps *plans) names() []string {
 func (ps *plans) none() bool { return len(ps.at.of)+len(ps.joins.of) == 0 }
 
 func (ps *plans) due() time.Time {
-	return earlier(ps.at.soonest(), later(ps.joins.soonest(), ps.joinsAt))
+	return when.Earlier(ps.at.soonest(), when.Later(ps.joins.soonest(), ps.joinsAt))
 }
 
 // dueTimes are times by lease. The soonest is kept, because each step of the engine asks for it.
@@ -116,7 +117,7 @@ func (d *dueTimes) delete(name string) {
 
 func (d *dueTimes) soonest() time.Time {
 	if !d.known {
-		_, d.first = soonest(maps.Values(d.of), func(at time.Time) time.Time { return at })
+		_, d.first = when.Soonest(maps.Values(d.of), func(at time.Time) time.Time { return at })
 		d.known = true
 	}
 	return d.first
@@ -390,11 +391,11 @@ func (ps *plans) proceeded(p *planning, o outcome, n portion, ends bool, now tim
 		// A lease has changed since. The client that changed it may have planned them by now, or will. So
 		// they are claimed again.
 		p.unclaim()
-		ps.request(later(now.Add(busyRetry), p.claimEnds), p.names...)
+		ps.request(when.Later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:
 		ps.underWay, ps.retryIn = nil, busyRetry
 		if !ends {
-			ps.request(later(now.Add(busyRetry), p.claimEnds), p.overtaken...)
+			ps.request(when.Later(now.Add(busyRetry), p.claimEnds), p.overtaken...)
 		}
 		if p.leftOver && !p.changed { // guarded transactions are open on all partitions that it had to move
 			ps.retryIn = 2 * p.retryIn
@@ -407,7 +408,7 @@ func (ps *plans) proceeded(p *planning, o outcome, n portion, ends bool, now tim
 // requestAll notes leases whose plan was alone: another plan of them reads all that share a member
 // with them.
 func (ps *plans) requestAll(p *planning, now time.Time, names ...string) {
-	ps.request(later(now.Add(p.longest+time.Millisecond), ps.allAt), names...)
+	ps.request(when.Later(now.Add(p.longest+time.Millisecond), ps.allAt), names...)
 }
 
 // readAll notes that a plan has read many memberships of leases that did not need it, and took that

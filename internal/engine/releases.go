@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // Releases: a draining partition goes to its next owner when the work on it has ended, and the
@@ -34,7 +35,7 @@ type apart map[string]time.Time
 
 // keepNext removes from due the leases that are not part of the next statement.
 func (a apart) keepNext(due map[string]bool) {
-	first, _ := soonest(maps.Keys(due), func(lease string) time.Time { return a[lease] })
+	first, _ := when.Soonest(maps.Keys(due), func(lease string) time.Time { return a[lease] })
 	maps.DeleteFunc(due, func(lease string, _ bool) bool {
 		_, isApart := a[lease]
 		return isApart && lease != first
@@ -173,9 +174,9 @@ func (ms *members) toLeave() iter.Seq[*membership] { return maps.Keys(ms.agenda.
 // releaseDue returns when a partition is to be released, or a lease to be left.
 func (ms *members) releaseDue(now time.Time) time.Time {
 	if len(ms.agenda.leaves) > 0 {
-		return atOnce
+		return when.AtOnce
 	}
-	_, at := soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return a.releasableAt(now) })
+	_, at := when.Soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return a.releasableAt(now) })
 	return at
 }
 
@@ -288,7 +289,7 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 
 // fenceDue returns when guarded transactions keep a release waiting.
 func (ms *members) fenceDue(generation int64) time.Time {
-	_, at := soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return atOnceIf(a.wantsFence(generation)) })
+	_, at := when.Soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return when.AtOnceIf(a.wantsFence(generation)) })
 	return at
 }
 

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // server is what the client knows about the server that its connection leads to. A promoted server
@@ -83,9 +84,9 @@ func (s *server) reached(generation int64) (behind bool) {
 // acceptDue returns when the clock of a promoted server was watched for long enough.
 func (s *server) acceptDue(watched time.Time) time.Time {
 	if s.accepted {
-		return never
+		return when.Never
 	}
-	return later(s.acceptAt, watched)
+	return when.Later(s.acceptAt, watched)
 }
 
 // acceptTried notes an attempt to accept the server.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // session is the client's session in the database, which heartbeats keep alive.
@@ -53,7 +54,7 @@ var (
 func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessBits-1) }
 
 // beatNow makes the next heartbeat due.
-func (s *session) beatNow() { s.nextBeat = atOnce }
+func (s *session) beatNow() { s.nextBeat = when.AtOnce }
 
 // mayComeLate notes that a statement that renews the session was given up, and may be executed
 // late.

@@ -3,13 +3,13 @@ package engine
 import (
 	"context"
 	"errors"
-	"iter"
 	"log/slog"
 	"maps"
 	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // The task table: the statements that the engine sends, in which order, and when. The schedule is
@@ -87,28 +87,28 @@ var waitForNotifications = &task{name: "wait for notifications", stage: working,
 
 func retryDue(e *engine, _ time.Time) time.Time { return e.connection.retryAt }
 
-func lookUpDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.closing.lookUp) }
+func lookUpDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(e.closing.lookUp) }
 
 func holdLivenessDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.liveness.ToHold(e.session.number))
+	return when.AtOnceIf(e.liveness.ToHold(e.session.number))
 }
 
 // heartbeatDue returns an early time if a check for expired sessions is due: the answer says
 // whether another client made it.
 func heartbeatDue(e *engine, _ time.Time) time.Time {
 	if e.liveness.ToHold(e.session.number) {
-		return never
+		return when.Never
 	}
-	return earlier(e.session.nextBeat, e.expiry.lookAt)
+	return when.Earlier(e.session.nextBeat, e.expiry.lookAt)
 }
 
-// markDue returns atOnce if a heartbeat found a server incarnation without a boot marker: after the
+// markDue returns when.AtOnce if a heartbeat found a server incarnation without a boot marker: after the
 // server's crash.
 func markDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.watch.run.Marker == 0 && !e.server.marked)
+	return when.AtOnceIf(e.watch.run.Marker == 0 && !e.server.marked)
 }
 
-func rejectDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.server.toReject) }
+func rejectDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(e.server.toReject) }
 
 // acceptDue returns when the clock of a promoted server was watched for this client's TTL.
 func acceptDue(e *engine, now time.Time) time.Time {
@@ -121,10 +121,12 @@ func joinDue(e *engine, now time.Time) time.Time {
 }
 
 func readDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.trust.held() && !e.server.toReject && e.members.toRead())
+	return when.AtOnceIf(e.trust.held() && !e.server.toReject && e.members.toRead())
 }
 
-func announceDue(e *engine, _ time.Time) time.Time { return atOnceIf(len(e.releases.unannounced) > 0) }
+func announceDue(e *engine, _ time.Time) time.Time {
+	return when.AtOnceIf(len(e.releases.unannounced) > 0)
+}
 
 func releaseDue(e *engine, now time.Time) time.Time { return e.members.releaseDue(now) }
 
@@ -132,29 +134,29 @@ func releaseLocksDue(e *engine, _ time.Time) time.Time { return e.locks.ReleaseD
 
 func fenceDue(e *engine, _ time.Time) time.Time { return e.members.fenceDue(e.server.generation) }
 
-func lookUpOwnersDue(e *engine, _ time.Time) time.Time { return atOnceIf(len(e.lookups) > 0) }
+func lookUpOwnersDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(len(e.lookups) > 0) }
 
 func listenToLocksDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.connection.listening && e.locks.ToListen(e.session.number))
+	return when.AtOnceIf(e.connection.listening && e.locks.ToListen(e.session.number))
 }
 
 func lookAtLocksDue(e *engine, _ time.Time) time.Time {
 	if !e.trust.held() {
-		return never
+		return when.Never
 	}
 	return e.locks.LookDue()
 }
 
 func watchLivenessDue(e *engine, _ time.Time) time.Time {
 	if !e.liveness.On || e.onlySessionRemains() {
-		return never
+		return when.Never
 	}
 	return e.liveness.LookAt
 }
 
 func evictDisconnectedDue(e *engine, _ time.Time) time.Time {
 	if e.onlySessionRemains() {
-		return never
+		return when.Never
 	}
 	return e.liveness.EvictDue()
 }
@@ -166,57 +168,18 @@ func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue()
 func planDue(e *engine, _ time.Time) time.Time { return e.plans.due() }
 
 func reportDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(e.session.toldInDoubt || e.report().String() != e.session.told)
+	return when.AtOnceIf(e.session.toldInDoubt || e.report().String() != e.session.told)
 }
 
-func tidyDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.expiry.toTidy) }
+func tidyDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(e.expiry.toTidy) }
 
 func listenDue(e *engine, _ time.Time) time.Time {
-	return atOnceIf(!e.connection.probed && !e.config.Polling)
+	return when.AtOnceIf(!e.connection.probed && !e.config.Polling)
 }
 
 func prepareDue(e *engine, _ time.Time) time.Time { return e.connection.prepareAt }
 
-func endDue(e *engine, _ time.Time) time.Time { return atOnceIf(e.onlySessionRemains()) }
-
-// Two due times. The zero time has always passed.
-var (
-	atOnce time.Time
-	never  = time.Unix(1<<40, 0)
-)
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
-// atOnceIf returns the due time of a task that depends only on a condition.
-func atOnceIf(condition bool) time.Time {
-	if condition {
-		return atOnce
-	}
-	return never
-}
-
-// soonest returns the element that is due first, and when; never: no element is due.
-func soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Time) {
-	due = never
-	for x := range all {
-		if t := at(x); t.Before(due) {
-			first, due = x, t
-		}
-	}
-	return first, due
-}
+func endDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(e.onlySessionRemains()) }
 
 // progress is the operation under way, and the tasks that pause after a failure.
 type progress struct {

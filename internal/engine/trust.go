@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/owned"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // trust is the time until which the client may act as the owner of what it shows.
@@ -20,13 +21,13 @@ func (t *trust) over(now time.Time) bool {
 	return t.held() && (t.validity.Over() || !now.Round(0).Before(t.wallLimit))
 }
 
-// deadline returns the trust deadline; atOnce if a reader has seen it pass.
+// deadline returns the trust deadline, or when.AtOnce if a reader has seen it pass.
 func (t *trust) deadline() time.Time {
 	switch {
 	case !t.held():
-		return never
+		return when.Never
 	case t.validity.Over():
-		return atOnce
+		return when.AtOnce
 	}
 	return t.validity.Deadline()
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // A watch compares the database's clock with the client's own monotonic clock, on one server
@@ -81,7 +82,7 @@ func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
 	if lasts := w.lasts(now); lasts > 0 {
 		return now.Add(d - lasts)
 	}
-	return never
+	return when.Never
 }
 
 // cutoff returns the lowest possible reading of the database's clock, in microseconds since 1970,

@@ -17,9 +17,8 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
-
-var never = time.Unix(1<<40, 0)
 
 const (
 	// StoppedFor is how long a client may be without a check of its connection before it refuses its
@@ -206,7 +205,7 @@ func (f *State) Answered(sent time.Time) (again, beat bool) {
 // PulseDue returns when to check the connection again.
 func (f *State) PulseDue() time.Time {
 	if !f.On {
-		return never
+		return when.Never
 	}
 	return f.pulse.Add(PulseEvery)
 }
@@ -268,12 +267,7 @@ func (f *State) saw(look store.Liveness, dueAt time.Time) {
 
 // EvictDue returns when to evict sessions whose locks have been free for long enough.
 func (f *State) EvictDue() time.Time {
-	at := never
-	for _, a := range f.absent {
-		if a.dueAt.Before(at) {
-			at = a.dueAt
-		}
-	}
+	_, at := when.Soonest(maps.Values(f.absent), func(a *absent) time.Time { return a.dueAt })
 	return at
 }
 
@@ -299,11 +293,11 @@ func (f *State) Evicted(e Eviction, err error) {
 	for _, a := range e.of {
 		a.dueAt = time.Now().Add(lookEvery)
 		if a.tries++; a.tries == evictTries {
-			a.dueAt = never
+			a.dueAt = when.Never
 		}
 	}
 	if err == nil {
-		f.LookAt = time.Time{}
+		f.LookAt = when.AtOnce
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // A Session knows the locks that a client's session holds and waits for.
@@ -130,12 +131,10 @@ const (
 
 const maxBatch = 500
 
-var never = time.Unix(1<<40, 0)
-
 // New returns the locks of a session, without any lock. The first sweep is within a heartbeat of
 // the client's start, because sessions may have expired with rows while no client lived.
 func New(c Config, now time.Time) *Session {
-	s := &Session{config: c, of: make(map[int64]*acquired), lookAt: never,
+	s := &Session{config: c, of: make(map[int64]*acquired), lookAt: when.Never,
 		sweepAt: now.Add(rand.N(c.Heartbeat)), batch: maxBatch}
 	for i := range s.at {
 		s.at[i] = make(map[int64]*acquired)
@@ -191,7 +190,7 @@ func (s *Session) await(a *Acquisition, answer chan<- grant) {
 	default:
 		of.granted = answer
 		s.put(of, waiting)
-		s.lookAt = time.Time{} // it may have been granted since the answer
+		s.lookAt = when.AtOnce // it may have been granted since the answer
 		s.config.Wake()
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // Stand publishes the client's standing.
@@ -22,7 +23,7 @@ func (s *Session) Stand(now Standing) {
 func (s *Session) Heard(now Standing) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lookAt = time.Time{}
+	s.lookAt = when.AtOnce
 	s.standing = now                          // before the answer, because callers depend on it afterwards
 	if s.beat != nil && now.Run.Marker != 0 { // otherwise the next heartbeat returns another incarnation
 		close(s.beat)
@@ -79,12 +80,7 @@ const WarnAfter = 30 * time.Second
 func (s *Session) RemindDue() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	due := never
-	for _, of := range s.at[lost] {
-		if of.warnAt.Before(due) {
-			due = of.warnAt
-		}
-	}
+	_, due := when.Soonest(maps.Values(s.at[lost]), func(of *acquired) time.Time { return of.warnAt })
 	return due
 }
 
@@ -235,7 +231,7 @@ func (s *Session) Notified(nonces []int64) {
 	for _, nonce := range nonces {
 		if of := s.at[waiting][nonce]; of != nil && !of.noticed {
 			of.noticed = true
-			s.lookAt = time.Time{}
+			s.lookAt = when.AtOnce
 		}
 	}
 }
@@ -256,7 +252,7 @@ func (s *Session) Disconnected() { s.listened = 0 }
 func (s *Session) LookNow() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.lookAt = time.Time{}
+	s.lookAt = when.AtOnce
 }
 
 // ToConfirm notes another server incarnation. It has to confirm the locks even if none is held,
@@ -269,7 +265,7 @@ func (s *Session) Confirms() bool { return s.toConfirm }
 // LookDue returns when to check the acquisitions that wait or have to be confirmed.
 func (s *Session) LookDue() time.Time {
 	if !s.toConfirm && !s.any(waiting) {
-		return never
+		return when.Never
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -293,7 +289,7 @@ func (s *Session) BeginLook() *Look {
 	if look.Confirm { // the answer has all acquisitions of the session
 		look.held = maps.Clone(s.at[held])
 	}
-	s.lookAt = never
+	s.lookAt = when.Never
 	return look
 }
 
@@ -358,12 +354,7 @@ func (s *Session) grant(of *acquired, token int64) {
 func (s *Session) ReleaseDue() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	due := never
-	for _, of := range s.at[releasing] {
-		if of.tryAt.Before(due) {
-			due = of.tryAt
-		}
-	}
+	_, due := when.Soonest(maps.Values(s.at[releasing]), func(of *acquired) time.Time { return of.tryAt })
 	return due
 }
 
@@ -438,12 +429,12 @@ func (s *Session) Released(r Release, answer store.LocksReleased, err error, now
 func (s *Session) SweepDue() time.Time { return s.sweepAt }
 
 // SweepNow makes a sweep due.
-func (s *Session) SweepNow() { s.sweepAt = time.Time{} }
+func (s *Session) SweepNow() { s.sweepAt = when.AtOnce }
 
 // Swept handles the result of a sweep. If it is not done, a guarded transaction is open, or another
 // transaction has the mutex.
 func (s *Session) Swept(done bool, now time.Time) {
-	if s.sweepAt = never; !done {
+	if s.sweepAt = when.Never; !done {
 		s.sweepAt = now.Add(max(retry, s.config.Heartbeat/4))
 	}
 }

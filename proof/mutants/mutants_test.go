@@ -195,7 +195,7 @@ var mutants = append(asleep(), []mutant{
 		{"internal/owned/validity.go", `time.Duration(v.deadline.Load()) > time.Since(v.opened)`, `v.deadline.Load() > 0`, 0},
 		{"internal/owned/validity.go", `left := time.Duration(deadline) - passed`, `left := time.Duration(deadline)`, 0},
 		{"internal/engine/trust.go", `(t.validity.Over() || !now.Round(0).Before(t.wallLimit))`, `!now.Round(0).Before(t.wallLimit)`, 0},
-		{"internal/engine/trust.go", `	return t.validity.Deadline()`, `	return never`, 0},
+		{"internal/engine/trust.go", `	return t.validity.Deadline()`, `	return when.Never`, 0},
 	}},
 	{"trust anchored at the answer", "ends", `trust deadline is`, []edit{
 		{"internal/engine/trust.go", `= sent.Round(0).Add(trusts)`, `= now.Round(0).Add(trusts)`, 0},
@@ -206,7 +206,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/leases.sql", "    PERFORM pgleases.settings(true, p_lock_ms);\n    -- Lock", "    PERFORM pgleases.settings(false, p_lock_ms);\n    -- Lock", 0},
 	}},
 	{"a promoted server that is accepted at once", "promotion", `overlap|epoch`, []edit{
-		{"internal/engine/server.go", `later(s.acceptAt, watched)`, `s.acceptAt`, 0},
+		{"internal/engine/server.go", `when.Later(s.acceptAt, watched)`, `s.acceptAt`, 0},
 		{"internal/engine/begin.go", `c.AcceptServer(ctx, watched, run, seen)`, `c.AcceptServer(ctx, watched+MaxTTL, run, seen)`, 0},
 	}},
 	{"epoch without server generation", "generations", `of server generation 0 after|the other begins with`, []edit{
@@ -596,30 +596,30 @@ func asleep() []mutant {
 	asleep := func(what, file, old, new string) mutant {
 		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
 	}
-	const due, wake = `		due := later(t.due(e, now), e.progress.rests[t].until)`, `earlier(e.trust.deadline(), earlier(e.members.shared.drainsDue(), earlier(e.closing.due(), e.unreachableAt())))`
+	const due, wake = `		due := when.Later(t.due(e, now), e.progress.rests[t].until)`, `when.Earlier(e.trust.deadline(), when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt())))`
 	mutants := []mutant{
 		asleep("rests", "internal/engine/engine.go", due, due+`
 		if e.progress.rests[t].until.After(now) {
-			due = never
+			due = when.Never
 		}`),
-		asleep("checks", "internal/engine/tasks.go", `return earlier(e.session.nextBeat, e.expiry.lookAt)`, `if e.expiry.lookAt.After(time.Now()) {
+		asleep("checks", "internal/engine/tasks.go", `return when.Earlier(e.session.nextBeat, e.expiry.lookAt)`, `if e.expiry.lookAt.After(time.Now()) {
 		return e.session.nextBeat
 	}
-	return earlier(e.session.nextBeat, e.expiry.lookAt)`),
-		asleep("the trust deadline", "internal/engine/engine.go", wake, `earlier(e.members.shared.drainsDue(), earlier(e.closing.due(), e.unreachableAt()))`),
-		asleep("the end of Close", "internal/engine/engine.go", wake, `earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
-		asleep("warnings", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
-		asleep("drain timeouts", "internal/engine/drains.go", `earlier(a.warnAt, a.limitAt)`, `a.warnAt`),
-		asleep("accepting again", "internal/engine/server.go", `	return later(s.acceptAt, watched)`,
+	return when.Earlier(e.session.nextBeat, e.expiry.lookAt)`),
+		asleep("the trust deadline", "internal/engine/engine.go", wake, `when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))`),
+		asleep("the end of Close", "internal/engine/engine.go", wake, `when.Earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
+		asleep("warnings", "internal/engine/drains.go", `when.Earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
+		asleep("drain timeouts", "internal/engine/drains.go", `when.Earlier(a.warnAt, a.limitAt)`, `a.warnAt`),
+		asleep("accepting again", "internal/engine/server.go", `	return when.Later(s.acceptAt, watched)`,
 			`	if s.acceptAt.After(time.Now()) {
-		return never
+		return when.Never
 	}
 	return watched`),
 	}
 	for _, task := range []string{"connect", "register", "heartbeat", "accept the server", "join", "release", "evict", "plan"} {
 		mutants = append(mutants, asleep("task "+task, "internal/engine/engine.go", due, due+fmt.Sprintf(`
 		if t.name == %q && due.After(now) {
-			due = never
+			due = when.Never
 		}`, task)))
 	}
 	return mutants
