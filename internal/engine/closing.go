@@ -15,15 +15,17 @@ import (
 // closing is the state of the client's end: by Close, by a newer process with its ID, or by an
 // operator.
 type closing struct {
-	reason       error     // why the client ends, if it does
-	since        time.Time // when it began to end
-	reportAt     time.Time // when to log what it waits for
-	patient      bool      // a call of Close has a deadline, so it says how long to wait for a server that answers late
-	lookUp       bool      // read which process superseded it, for the reason's text
-	hurried      error     // why Close no longer waits for work, if it does not
-	giveUpAt     time.Time // when to leave behind what is not released by then
-	planUntil    time.Time // until when to plan what others' guarded transactions keep; set when moves are left over
-	sessionEnded bool      // the database has ended the session
+	reason   error     // why the client ends, if it does
+	since    time.Time // when it began to end
+	reportAt time.Time // when to log what it waits for
+	// a call of Close has a deadline, so it says how long to wait for a server that answers late
+	patient  bool
+	lookUp   bool      // read which process superseded it, for the reason's text
+	hurried  error     // why Close no longer waits for work, if it does not
+	giveUpAt time.Time // when to leave behind what is not released by then
+	// until when to plan what others' guarded transactions keep; set when moves are left over
+	planUntil    time.Time
+	sessionEnded bool // the database has ended the session
 }
 
 func newClosing() closing { return closing{giveUpAt: when.Never, reportAt: when.Never} }
@@ -71,9 +73,10 @@ func (c *closing) leavesToOthers(now time.Time) bool {
 
 // A closeStage is a part of what a client that ends has to do before it ends its session.
 type closeStage struct {
-	remains  func(*engine) bool            // it is not done
-	proceeds func(*engine, time.Time) bool // something can be done for it now, so Close waits even if it is in a hurry
-	busy     func(*engine) []string        // what remains, in words
+	remains func(*engine) bool // it is not done
+	// something can be done for it now, so Close waits even if it is in a hurry
+	proceeds func(*engine, time.Time) bool
+	busy     func(*engine) []string // what remains, in words
 }
 
 // closeStages are the stages of a client's end. See the order of a Close in doc.go.

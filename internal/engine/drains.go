@@ -24,8 +24,9 @@ type shared struct {
 	validity *owned.Validity // of the trust, while there is trust
 	invalid  *owned.Validity // shown if there is no trust
 
-	draining map[*assignment]struct{} // also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
-	unlogged []ended                  // not logged yet
+	// also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
+	draining map[*assignment]struct{}
+	unlogged []ended // not logged yet
 }
 
 // ended are ownerships of one lease that ended together.

@@ -25,15 +25,18 @@ type members struct {
 	agenda agenda // what is to be done for which membership
 	shared shared // of all assignments
 
-	byName     map[string]*membership
-	waiting    map[string][]*joining // calls for a name whose membership has to end first
-	underWay   *membership           // whose join is under way, if one is
-	joinsSent  int64                 // number of joins that were sent: a leave names the last one, and ends no later membership
-	unreleased map[string]bool       // leases with ownerships that ended without a release: they are released before they are shown again
-	refused    map[string]int        // leases that cannot be joined again, with the number of partitions that they have here
-	sum        LeaseStats            // of all memberships, including those that have ended
-	warned     bool                  // of too many leases
-	drained    override              // of the client
+	byName   map[string]*membership
+	waiting  map[string][]*joining // calls for a name whose membership has to end first
+	underWay *membership           // whose join is under way, if one is
+	// number of joins that were sent: a leave names the last one, and ends no later membership
+	joinsSent int64
+	// leases with ownerships that ended without a release: they are released before they are shown again
+	unreleased map[string]bool
+	// leases that cannot be joined again, with the number of partitions that they have here
+	refused map[string]int
+	sum     LeaseStats // of all memberships, including those that have ended
+	warned  bool       // of too many leases
+	drained override   // of the client
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client
@@ -61,8 +64,9 @@ type membership struct {
 	weightLost  bool        // the database has another weight, or may have
 	weightCalls weightCalls // calls that wait until the database has the weight
 
-	leaveSent    bool // a leave was sent; the next release sends it again. Set by setLeaveSent
-	noSuccessors bool // an attempt to leave has failed: later attempts name no successors, because that requires a plan
+	leaveSent bool // a leave was sent; the next release sends it again. Set by setLeaveSent
+	// an attempt to leave has failed: later attempts name no successors, because that requires a plan
+	noSuccessors bool
 }
 
 // A memberState changes as the diagram in doc.go shows.

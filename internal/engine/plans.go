@@ -15,15 +15,17 @@ import (
 
 // plans are the leases that need a plan, joined or not, and what is known about their last plan.
 type plans struct {
-	at       dueTimes        // when to plan a lease
-	joins    dueTimes        // when to plan a lease that the session has joined
-	joinsAt  time.Time       // not before, so that joins that follow each other share plans
-	claimed  map[string]bool // this client has claimed the plan
-	alone    bool            // a plan met a lock: the next one is only of the leases that need it
-	allAt    time.Time       // until then plans are only of the leases that need them, because a plan of all was large
-	underWay *planning       // the plan that is under way or to be made again, if one is
-	batch    int             // the most partitions that one statement moves; see fitting
-	retryIn  time.Duration   // the pause before another plan if moves are left over; doubled if the last plan changed no partition
+	at      dueTimes        // when to plan a lease
+	joins   dueTimes        // when to plan a lease that the session has joined
+	joinsAt time.Time       // not before, so that joins that follow each other share plans
+	claimed map[string]bool // this client has claimed the plan
+	alone   bool            // a plan met a lock: the next one is only of the leases that need it
+	// until then plans are only of the leases that need them, because a plan of all was large
+	allAt    time.Time
+	underWay *planning // the plan that is under way or to be made again, if one is
+	batch    int       // the most partitions that one statement moves; see fitting
+	// the pause before another plan if moves are left over; doubled if the last plan changed no partition
+	retryIn time.Duration
 }
 
 func newPlans() plans {
