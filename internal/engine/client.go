@@ -19,7 +19,8 @@ import (
 )
 
 const (
-	// closeGrace is how long Close and Leave continue to release what is free after their ctx ended.
+	// closeGrace is how long Close and Leave continue to release what is free after their ctx
+	// ended.
 	closeGrace = 2 * time.Second
 	// closeAtMost is how long Close waits after its ctx ended. It is longer than the bounds of what
 	// the client does by then: it releases what is free (closeGrace), waits for its last statement

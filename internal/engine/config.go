@@ -47,12 +47,13 @@ type Errors struct {
 type Double struct {
 	// Connect opens a connection.
 	Connect func(context.Context) (Conn, error)
-	// Guard replaces the SQL function guard. It returns nil if the partition is owned under the epoch.
+	// Guard replaces the SQL function guard. It returns nil if the partition is owned under the
+	// epoch.
 	Guard func(ctx context.Context, lease string, partition int, epoch int64) error
 	// Locks is where package lock acquires locks.
 	Locks locks.Table
-	// Turn waits until the client's goroutine has finished its current step, or has ended. Start sets
-	// it.
+	// Turn waits until the client's goroutine has finished its current step, or has ended. Start
+	// sets it.
 	Turn func()
 }
 

@@ -664,10 +664,10 @@ func (e *engine) onlySessionRemains() bool {
 
 // unreachableAt returns when a client that ends, and has no trust any more, takes the database for
 // unreachable; never: it is reached. With fast failover the trust ends with the connection, and
-// another connection may follow at once, so the client waits for as long as a heartbeat earns trust.
-// A server under load may miss the limits of some statements and still answer the next. So if the
-// caller of Close has a deadline, failed heartbeats count only two TTLs after the last answer. A
-// function of the application in a statement may not return at all.
+// another connection may follow at once, so the client waits for as long as a heartbeat earns
+// trust. A server under load may miss the limits of some statements and still answer the next. So
+// if the caller of Close has a deadline, failed heartbeats count only two TTLs after the last
+// answer. A function of the application in a statement may not return at all.
 func (e *engine) unreachableAt() time.Time {
 	switch {
 	case !e.closing.ends() || e.trust.held():

@@ -34,8 +34,8 @@ func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.
 		x.lookAt, x.evictAt = now.Add(wait), when.Never
 		return
 	}
-	// After the spread the cutoff has passed the due time too. Heartbeats may be closer together than
-	// the spread: the first one decides.
+	// After the spread the cutoff has passed the due time too. Heartbeats may be closer together
+	// than the spread: the first one decides.
 	x.lookAt, x.evictAt = when.Never, when.Earlier(x.evictAt, now.Add(spread))
 }
 

@@ -30,7 +30,8 @@ type members struct {
 	underWay *membership           // whose join is under way, if one is
 	// number of joins that were sent: a leave names the last one, and ends no later membership
 	joinsSent int64
-	// leases with ownerships that ended without a release: they are released before they are shown again
+	// leases with ownerships that ended without a release: they are released before they are shown
+	// again
 	unreleased map[string]bool
 	// leases that cannot be joined again, with the number of partitions that they have here
 	refused map[string]int
@@ -65,7 +66,8 @@ type membership struct {
 	weightCalls weightCalls // calls that wait until the database has the weight
 
 	leaveSent bool // a leave was sent; the next release sends it again. Set by setLeaveSent
-	// an attempt to leave has failed: later attempts name no successors, because that requires a plan
+	// an attempt to leave has failed: later attempts name no successors, because that requires a
+	// plan
 	noSuccessors bool
 }
 
@@ -274,9 +276,9 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	case refused || !join.Alive:
 		return false, nil // join again, in another session if this one is gone
 	}
-	// A new member gets its partitions after the plan, which a notification or a heartbeat announces.
-	// It may own partitions already if an earlier join, whose answer was lost, was executed, or from
-	// an earlier membership.
+	// A new member gets its partitions after the plan, which a notification or a heartbeat
+	// announces. It may own partitions already if an earlier join, whose answer was lost, was
+	// executed, or from an earlier membership.
 	m.becameMember()
 	ms.notRefused(m)
 	if !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name]) {

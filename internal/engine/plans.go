@@ -24,7 +24,8 @@ type plans struct {
 	allAt    time.Time
 	underWay *planning // the plan that is under way or to be made again, if one is
 	batch    int       // the most partitions that one statement moves; see fitting
-	// the pause before another plan if moves are left over; doubled if the last plan changed no partition
+	// the pause before another plan if moves are left over; doubled if the last plan changed no
+	// partition
 	retryIn time.Duration
 }
 
@@ -37,8 +38,8 @@ const (
 	joinsTogether = 50 * time.Millisecond
 	// manyOthers is how many memberships a plan may read each time of leases that do not need it.
 	manyOthers = 300
-	// restAfterAll is the pause between two plans of many leases, as a multiple of the time that one
-	// took. It is at least a second.
+	// restAfterAll is the pause between two plans of many leases, as a multiple of the time that
+	// one took. It is at least a second.
 	restAfterAll = 20
 )
 
@@ -194,8 +195,8 @@ func newPlanning(names []string, claimed map[string]bool, longest, retryIn time.
 }
 
 const (
-	// overtakenFor is how long the client repeats a plan that another join overtakes. A plan that takes
-	// longer waits until fewer joins arrive.
+	// overtakenFor is how long the client repeats a plan that another join overtakes. A plan that
+	// takes longer waits until fewer joins arrive.
 	overtakenFor = 100 * time.Millisecond
 	// stalled is when another plan is due for leases whose plan a client has under way and does not
 	// continue.
@@ -390,8 +391,8 @@ func (ps *plans) proceeded(p *planning, o outcome, n portion, ends bool, now tim
 	case o.err != nil || len(p.moves) > 0:
 		ps.request(now, p.names...)
 	case len(p.claimed) > 0 && !o.applied.Applied:
-		// A lease has changed since. The client that changed it may have planned them by now, or will. So
-		// they are claimed again.
+		// A lease has changed since. The client that changed it may have planned them by now, or
+		// will. So they are claimed again.
 		p.unclaim()
 		ps.request(when.Later(now.Add(busyRetry), p.claimEnds), p.names...)
 	default:

@@ -95,8 +95,8 @@ type override struct {
 	actor, reason string
 }
 
-// overrideOf returns the override that a read has returned, as its actor and its reason, if there is
-// one.
+// overrideOf returns the override that a read has returned, as its actor and its reason, if there
+// is one.
 func overrideOf(read []string) override {
 	if len(read) < 2 {
 		return override{}
@@ -156,7 +156,8 @@ func (c *changes) classify(a *assignment, epoch int64) *assignment {
 	case a == nil || epoch == a.releaseEpoch():
 		return a
 	case a.state == fencing && epoch > a.releaseEpoch():
-		// The fence raised it, or the partition was released and came back. Then it is released again.
+		// The fence raised it, or the partition was released and came back. Then it is released
+		// again.
 		c.fenced[a] = epoch
 		return a
 	case a.state >= draining:

@@ -217,9 +217,9 @@ func (ms *members) released(which []*assignment, answer store.Released, session 
 			a.releaseFrom(now.Add(busyRetry))
 			continue
 		case !done:
-			// The new owners were in the lost answer: they were not notified. If the session is gone, a
-			// heartbeat shows it. Without one, the client would read its partitions and release them
-			// again and again.
+			// The new owners were in the lost answer: they were not notified. If the session is
+			// gone, a heartbeat shows it. Without one, the client would read its partitions and
+			// release them again and again.
 			beat = true
 			m.setToRead(true)
 			changed = append(changed, announcement{lease: m.lease.Name})

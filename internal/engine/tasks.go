@@ -102,8 +102,8 @@ func heartbeatDue(e *engine, _ time.Time) time.Time {
 	return when.Earlier(e.session.nextBeat, e.expiry.lookAt)
 }
 
-// markDue returns when.AtOnce if a heartbeat found a server incarnation without a boot marker: after the
-// server's crash.
+// markDue returns when.AtOnce if a heartbeat found a server incarnation without a boot marker:
+// after the server's crash.
 func markDue(e *engine, _ time.Time) time.Time {
 	return when.AtOnceIf(e.watch.run.Marker == 0 && !e.server.marked)
 }

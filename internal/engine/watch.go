@@ -9,8 +9,8 @@ import (
 
 // A watch compares the database's clock with the client's own monotonic clock, on one server
 // incarnation. A database clock past expires_at does not prove that the session was silent for its
-// TTL, because the clock may have stepped. A watch that has lasted for this TTL proves it. The watch
-// starts again if the clock steps, the server restarts or the client sleeps.
+// TTL, because the clock may have stepped. A watch that has lasted for this TTL proves it. The
+// watch starts again if the clock steps, the server restarts or the client sleeps.
 type watch struct {
 	opened    time.Time     // zero of the client's clock here
 	gap       time.Duration // the longest time without a sighting
@@ -52,8 +52,8 @@ func (w *watch) observe(sent, received time.Time, clock int64, run store.Incarna
 	} else {
 		w.seen = append(w.seen, s)
 	}
-	// The watch is the longest run of sightings up to now that agree. It is not kept for longer than
-	// any TTL.
+	// The watch is the longest run of sightings up to now that agree. It is not kept for longer
+	// than any TTL.
 	first := len(w.seen) - 1
 	low, high := s.low, s.high
 	for ; first >= 0; first-- {

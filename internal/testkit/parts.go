@@ -12,9 +12,10 @@ import (
 	"testing"
 )
 
-// NoPartCallsAnother checks the package in the working directory: the parts of a type are those of its
-// fields whose types are declared there, except pointers and the named ones. No method of a part, nor of
-// a type that embeds it, uses another part, or the type that has them. There must be so many parts.
+// NoPartCallsAnother checks the package in the working directory: the parts of a type are those of
+// its fields whose types are declared there, except pointers and the named ones. No method of a
+// part, nor of a type that embeds it, uses another part, or the type that has them. There must be
+// so many parts.
 func NoPartCallsAnother(t *testing.T, of string, least int, except ...string) {
 	t.Helper()
 	p := parsed(t)
@@ -43,8 +44,8 @@ func NoPartCallsAnother(t *testing.T, of string, least int, except ...string) {
 }
 
 // NoPartWritesAnother checks the package in the working directory: the fields of a part, and of the
-// further types, are written only by methods of that type, and by the function newT of a type T. The
-// type that has the parts is not checked, nor are functions that get it.
+// further types, are written only by methods of that type, and by the function newT of a type T.
+// The type that has the parts is not checked, nor are functions that get it.
 func NoPartWritesAnother(t *testing.T, of string, further ...string) {
 	t.Helper()
 	p := parsed(t)

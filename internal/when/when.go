@@ -1,5 +1,5 @@
-// Package when compares the times at which things are due. It is for whoever owns several timers and
-// sleeps until the first of them.
+// Package when compares the times at which things are due. It is for whoever owns several timers
+// and sleeps until the first of them.
 package when
 
 import (
