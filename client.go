@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases/internal/connect"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Client is one process's part in all leases of a schema. It sends heartbeats on one connection
@@ -57,13 +58,13 @@ func Open(ctx context.Context, connString string, opts ...Option) (*Client, erro
 	if o.Double != nil {
 		first, err := o.Double.Connect(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("pgleases: open client: connect: %w", err)
+			return nil, wrap.Errorf("pgleases: open client: connect: %w", err)
 		}
 		return start(ctx, first, o.Double.Connect, o)
 	}
 	config, err := connect.ParseConfig(connString)
 	if err != nil {
-		return nil, fmt.Errorf("pgleases: open client: %w", err)
+		return nil, wrap.Errorf("pgleases: open client: %w", err)
 	}
 	return open(ctx, config.ConnConfig, nil, o)
 }
@@ -74,7 +75,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 		config = o.connConfig
 	}
 	if err := connect.CheckHosts(config); err != nil {
-		return nil, fmt.Errorf("pgleases: open client: %w", err)
+		return nil, wrap.Errorf("pgleases: open client: %w", err)
 	}
 	connector := store.NewConnector(config.Copy(), beforeConnect, o.Schema, o.Heartbeat)
 	if o.FastFailover {
@@ -84,7 +85,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	// allow more than 5 s with connect_timeout, if its server may be slow.
 	first, err := connector.Connect(ctx, max(5*time.Second, config.ConnectTimeout))
 	if err != nil {
-		return nil, fmt.Errorf("pgleases: open client: connect: %w", store.Caused(ctx, err))
+		return nil, wrap.Errorf("pgleases: open client: connect: %w", store.Caused(ctx, err))
 	}
 	if o.noMigration {
 		err = first.Fits(ctx)
@@ -132,7 +133,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 		return errors.New("pgleases: migrate: pool is nil")
 	}
 	if err := connect.CheckHosts(pool.Config().ConnConfig); err != nil {
-		return fmt.Errorf("pgleases: migrate: %w", err)
+		return wrap.Errorf("pgleases: migrate: %w", err)
 	}
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Engine.Migrate(ctx, conn.Conn(), schema) })
 	return store.OpenError(ctx, "pgleases", "migrate", schema, ErrSchema, err)
@@ -172,7 +173,7 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	}
 	l, err := c.engine.Join(ctx, name, partitions, o)
 	if err != nil {
-		return nil, fmt.Errorf("pgleases: join lease %q: %w", name, err)
+		return nil, wrap.Errorf("pgleases: join lease %q: %w", name, err)
 	}
 	return l.Public(func() any { return &Lease{client: c, engine: l, board: l.Board} }).(*Lease), nil
 }

@@ -2,7 +2,6 @@ package pgleases
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Lease is a client's part in a lease. It shows which partitions the client owns now. It outlives
@@ -91,12 +91,12 @@ func (l *Lease) Wait(ctx context.Context) error {
 			return nil
 		}
 		if err := l.Err(); err != nil {
-			return fmt.Errorf("pgleases: wait for lease %q: %w", l.engine.Name, err)
+			return wrap.Errorf("pgleases: wait for lease %q: %w", l.engine.Name, err)
 		}
 		select {
 		case <-s.Changed():
 		case <-ctx.Done():
-			return fmt.Errorf("pgleases: wait for lease %q: %w", l.engine.Name, context.Cause(ctx))
+			return wrap.Errorf("pgleases: wait for lease %q: %w", l.engine.Name, context.Cause(ctx))
 		}
 	}
 }

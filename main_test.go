@@ -108,8 +108,22 @@ func refused(t *testing.T, what string, err error, texts ...string) {
 			t.Errorf("%s: the error does not say %s: %v", what, text, err)
 		}
 	}
+	namedOnce(t, err)
 	if testing.Verbose() {
 		t.Logf("%s: %v", what, err)
+	}
+}
+
+// namedOnce fails the test if a line of an error names the package twice.
+func namedOnce(t *testing.T, err error) {
+	t.Helper()
+	if err == nil {
+		return
+	}
+	for line := range strings.Lines(err.Error()) {
+		if strings.Count(line, "pgleases: ") > 1 {
+			t.Errorf("the error names the package twice: %v", err)
+		}
 	}
 }
 
@@ -121,6 +135,7 @@ func wraps(t *testing.T, what string, err error, wanted ...error) {
 			t.Errorf("%s: %v, not %q", what, err, want)
 		}
 	}
+	namedOnce(t, err)
 }
 
 // expire makes the database see a stopped client as one with a short TTL that has passed.

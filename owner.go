@@ -10,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // An Owner is the client that owns a partition, as the database had it at AsOf or later. The
@@ -34,7 +35,7 @@ type Owner struct {
 func (c *Client) Owner(ctx context.Context, lease string, partition int) (Owner, bool, error) {
 	owner, owned, err := c.owner(ctx, lease, partition)
 	if err != nil {
-		return Owner{}, false, fmt.Errorf("pgleases: owner of partition %d of lease %q: %w", partition, lease, err)
+		return Owner{}, false, wrap.Errorf("pgleases: owner of partition %d of lease %q: %w", partition, lease, err)
 	}
 	return owner, owned, nil
 }
@@ -113,7 +114,7 @@ func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 			return owners, nil
 		}
 	}
-	return nil, fmt.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
+	return nil, wrap.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
 }
 
 // cachedOwners are valid until the client hears of a change.

@@ -114,7 +114,7 @@ func Example_changingN() {
 	fmt.Println(err)
 	// Output:
 	// orders-256 256
-	// pgleases: join lease "orders": pgleases: lease was replaced by "orders-256"
+	// pgleases: join lease "orders": lease was replaced by "orders-256"
 }
 
 // headed returns the blocks of SQL of the operators' pages by the heading above them, and the

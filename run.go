@@ -3,10 +3,11 @@ package pgleases
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // closeWithin bounds the Close at the end of Run. The work has ended by then, so it takes a few
@@ -56,7 +57,7 @@ func Run(ctx context.Context, pool *pgxpool.Pool, f func(ctx context.Context, cl
 		return nil
 	}
 	if ended := client.Err(); err == nil && ended != nil && !errors.Is(ended, ErrClosed) {
-		return fmt.Errorf("pgleases: run: the client has ended: %w", ended)
+		return wrap.Errorf("pgleases: run: the client has ended: %w", ended)
 	}
 	return err
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Hold pins the partitions that the client owned when the hold was taken. The client does not hand
@@ -105,10 +106,10 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	for {
 		s := l.board.Look()
 		if err := l.Err(); err != nil {
-			return fmt.Errorf("pgleases: run lease %q: %w", l.engine.Name, err)
+			return wrap.Errorf("pgleases: run lease %q: %w", l.engine.Name, err)
 		}
 		if ctx.Err() != nil {
-			return fmt.Errorf("pgleases: run lease %q: %w", l.engine.Name, context.Cause(ctx))
+			return wrap.Errorf("pgleases: run lease %q: %w", l.engine.Name, context.Cause(ctx))
 		}
 		for _, o := range s.Owned {
 			if busy[o.Number] || begun[o.Number] == o {

@@ -25,6 +25,7 @@ import (
 	"github.com/pgleases/pgleases/admin/sql"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 const (
@@ -133,7 +134,7 @@ func (a *Admin) failure(doing string, err error) error {
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
 	default:
-		return fmt.Errorf("admin: %s: %w", doing, err)
+		return wrap.Errorf("admin: %s: %w", doing, err)
 	}
-	return fmt.Errorf("admin: %s: %w\n%s", doing, err, remedy)
+	return wrap.Errorf("admin: %s: %w\n%s", doing, err, remedy)
 }

@@ -3,12 +3,12 @@ package admin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Consumer is a consumer of package consumer. Counts of rows are at most 1,000, which means 1,000
@@ -97,5 +97,5 @@ func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error)
 }
 
 func (a *Admin) noConsumers(err error) error {
-	return fmt.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
+	return wrap.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Verb is a kind of change by an operator. docs/operations.md explains each.
@@ -53,7 +54,7 @@ type refused struct{ error }
 func (r refused) Unwrap() error        { return r.error }
 func (r refused) Is(target error) bool { return target == ErrRefused }
 
-func refusef(format string, args ...any) error { return refused{fmt.Errorf(format, args...)} }
+func refusef(format string, args ...any) error { return refused{wrap.Errorf(format, args...)} }
 
 // ErrUnknown is returned by Apply if the connection failed after the change was sent, so the change
 // may or may not have been made. The overrides and the events show which.
@@ -93,7 +94,7 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 			return err
 		}
 		// A connection that ends with another error, for example a pooler's, leaves it unknown.
-		return fmt.Errorf("%w: %w", ErrUnknown, err)
+		return wrap.Errorf("%w: %w", ErrUnknown, err)
 	})
 	return a.refusal(c, err)
 }
@@ -185,11 +186,11 @@ func (a *Admin) refusal(c Change, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return fmt.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.schema)
+		return wrap.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.schema)
 	case errors.As(err, &told) && told.Code == "55006" && c.Verb == Drain:
 		return refusef("admin: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &told) && told.Hint != "":
-		err = fmt.Errorf("admin: %s: %w\n%s", doing, err, told.Hint)
+		err = wrap.Errorf("admin: %s: %w\n%s", doing, err, told.Hint)
 	default:
 		err = a.failure(doing, err)
 	}

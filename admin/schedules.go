@@ -3,12 +3,12 @@ package admin
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A ScheduleGroup is a group of schedules and jobs. The counts are at most 1,001, which means more
@@ -40,7 +40,7 @@ var ErrNoSchedules = errors.New("admin: there are no schedules here")
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
 	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], 100, 10_000, 6) // groups, latest entries, and hours
 	if store.Undefined(err) {
-		return nil, fmt.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
+		return nil, wrap.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
 	}
 	return groups, a.failure("read the groups of schedules", err)
 }

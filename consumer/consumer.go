@@ -19,6 +19,7 @@ import (
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Consumer is one process of those that work through a queue table. All methods are safe for
@@ -83,7 +84,7 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 		c.handler, err = untyped(h, columns)
 		return err
 	}); err != nil {
-		return nil, fmt.Errorf("consumer: new consumer %q: %w", name, store.Advised(store.Caused(ctx, err)))
+		return nil, wrap.Errorf("consumer: new consumer %q: %w", name, store.Advised(store.Caused(ctx, err)))
 	}
 	return c, nil
 }
@@ -179,7 +180,7 @@ type membership struct {
 }
 
 func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
-	failed := func(err error) error { return fmt.Errorf("consumer: run %q: %w", c.name, err) }
+	failed := func(err error) error { return wrap.Errorf("consumer: run %q: %w", c.name, err) }
 	if !c.running.CompareAndSwap(false, true) {
 		return failed(errors.New("it runs already"))
 	}
@@ -221,7 +222,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	case untilEmpty:
 		return failed(fmt.Errorf("%w: rows are left%s", context.Cause(ctx), p.why()))
 	case left != nil:
-		return failed(fmt.Errorf("%w: %w", context.Cause(ctx), left))
+		return failed(wrap.Errorf("%w: %w", context.Cause(ctx), left))
 	}
 	return failed(context.Cause(ctx))
 }

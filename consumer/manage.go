@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Test for these errors with errors.Is. A method of Manager wraps one of them in an error that
@@ -137,7 +138,7 @@ func (m *Manager) change(ctx context.Context, verb, doing string, id *int64, res
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("consumer: %s: %w", of, m.explained(ctx, err, sent))
+		return wrap.Errorf("consumer: %s: %w", of, m.explained(ctx, err, sent))
 	}
 	return nil
 }
@@ -147,17 +148,17 @@ func (m *Manager) explained(ctx context.Context, err error, sent bool) error {
 	var told *pgconn.PgError
 	if !errors.As(err, &told) || told.SeverityUnlocalized != "ERROR" {
 		if err = store.Advised(store.Caused(ctx, err)); sent {
-			return fmt.Errorf("%w: %w", ErrUnknown, err)
+			return wrap.Errorf("%w: %w", ErrUnknown, err)
 		}
 		return err
 	}
 	switch told.Code {
 	case "42704":
-		return fmt.Errorf("%w: %w", ErrNotFound, refusal{told})
+		return wrap.Errorf("%w: %w", ErrNotFound, refusal{told})
 	case "23505":
-		return fmt.Errorf("%w: %w", ErrExists, refusal{told})
+		return wrap.Errorf("%w: %w", ErrExists, refusal{told})
 	case "55006":
-		return fmt.Errorf("%w: %w", ErrInUse, refusal{told})
+		return wrap.Errorf("%w: %w", ErrInUse, refusal{told})
 	case "22023":
 		return refusal{told}
 	case "42501":

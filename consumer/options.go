@@ -11,6 +11,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 type options struct {
@@ -200,5 +201,5 @@ func prefixed(err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("consumer: %w", err)
+	return wrap.Errorf("consumer: %w", err)
 }

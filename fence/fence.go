@@ -29,6 +29,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // ErrFenced is returned by Check and CheckSQL if the fence has seen a higher epoch: a newer owner
@@ -83,9 +84,9 @@ func (s Schema) check(query store.Query, name string, epoch int64) error {
 		return nil
 	}
 	if store.Raised(err, codeFenced) {
-		err = fmt.Errorf("%w: %w", ErrFenced, err)
+		err = wrap.Errorf("%w: %w", ErrFenced, err)
 	} else if store.Undefined(err) {
 		err = fmt.Errorf("%w; run the statements that Schema.SQL returns in this database", err)
 	}
-	return fmt.Errorf("pgleases: fence %q under epoch %d: %w", name, epoch, err)
+	return wrap.Errorf("pgleases: fence %q under epoch %d: %w", name, epoch, err)
 }

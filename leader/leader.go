@@ -37,6 +37,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Callbacks are what a process does about the leadership. Each may be nil.
@@ -93,7 +94,7 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	}
 	lease, err := e.client.Lease(ctx, e.name, 1)
 	if err != nil {
-		return fmt.Errorf("pgleases: elect leader %q: %w", e.name, err)
+		return wrap.Errorf("pgleases: elect leader %q: %w", e.name, err)
 	}
 	if !e.lease.CompareAndSwap(nil, lease) {
 		return fmt.Errorf("pgleases: elect leader %q: another Run is under way", e.name)
@@ -243,7 +244,7 @@ func GuardSQL(ctx context.Context, tx *sql.Tx) error {
 	return l.lease.GuardSQL(ctx, tx, l.Partition)
 }
 
-var errNotOfLeader = fmt.Errorf("pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
+var errNotOfLeader = wrap.Errorf("pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
 
 // Partition returns the ownership that is the leadership, from the context of OnStartedLeading or
 // one derived from it. Until the callbacks have returned, its Context ends only if the leadership

@@ -14,6 +14,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Held is a lock that was acquired. All methods are safe for concurrent use.
@@ -42,7 +43,7 @@ func newHeld(ctx context.Context, l *Locks, a *locks.Acquisition, shared bool, t
 // if the lock is lost.
 func (h *Held) end(cause error, lost bool) {
 	if lost {
-		cause = fmt.Errorf("%w: %w", ErrLost, cause)
+		cause = wrap.Errorf("%w: %w", ErrLost, cause)
 		h.mu.Lock()
 		if h.released == nil { // else the release decides: its row may have been deleted, and its answer be under way
 			h.lost = cause
@@ -94,7 +95,7 @@ func (h *Held) trusted() error {
 	case !h.acquisition.Validity.Over():
 		return locks.ErrPaused
 	default:
-		h.lost = fmt.Errorf("%w: %w", ErrLost, pgleases.ErrTrustLost)
+		h.lost = wrap.Errorf("%w: %w", ErrLost, pgleases.ErrTrustLost)
 		h.cancel(h.lost)
 	}
 	return h.lost
@@ -127,7 +128,7 @@ func (h *Held) guard(ctx context.Context, query store.Query) error {
 		err = ErrLost
 	}
 	if err != nil {
-		return fmt.Errorf("pgleases: guard lock %q under token %d: %w", h.Name(), h.token, err)
+		return wrap.Errorf("pgleases: guard lock %q under token %d: %w", h.Name(), h.token, err)
 	}
 	return nil
 }
@@ -158,12 +159,12 @@ func (h *Held) Release(ctx context.Context) error {
 	h.mu.Lock()
 	err = cmp.Or(err, h.failed)
 	if h.lost != nil && err != nil {
-		err = fmt.Errorf("%w; %w", h.lost, err)
+		err = wrap.Errorf("%w; %w", h.lost, err)
 	}
 	err = cmp.Or(err, h.lost)
 	h.mu.Unlock()
 	if err != nil {
-		return fmt.Errorf("pgleases: release lock %q: %w", h.Name(), err)
+		return wrap.Errorf("pgleases: release lock %q: %w", h.Name(), err)
 	}
 	return nil
 }

@@ -2,12 +2,12 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/locks"
+	"github.com/pgleases/pgleases/internal/wrap"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -76,7 +76,7 @@ func (l *Locks) wait(ctx context.Context, m mode, name string) (grant, error) {
 			l.give(of, m, got.grant)
 		}
 	case why != nil:
-		return grant{}, fmt.Errorf("%w; %w", context.Cause(ctx), why)
+		return grant{}, wrap.Errorf("%w; %w", context.Cause(ctx), why)
 	}
 	return grant{}, context.Cause(ctx)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Locks acquires locks for a client. All methods are safe for concurrent use.
@@ -117,14 +118,14 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 	for {
 		got, err := l.wait(ctx, m, name)
 		if err != nil {
-			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
+			return nil, wrap.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
 		h := newHeld(ctx, l, got.of, m.shared, got.token)
 		if err = l.client.Locks.Hold(got.of, got.token, h.end); err == nil {
 			return h, nil
 		}
 		if again, err := failure(ctx, err); again != whileWaiting || !m.waits {
-			return nil, fmt.Errorf("pgleases: acquire lock %q: %w", name, err)
+			return nil, wrap.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
 	}
 }

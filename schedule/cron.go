@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Cron returns a rule that ticks when the clocks of a zone show a time that matches an expression.
@@ -35,12 +37,12 @@ func Cron(expression, zone string) Rule {
 	r := Rule{text: zonePrefix + zone + " " + expression}
 	clock, err := parse(expression)
 	if err != nil {
-		r.err = fmt.Errorf("schedule: cron expression %q: %w", expression, err)
+		r.err = wrap.Errorf("schedule: cron expression %q: %w", expression, err)
 		return r
 	}
 	location, err := loadZone(zone)
 	if err != nil {
-		r.err = fmt.Errorf("schedule: cron expression %q: zone %q: %w; "+
+		r.err = wrap.Errorf("schedule: cron expression %q: zone %q: %w; "+
 			"use a name of the zone database, for example Europe/Berlin or UTC", expression, zone, err)
 		return r
 	}

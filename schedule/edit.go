@@ -3,10 +3,11 @@ package schedule
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // put creates or edits a schedule, in a transaction.
@@ -68,7 +69,7 @@ func (r *scheduleRow) supersede(now time.Time) (canceled, error) {
 	}
 	rule, err := Parse(r.Rule)
 	if err != nil {
-		return canceled{}, fmt.Errorf("%w: %w", errUnknownRule, err)
+		return canceled{}, wrap.Errorf("%w: %w", errUnknownRule, err)
 	}
 	p := rule.ticksPassed(r.Anchor, r.cursor(), now)
 	if p.Count == 0 {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // This file enqueues jobs: runs that happen once.
@@ -200,7 +201,7 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 		err = fmt.Errorf("%w; run pgleases migrate --schedules, or start a process of the group first", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("schedule: enqueue job of kind %q: %w", k.name, err)
+		return nil, wrap.Errorf("schedule: enqueue job of kind %q: %w", k.name, err)
 	}
 	return ids, nil
 }
@@ -294,7 +295,7 @@ func (s *Scheduler) Job(ctx context.Context, id int64) (Job, error) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Job{}, fmt.Errorf("schedule: job %d of group %q: %w", id, s.db.group, store.Advised(err))
+		return Job{}, wrap.Errorf("schedule: job %d of group %q: %w", id, s.db.group, store.Advised(err))
 	}
 	return *r, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Kind is a handler with a name, which the database stores. The schedules and jobs of a kind run
@@ -145,7 +146,7 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 		err = k.scheduler.registry.declare(r)
 	}
 	if err != nil {
-		return fmt.Errorf("schedule: add schedule %q: %w", name, err)
+		return wrap.Errorf("schedule: add schedule %q: %w", name, err)
 	}
 	return nil
 }
@@ -176,7 +177,7 @@ func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, r
 		err = in(ctx, func(ctx context.Context, tx pgx.Tx) error { return k.scheduler.put(ctx, tx, r, rule) })
 	}
 	if err != nil {
-		return fmt.Errorf("schedule: put schedule %q: %w", name, err)
+		return wrap.Errorf("schedule: put schedule %q: %w", name, err)
 	}
 	return nil
 }

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // This file changes schedules and jobs, for programs and operators. schedule_edit makes each
@@ -139,7 +141,7 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)
 	}
 	if err != nil {
-		return nil, 0, fmt.Errorf("schedule: retry failed runs of kind %q of group %q: %w", kind, s.db.group, err)
+		return nil, 0, wrap.Errorf("schedule: retry failed runs of kind %q of group %q: %w", kind, s.db.group, err)
 	}
 	return ids, refused, nil
 }
@@ -166,7 +168,7 @@ func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[stri
 func (s *Scheduler) change(ctx context.Context, verb, subject string, name *string, what map[string]any, see func(*scheduleRow) (any, error)) (ids []int64, err error) {
 	ids, _, err = s.send(ctx, verb, name, what, see)
 	if err != nil {
-		return nil, fmt.Errorf("schedule: %s %s: %w", verb, subject, err)
+		return nil, wrap.Errorf("schedule: %s %s: %w", verb, subject, err)
 	}
 	return ids, nil
 }
@@ -189,7 +191,7 @@ func (s *Scheduler) send(ctx context.Context, verb string, name *string, what ma
 		return err
 	})
 	if done && err != nil && !refusedCommit(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
-		err = fmt.Errorf("%w: %w", ErrUnknown, err)
+		err = wrap.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return ids, refused, err
 }

@@ -2,10 +2,11 @@ package schedule
 
 import (
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"sync"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A registry has the kinds and schedules that the code registers before Run. It is safe for
@@ -32,7 +33,7 @@ func (r *registry) register(k *kind, err error) {
 		err = errors.Join(err, errors.New("the name is registered already"))
 	}
 	if err != nil {
-		r.broken = append(r.broken, fmt.Errorf("schedule: register kind %q: %w", k.name, err))
+		r.broken = append(r.broken, wrap.Errorf("schedule: register kind %q: %w", k.name, err))
 		return
 	}
 	r.kinds[k.name] = k

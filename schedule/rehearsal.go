@@ -2,7 +2,6 @@ package schedule
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"math"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // This file is a process under the clock of a test, for package scheduletest, which decides what
@@ -137,7 +137,7 @@ func (unlimited) Give()                      {}
 
 // fence is the fence of the process, which owns all partitions until its life ends.
 func (r *rehearsal) fence(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
-	refused := fmt.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
+	refused := wrap.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
 	if r.life.Err() != nil {
 		return refused
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Schedule is the state of a schedule, as Get and List return it.
@@ -98,7 +99,7 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Schedule{}, fmt.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, store.Advised(err))
+		return Schedule{}, wrap.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, store.Advised(err))
 	}
 	return found[0], nil
 }
@@ -112,7 +113,7 @@ func pages[K, V any](doing string, first K, read func(after K) ([]V, error), key
 		for after, more := first, true; more; {
 			rows, err := read(after)
 			if err != nil {
-				yield(*new(V), fmt.Errorf("schedule: %s: %w", doing, store.Advised(err)))
+				yield(*new(V), wrap.Errorf("schedule: %s: %w", doing, store.Advised(err)))
 				return
 			}
 			for _, v := range rows {

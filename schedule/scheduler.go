@@ -19,6 +19,7 @@ import (
 	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Scheduler is one process of a group. The processes that call Run share the schedules and jobs
@@ -145,7 +146,7 @@ func (s *Scheduler) Run(ctx context.Context) error {
 	default:
 		err = s.run(ctx)
 	}
-	return fmt.Errorf("schedule: run group %q: %w", s.db.group, err)
+	return wrap.Errorf("schedule: run group %q: %w", s.db.group, err)
 }
 
 // run joins the lease of the group, and runs what is due in its partitions.

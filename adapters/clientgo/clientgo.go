@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 var _ resourcelock.Interface = (*Lock)(nil)
@@ -47,7 +48,7 @@ func (l *Lock) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []b
 	} else if p.Epoch == 0 { // it never led; after a loss the elector must not wait for the database
 		owner, _, err := lease.Owner(ctx, 0)
 		if err != nil {
-			return nil, nil, fmt.Errorf("pgleases: read leader %q: %w", l.Name, err)
+			return nil, nil, wrap.Errorf("pgleases: read leader %q: %w", l.Name, err)
 		}
 		if owner.ID != l.Identity() { // otherwise it owns the partition, and does not lead yet
 			record.HolderIdentity = owner.ID

@@ -10,6 +10,7 @@ import (
 	"github.com/go-co-op/gocron/v2"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/wrap"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -75,7 +76,7 @@ func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
 		run.err = context.Cause(ctx)
 	}
 	if run.err != nil {
-		return nil, fmt.Errorf("pgleases: lock job %q: %w", key, run.err)
+		return nil, wrap.Errorf("pgleases: lock job %q: %w", key, run.err)
 	}
 	held, err := l.locks.TryAcquire(ctx, run.name)
 	if err != nil {

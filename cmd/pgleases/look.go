@@ -246,7 +246,7 @@ func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args 
 		case err != nil && seen == "":
 			return err
 		case err != nil:
-			outage = lines(message(unreachable(err, url))) + "\n\n"
+			outage = lines(safeText(unreachable(err, url))) + "\n\n"
 		default:
 			seen = s.At.Local().Format(time.DateTime) + "\n\n" + text
 		}

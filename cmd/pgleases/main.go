@@ -22,6 +22,7 @@ import (
 	_ "golang.org/x/crypto/x509roots/fallback" // for an image or a system without certificate authorities
 
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 func init() { cobra.EnableCommandSorting = false }
@@ -52,7 +53,7 @@ func exitOf(err error) (code int, text string) {
 	e := supervise.Exit{Code: supervise.Failed, Err: err}
 	errors.As(err, &e)
 	if e.Err != nil {
-		text = fmt.Sprintln("pgleases:", lines(message(e.Err)))
+		text = fmt.Sprintln("pgleases:", lines(safeText(e.Err)))
 	}
 	return e.Code, text
 }
@@ -70,16 +71,10 @@ func (w *written) Write(text []byte) (n int, err error) {
 	return n, err
 }
 
-// message returns the text of an error for users.
-func message(err error) string {
-	text := strings.TrimPrefix(safeText(err), "pgleases: ")
-	return strings.TrimPrefix(strings.TrimPrefix(text, "admin: "), "consumer: ")
-}
-
-// safeText returns the text of an error. The words of others are one line each in it, because they
+// safeText returns the text of an error for users. The words of others are one line each in it, because they
 // repeat names, which must not forge a line.
 func safeText(err error) string {
-	text := err.Error()
+	text := wrap.Text(err) // the command itself is named already
 	for _, words := range foreignWords(err) {
 		if words != "" {
 			text = strings.ReplaceAll(text, words, escaped(words))

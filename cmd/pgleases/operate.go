@@ -411,7 +411,7 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 			return err
 		case err != nil:
 			if !away {
-				fmt.Fprintf(notes, "pgleases: %s\nThe command tries again each second.\n", lines(message(err)))
+				fmt.Fprintf(notes, "pgleases: %s\nThe command tries again each second.\n", lines(safeText(err)))
 			}
 			away = true
 			continue

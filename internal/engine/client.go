@@ -3,7 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"iter"
 	"sync"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -136,7 +136,7 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-c.done:
 		return c.closeErr
 	case <-time.After(closeAtMost):
-		return errors.Join(fmt.Errorf("pgleases: close: the client has not ended %v after ctx", closeAtMost), context.Cause(ctx))
+		return wrap.Errorf("pgleases: close: the client has not ended %v after ctx: %w", closeAtMost, context.Cause(ctx))
 	}
 }
 

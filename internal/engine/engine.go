@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // The engine is a client's state, owned by the client's one goroutine. Readers never see it: they
@@ -77,7 +78,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 	var failed error // the last attempt, unless ctx ended it
 	for !e.session.registered {
 		if failed != nil && ctx.Err() != nil {
-			return fmt.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
+			return wrap.Errorf("%w; the last attempt: %w", context.Cause(ctx), failed)
 		}
 		t, at := e.nextTask(time.Now())
 		if t == nil {

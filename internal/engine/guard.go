@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Guarded is a partition with the epoch that a guard checks.
@@ -66,14 +67,14 @@ func (g Guarded) check() (int64, error) {
 			return 0, fmt.Errorf("%w: the partition is of lease %q", errs.NotOwner, o.Board().Lease())
 		}
 		if cause := o.Cause(); cause != nil {
-			return 0, fmt.Errorf("%w: %w", errs.NotOwner, cause)
+			return 0, wrap.Errorf("%w: %w", errs.NotOwner, cause)
 		}
 		v = o.Validity
 	}
 	if left := v.Left(); left > 0 { // in a pause of fast failover the database decides
 		return max(1, int64(left/time.Millisecond)), nil
 	}
-	return 0, fmt.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)
+	return 0, wrap.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)
 }
 
 func (g Guarded) error(err error) error {
@@ -86,5 +87,5 @@ func (g Guarded) error(err error) error {
 	if errors.Is(err, g.Lease.client.config.Errors.NotOwner) {
 		g.Lease.guardRefused()
 	}
-	return fmt.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", g.Number, g.Lease.Name, g.Epoch, err)
+	return wrap.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", g.Number, g.Lease.Name, g.Epoch, err)
 }

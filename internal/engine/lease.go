@@ -3,8 +3,6 @@ package engine
 import (
 	"cmp"
 	"context"
-	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +10,7 @@ import (
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Lease is a lease that a client has joined, for other goroutines. All methods are safe for
@@ -98,7 +97,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 				m.abandonWeight(done)
 			}
 		})
-		return fmt.Errorf("pgleases: set weight of lease %q: %w", l.Name, err)
+		return wrap.Errorf("pgleases: set weight of lease %q: %w", l.Name, err)
 	}
 	return nil
 }
@@ -123,14 +122,14 @@ func (l *Lease) Leave(ctx context.Context) error {
 		answer <- e.members.shared.inWork(e.members.of(l))
 	})
 	if len(working) > 0 {
-		return errors.Join(fmt.Errorf("pgleases: leave lease %q: partitions still in work: %s",
-			l.Name, ranges.Short(working)), context.Cause(ctx))
+		return wrap.Errorf("pgleases: leave lease %q: partitions still in work: %s: %w",
+			l.Name, ranges.Short(working), context.Cause(ctx))
 	}
 	select {
 	case <-l.Board.Closed():
 		return nil
 	case <-short.Done():
-		return errors.Join(fmt.Errorf("pgleases: leave lease %q: not released yet", l.Name), context.Cause(ctx))
+		return wrap.Errorf("pgleases: leave lease %q: not released yet: %w", l.Name, context.Cause(ctx))
 	}
 }
 

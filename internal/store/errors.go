@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // CodeNotOwner is the SQLSTATE that the SQL function guard raises.
@@ -78,7 +80,7 @@ func Unprepared(err error) bool { return Code(err) == "42P05" || Code(err) == "2
 // Caused adds the cause of ctx, if that has ended, to an error that does not have it.
 func Caused(ctx context.Context, err error) error {
 	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
-		return fmt.Errorf("%w: %w", cause, err)
+		return wrap.Errorf("%w: %w", cause, err)
 	}
 	return err
 }
@@ -103,9 +105,9 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 	case err == nil:
 		return nil
 	case errors.As(err, &misfit) && misfit.TooNew:
-		return fmt.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
+		return wrap.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
 	case errors.As(err, &misfit):
-		return fmt.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate "+
+		return wrap.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate "+
 			"(with --schedules or --consumers if you use them), or the DDL that %[1]s.Schema returns, "+
 			"as a role with the right to do so", of, doing, misfits, misfit)
 	case Denied(err): // also if the tables are up to date
@@ -115,8 +117,8 @@ func OpenError(ctx context.Context, of, doing, schema string, misfits, err error
 			owner = "; to create or change the tables, " +
 				"run it as the role that owns the schema, or as one that may create it"
 		}
-		return fmt.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
+		return wrap.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
 			of, doing, purpose, schema, owner, err)
 	}
-	return fmt.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
+	return wrap.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
 }

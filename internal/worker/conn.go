@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A Line tells what works on pools of the application what its client knows: that the server was
@@ -214,7 +215,7 @@ func acquireOnce(
 	if err == nil {
 		err = line.current(renewed, conn)
 		if err != nil {
-			conn, err = nil, fmt.Errorf("%w: %w", errAnother, err)
+			conn, err = nil, wrap.Errorf("%w: %w", errAnother, err)
 		}
 	}
 	release = func() { giveBack(conn, life) }
@@ -234,7 +235,7 @@ func acquireOnce(
 		_ = conn.Conn().Close(ctx)
 	}
 	if err != nil && ctx.Err() == nil && (standby || renewed.Err() != nil) {
-		err = fmt.Errorf("%w: %w", errAnother, err)
+		err = wrap.Errorf("%w: %w", errAnother, err)
 	}
 	returned = true
 	return conn, release, err
