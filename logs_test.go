@@ -23,8 +23,13 @@ func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	logged, operations := logCalls(t)
 	page := readFile(t, "docs/logs.md")
 	documented := make(map[string]bool)
-	for _, row := range regexp.MustCompile("(?m)^\\| (DEBUG|INFO|WARN|ERROR) \\| `(.+?)` \\| (.*?) ?\\|").FindAllStringSubmatch(page, -1) {
-		documented[event(row[1], row[2], strings.Split(strings.ReplaceAll(row[3], "`", ""), ", "))] = true
+	message := ""
+	for _, line := range regexp.MustCompile("(?m)^### `(.+)`$|^(DEBUG|INFO|WARN|ERROR)(?:, with (.+))?\\.$").FindAllStringSubmatch(page, -1) {
+		if line[1] != "" {
+			message = line[1]
+			continue
+		}
+		documented[event(line[2], message, strings.Split(strings.ReplaceAll(line[3], "`", ""), ", "))] = true
 	}
 	same(t, "docs/logs.md", "events", logged, documented)
 
@@ -74,12 +79,12 @@ func same(t *testing.T, page, what string, code, rows map[string]bool) {
 	t.Helper()
 	for _, s := range slices.Sorted(maps.Keys(code)) {
 		if !rows[s] {
-			t.Errorf("%s, %s: it lacks a row for %s", page, what, s)
+			t.Errorf("%s, %s: it lacks a section or row for %s", page, what, s)
 		}
 	}
 	for _, s := range slices.Sorted(maps.Keys(rows)) {
 		if !code[s] {
-			t.Errorf("%s, %s: it has a row for what the code does not have: %s", page, what, s)
+			t.Errorf("%s, %s: it has a section or row for what the code does not have: %s", page, what, s)
 		}
 	}
 }

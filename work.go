@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -131,51 +132,89 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}
 }
 
-// logStandby logs once which client owns the only partition of the lease, if another one does:
-// without that line a process that stands by logs nothing. The caller calls stop.
+// standbyAfter is how long Run of a lease with several partitions owns none of them before that is
+// logged. Usually the others hand some over meanwhile.
+const standbyAfter = time.Second
+
+// logStandby logs once which clients own all partitions, if this one owns none: without that line a
+// process that stands by, or waits for its killed predecessor, logs nothing. The caller calls stop.
 func (l *Lease) logStandby(ctx context.Context) (stop func()) {
-	if l.engine.Partitions > 1 {
-		return func() {}
-	}
+	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	var reads sync.WaitGroup
 	reads.Go(func() {
-		for {
+		if l.engine.Partitions > 1 {
+			select {
+			case <-time.After(standbyAfter):
+			case <-ctx.Done():
+			}
+		}
+		for ctx.Err() == nil && l.Stats().Owned == 0 {
 			news := l.engine.News()
-			owner, owned, err := l.Owner(ctx, 0)
-			if _, here := l.Partition(0); here || err != nil {
+			owners, err := l.others(ctx)
+			if err != nil || l.Stats().Owned > 0 {
 				return
 			}
-			if owned && owner.ID != l.client.ID() {
-				l.client.options.Log.Info("pgleases: standing by, another client owns the only partition", slog.String("lease", l.engine.Name), slog.String("owner", owner.ID))
+			if owners != "" {
+				free := began.Add(l.client.options.TTL + l.client.options.Heartbeat)
+				l.client.options.Log.Info("pgleases: standing by, other clients own all partitions",
+					slog.String("lease", l.engine.Name), slog.String("owners", owners), slog.Time("free_by_if_dead", free.Truncate(time.Second)))
 				return
 			}
 			select {
 			case <-news.Next:
 			case <-ctx.Done():
-				return
 			}
 		}
 	})
 	return func() { cancel(); reads.Wait() }
 }
 
-// awaitCalls waits for the calls that go on when Run ends. As in a handoff, they are logged after
-// 30 s, and the ownership ends after the drain timeout.
+// others returns the IDs of other clients that own partitions, as the text of a log line.
+func (l *Lease) others(ctx context.Context) (string, error) {
+	owners, err := l.Owners(ctx)
+	if err != nil {
+		return "", err
+	}
+	ids := make(map[string]bool)
+	for _, o := range owners {
+		ids[o.ID] = true
+	}
+	delete(ids, l.client.ID())
+	all := slices.Sorted(maps.Keys(ids))
+	const most = 3
+	if more := len(all) - most; more > 0 {
+		all = append(all[:most], fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(all, ", "), nil
+}
+
+// logRunAfter is how long calls may go on after the end of Run's context before that is logged.
+const logRunAfter = time.Second
+
+// awaitCalls waits for the calls that go on when Run ends. They are logged soon, because somebody
+// may be waiting at a terminal, and again after 30 s, as in a handoff. The ownership ends after the
+// drain timeout.
 func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, finished <-chan int) {
-	began, warn, limit := time.Now(), time.NewTimer(engine.WarnAfter), (<-chan time.Time)(nil)
+	began, limit := time.Now(), (<-chan time.Time)(nil)
+	soon, warn := time.NewTimer(logRunAfter), time.NewTimer(engine.WarnAfter)
+	defer soon.Stop()
 	defer warn.Stop()
 	if d := l.engine.Options.DrainTimeout; d > 0 {
 		limit = time.After(d)
 	}
+	log, numbers := l.client.options.Log, func() string { return ranges.Logged(slices.Sorted(maps.Keys(busy))) }
 	for len(busy) > 0 {
 		select {
 		case number := <-finished:
 			delete(busy, number)
+		case <-soon.C:
+			log.Info("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
+				slog.String("partitions", numbers()), slog.Duration("for", logRunAfter))
 		case <-warn.C:
 			lasts := time.Since(began)
-			l.client.options.Log.Warn("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
-				slog.String("partitions", ranges.Short(slices.Sorted(maps.Keys(busy)))), slog.Duration("for", lasts.Round(time.Second)))
+			log.Warn("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
+				slog.String("partitions", numbers()), slog.Duration("for", lasts.Round(time.Second)))
 			warn.Reset(lasts)
 		case <-limit:
 			var overdue []*owned.Ownership
@@ -247,7 +286,7 @@ func (l *Lease) logFailures() {
 	l.failures = nil
 	l.mu.Unlock()
 	for _, f := range all {
-		log, partitions := l.client.options.Log, ranges.Short(f.partitions)
+		log, partitions := l.client.options.Log, ranges.Logged(f.partitions)
 		if f.lost { // the clock may have shown that before the client has ended the ownership with its cause
 			log.Warn("pgleases: callback failed after its partition was lost", slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
 				slog.Int("count", len(f.partitions)), slog.Any("error", f.err), slog.Any("cause", cmp.Or(f.of.Cause(), ErrTrustLost)))

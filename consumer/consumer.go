@@ -54,16 +54,15 @@ const leaseOf = "consumer/"
 // says what to change. It also returns pgleases.ErrSchema, or an error of the database.
 func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, name string, queue Queue, h Handler[T], opts ...Option) (*Consumer, error) {
 	o, err := newOptions(opts)
-	if err != nil {
+	nameErr := store.CheckName("lease of the consumer", leaseOf+name)
+	if err := errors.Join(
+		err,
+		wrong(client == nil || pool == nil, "consumer: client or pool is nil"),
+		wrong(nameErr != nil || name == "", "consumer: name %q: 1 to 246 bytes of UTF-8 without NUL", name),
+	); err != nil {
 		return nil, err
 	}
-	if client == nil || pool == nil {
-		return nil, errors.New("consumer: client or pool is nil")
-	}
 	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema, strings.NewReplacer()), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
-	if err := store.CheckName("lease of the consumer", leaseOf+name); err != nil || name == "" {
-		return nil, fmt.Errorf("consumer: name %q: 1 to 246 bytes of UTF-8 without NUL", name)
-	}
 	size := int(pool.Config().MaxConns)
 	if o.limited && o.maxRunning >= size {
 		return nil, fmt.Errorf("consumer: %d batches at once need a pool of more than %d connections, not %d: see WithMaxRunning",

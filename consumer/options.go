@@ -173,19 +173,19 @@ func newOptions(opts []Option) (options, error) {
 		o.backoff = defaultBackoff
 	}
 	o.log = logqueue.Logger(cmp.Or(o.log, slog.Default()))
-	return o, cmp.Or(
+	return o, errors.Join(
 		wrong(o.schema == "", `consumer: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`),
-		wrong(o.batch < 1 || o.batch > 10_000, "consumer: a batch of %d rows is out of range: 1 to 10,000", o.batch),
-		wrong(o.bytes < 1, "consumer: a batch of %d bytes is out of range: 1 or more", o.bytes),
-		wrong(o.limited && o.maxRunning < 1, "consumer: at most %d batches at once is out of range: 1 or more", o.maxRunning),
-		wrong(o.poll < 10*time.Millisecond, "consumer: a poll each %v is out of range: 10ms or more", o.poll),
-		wrong(o.timeout < 10*time.Millisecond, "consumer: a timeout of %v is out of range: 10ms or more", o.timeout),
-		wrong(o.idle < 100*time.Millisecond || o.idle > 24*time.Hour, "consumer: an idle timeout of %v is out of range: 100ms to 24h", o.idle),
-		wrong(o.drain < time.Millisecond, "consumer: a drain timeout of %v is out of range: 1ms or more", o.drain),
-		wrong(o.crashes < 1 || o.crashes > 100, "consumer: %d crashes is out of range: 1 to 100", o.crashes),
-		wrong(o.attempts < 1 || o.attempts > 1000, "consumer: %d attempts is out of range: 1 to 1,000", o.attempts),
+		wrong(o.batch < 1 || o.batch > 10_000, "consumer: WithBatch: a batch of %d rows is out of range: 1 to 10,000", o.batch),
+		wrong(o.bytes < 1, "consumer: WithBatch: a batch of %d bytes is out of range: 1 or more", o.bytes),
+		wrong(o.limited && o.maxRunning < 1, "consumer: WithMaxRunning: at most %d batches at once is out of range: 1 or more", o.maxRunning),
+		wrong(o.poll < 10*time.Millisecond, "consumer: WithPoll: a poll each %v is out of range: 10ms or more", o.poll),
+		wrong(o.timeout < 10*time.Millisecond, "consumer: WithTimeout: a timeout of %v is out of range: 10ms or more", o.timeout),
+		wrong(o.idle < 100*time.Millisecond || o.idle > 24*time.Hour, "consumer: WithIdleTimeout: an idle timeout of %v is out of range: 100ms to 24h", o.idle),
+		wrong(o.drain < time.Millisecond, "consumer: WithDrainTimeout: a drain timeout of %v is out of range: 1ms or more", o.drain),
+		wrong(o.crashes < 1 || o.crashes > 100, "consumer: WithMaxCrashes: %d crashes is out of range: 1 to 100", o.crashes),
+		wrong(o.attempts < 1 || o.attempts > 1000, "consumer: WithMaxAttempts: %d attempts is out of range: 1 to 1,000", o.attempts),
 		prefixed(worker.CheckBackoff(o.backoff)),
-		wrong(o.onFailure != BlockKey && o.onFailure != DeadLetter, "consumer: OnFailure %d is unknown: use BlockKey or DeadLetter", o.onFailure),
+		wrong(o.onFailure != BlockKey && o.onFailure != DeadLetter, "consumer: WithOnFailure: OnFailure %d is unknown: use BlockKey or DeadLetter", o.onFailure),
 	)
 }
 
@@ -201,5 +201,5 @@ func prefixed(err error) error {
 	if err == nil {
 		return nil
 	}
-	return wrap.Errorf("consumer: %w", err)
+	return wrap.Errorf("consumer: WithMaxAttempts: %w", err)
 }

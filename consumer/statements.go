@@ -89,15 +89,16 @@ func (s *statements) register(ctx context.Context, tx pgx.Tx, name string, t *ta
 	var of, queue string
 	var has Queue
 	var other error
-	remedy := "give another name, or, when no process uses the consumer any more, run pgleases consumers delete"
+	const remedy = ", or, when no process uses the consumer any more, run pgleases consumers delete"
 	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &has.Key, &has.Partition}, func() error {
 		switch {
 		case of != name:
-			other = fmt.Errorf("table %s already has the consumer %q, and a table has one: %s", queue, of, remedy)
+			other = fmt.Errorf("table %s already has the consumer %q, and a table has one: use its name%s", queue, of, remedy)
 		case queue != t.Name:
-			other = fmt.Errorf("the consumer has the table %s, not %s: %s", queue, t.Name, remedy)
+			other = fmt.Errorf("the consumer has the table %s, not %s: give another name%s", queue, t.Name, remedy)
 		case has.ID != q.ID || has.Key != q.Key || has.Partition != q.Partition:
-			other = fmt.Errorf("the consumer has the ID %q, Key %q and Partition %q, not %q, %q and %q: %s", has.ID, has.Key, has.Partition, q.ID, q.Key, q.Partition, remedy)
+			other = fmt.Errorf("the consumer has the ID %q, Key %q and Partition %q, not %q, %q and %q: give the columns that it has%s",
+				has.ID, has.Key, has.Partition, q.ID, q.Key, q.Partition, remedy)
 		}
 		return nil
 	})

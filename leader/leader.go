@@ -30,6 +30,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -107,7 +108,7 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 		bridge.Engine(e.client).Within(fmt.Sprintf("a callback of leader %q", e.name), callback)
 	}
 	err = lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		within(func() { lead(context.WithValue(ctx, leadershipKey{}, leadership{p, lease}), callbacks) })
+		within(func() { e.lead(context.WithValue(ctx, leadershipKey{}, leadership{p, lease}), callbacks) })
 		return nil
 	})
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) { // otherwise the client has ended, or another Run of this name is under way
@@ -124,10 +125,14 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 // lead calls the callbacks of one leadership. OnStoppedLeading follows also if OnStartedLeading
 // ends its goroutine. After a panic it is not called, because it may end the process and so hide
 // the panic.
-func lead(ctx context.Context, callbacks Callbacks) {
+func (e *Elector) lead(ctx context.Context, callbacks Callbacks) {
 	defer func() {
 		if fault := recover(); fault != nil {
 			panic(fault)
+		}
+		if callbacks.OnStartedLeading != nil && ctx.Err() == nil {
+			bridge.Engine(e.client).Log().Warn("pgleases: leader has no work, OnStartedLeading returned early",
+				slog.String("lease", e.name), slog.Int64("epoch", Epoch(ctx)))
 		}
 		<-ctx.Done()
 		if callbacks.OnStoppedLeading != nil {

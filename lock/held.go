@@ -26,6 +26,7 @@ type Held struct {
 
 	ctx    context.Context
 	cancel context.CancelCauseFunc
+	outer  *Held // the lock under whose context this one was acquired; nil: none
 
 	mu       sync.Mutex    // guards what follows
 	lost     error         // why; nil: it is not lost
@@ -34,9 +35,40 @@ type Held struct {
 }
 
 func newHeld(ctx context.Context, l *Locks, a *locks.Acquisition, shared bool, token int64) *Held {
-	h := &Held{locks: l, acquisition: a, shared: shared, token: token}
-	h.ctx, h.cancel = context.WithCancelCause(context.WithoutCancel(ctx))
+	h := &Held{locks: l, acquisition: a, shared: shared, token: token, outer: heldBy(ctx)}
+	h.ctx, h.cancel = context.WithCancelCause(h.under(context.WithoutCancel(ctx)))
 	return h
+}
+
+type heldKey struct{}
+
+// under returns a context for work under the lock. A call with it cannot wait for this lock.
+func (h *Held) under(ctx context.Context) context.Context {
+	return context.WithValue(ctx, heldKey{}, h)
+}
+
+// heldBy returns the last lock that was acquired for the work of a context; nil: none.
+func heldBy(ctx context.Context) *Held {
+	h, _ := ctx.Value(heldKey{}).(*Held)
+	return h
+}
+
+// checkNested returns an error for a lock that the caller holds itself: it would wait forever.
+func (l *Locks) checkNested(ctx context.Context, m mode, name string) error {
+	for h := heldBy(ctx); h != nil; h = h.outer {
+		sharing := h.shared && m.shared
+		if h.locks.client == l.client && h.Name() == name && !sharing && h.holds() {
+			return fmt.Errorf("%w: by the caller itself, whose context comes from this lock; a lock is not reentrant", ErrHeld)
+		}
+	}
+	return nil
+}
+
+// holds reports whether the lock is neither lost nor released.
+func (h *Held) holds() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lost == nil && h.released == nil
 }
 
 // end ends the work under the lock. The client calls it if the client closes and the lock stays, or
@@ -201,7 +233,7 @@ const releaseGrace = 2 * time.Second
 
 // run runs fn under the lock, and releases it.
 func (h *Held) run(ctx context.Context, fn func(context.Context) error) (err error) {
-	under, cancel := context.WithCancelCause(ctx)
+	under, cancel := context.WithCancelCause(h.under(ctx))
 	stop := context.AfterFunc(h.ctx, func() { cancel(context.Cause(h.ctx)) })
 	defer func() {
 		stop()

@@ -70,7 +70,8 @@ func (l *Locks) TryAcquireShared(ctx context.Context, name string) (*Held, error
 }
 
 // Acquire acquires a lock, and waits for its turn until ctx ends. Otherwise it does what TryAcquire
-// does, without ErrHeld. It also waits while the client has no trust, and while a promoted server
+// does, without ErrHeld. Only if ctx comes from Held.Context or from Do of the same lock, so that
+// the call would wait for its own caller forever, it returns ErrHeld. It also waits while the client has no trust, and while a promoted server
 // is not accepted. If the session is evicted meanwhile, Acquire joins the queue again at its end.
 func (l *Locks) Acquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{waits: true}, name)
@@ -114,6 +115,9 @@ type mode struct{ shared, waits bool }
 func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error) {
 	if err := cmp.Or(l.misuse, store.CheckName("lock name", name)); err != nil {
 		return nil, err
+	}
+	if err := l.checkNested(ctx, m, name); err != nil {
+		return nil, wrap.Errorf("pgleases: acquire lock %q: %w", name, err)
 	}
 	for {
 		got, err := l.wait(ctx, m, name)

@@ -55,6 +55,39 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 	})
 }
 
+// A lock is not reentrant. A call that waits for its own caller would wait forever.
+func TestNestedLockNamesItsCaller(t *testing.T) {
+	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
+		locks := lock.New(lease.Client(), nil)
+		never := func(context.Context) error { t.Error("the inner function runs"); return nil }
+		testkit.OK(t, locks.Do(t.Context(), "report", func(ctx context.Context) error {
+			testkit.OK(t, locks.Do(ctx, "other", func(ctx context.Context) error {
+				err := locks.Do(ctx, "report", never)
+				want := `pgleases: acquire lock "report": lock is held: by the caller itself, whose context comes from this lock; ` +
+					"a lock is not reentrant"
+				if !errors.Is(err, lock.ErrHeld) || err.Error() != want {
+					t.Errorf("nested: %v", err)
+				}
+				return nil
+			}))
+			ran, err := locks.TryDo(ctx, "report", never)
+			if ran || err != nil {
+				t.Errorf("TryDo: %v, %v", ran, err)
+			}
+			return nil
+		}))
+		held := testkit.Must(locks.AcquireShared(t.Context(), "report"))(t)
+		if _, err := locks.Acquire(held.Context(), "report"); !errors.Is(err, lock.ErrHeld) {
+			t.Errorf("under the context of a shared lock: %v", err)
+		}
+		again := testkit.Must(locks.AcquireShared(held.Context(), "report"))(t)
+		testkit.OK(t, again.Release(t.Context()))
+		testkit.OK(t, held.Release(t.Context()))
+		after := context.WithoutCancel(held.Context())
+		testkit.OK(t, testkit.Must(locks.Acquire(after, "report"))(t).Release(after))
+	})
+}
+
 func TestExpireEndsLocks(t *testing.T) {
 	inBubble(t, func(t *testing.T, lease *pgleasestest.Lease) {
 		locks := lock.New(lease.Client(), nil)

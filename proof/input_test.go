@@ -32,7 +32,7 @@ func TestTheMostPartitionsWork(t *testing.T) {
 		if err := client.Close(ctx); err != nil {
 			t.Error(err)
 		}
-		if lines := log.lines("handed over", "partitions=0-8191"); len(lines) != 1 {
+		if lines := log.lines("handed over", "partitions=[0-8191]"); len(lines) != 1 {
 			t.Errorf("it was not handed over in order: %q", log.lines("handed over"))
 		}
 	})

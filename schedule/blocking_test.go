@@ -166,6 +166,9 @@ func TestBadInputIsRefused(t *testing.T) {
 	}
 	manage := func(opts ...schedule.Option) error { return second(schedule.Manage(t.Context(), w.pool, "g", opts...)) }
 	for says, err := range map[string]error{
+		"WithPartitions: 0 partitions is out of range: 1 to 65536\nschedule: WithDrainTimeout: drain of -1ns is negative": open(
+			"g", schedule.WithPartitions(0), schedule.WithDrainTimeout(-1)),
+
 		`name "" is empty`:                           put("", hourly),
 		"field 1, the minute":                        put("x", schedule.Cron("60 * * * *", "UTC")),
 		"rule is empty":                              put("x", schedule.Rule{}),

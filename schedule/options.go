@@ -141,17 +141,17 @@ func newOptions(opts []Option) (options, error) {
 		opt(&o)
 	}
 	o.logger = logqueue.Logger(cmp.Or(o.logger, slog.Default()))
-	return o, cmp.Or(
-		wrong(o.partitions < 1 || o.partitions > maxPartitions, "schedule: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions),
-		wrong(o.gave("WithMaxRunning") && o.maxRunning < 1, "schedule: at most %d runs at once is out of range: 1 or more", o.maxRunning),
-		wrong(o.drain < 0, "schedule: drain of %v is negative", o.drain),
+	return o, errors.Join(
+		wrong(o.partitions < 1 || o.partitions > maxPartitions, "schedule: WithPartitions: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions),
+		wrong(o.gave("WithMaxRunning") && o.maxRunning < 1, "schedule: WithMaxRunning: at most %d runs at once is out of range: 1 or more", o.maxRunning),
+		wrong(o.drain < 0, "schedule: WithDrainTimeout: drain of %v is negative", o.drain),
 		wrong(
 			o.retention != 0 && o.retention < minRetention || o.retentionFailed != 0 && o.retentionFailed < minRetention,
-			"schedule: retention of %v and %v is out of range: each 1h or more, or 0 for good", o.retention, o.retentionFailed,
+			"schedule: WithRetention: retention of %v and %v is out of range: each 1h or more, or 0 for good", o.retention, o.retentionFailed,
 		),
 		wrong(
 			o.gave("WithReason") && (o.reason == "" || len(o.reason) > 4000 || len(o.actor) > 255),
-			"schedule: the reason has %d bytes, the actor %d: give 1 to 4,000 bytes to a reason, and 255 at most to an actor",
+			"schedule: WithReason: the reason has %d bytes, the actor %d: give 1 to 4,000 bytes to a reason, and 255 at most to an actor",
 			len(o.reason), len(o.actor),
 		),
 		wrong(o.schema == "", `schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`),

@@ -78,13 +78,14 @@ func checkGroup(group string) error {
 // New returns an error for an invalid option, pgleases.ErrSchema, or an error of the database.
 func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
 	o, err := newOptions(opts)
-	switch {
-	case err != nil:
+	err = errors.Join(
+		err,
+		wrong(o.gave("WithReason"), "schedule: new scheduler: WithReason is an option of Manage only"),
+		wrong(client == nil || pool == nil, "schedule: new scheduler: client or pool is nil"),
+		checkGroup(group),
+	)
+	if err != nil {
 		return nil, err
-	case o.gave("WithReason"):
-		return nil, errors.New("schedule: new scheduler: WithReason is an option of Manage only")
-	case client == nil || pool == nil:
-		return nil, errors.New("schedule: new scheduler: client or pool is nil")
 	}
 	return newScheduler(ctx, client, pool, group, o)
 }

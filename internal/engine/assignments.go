@@ -181,7 +181,7 @@ func (as *assignments) serve(gained []int) {
 	as.publish(false)
 	if len(gained) > 0 {
 		as.shared.config.Log.Info("pgleases: partitions gained", slog.String("lease", as.membership.lease.Name),
-			slog.String("partitions", ranges.Short(gained)))
+			slog.String("partitions", ranges.Logged(gained)))
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,8 +15,8 @@ import (
 
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
-	"github.com/pgleases/pgleases/internal/wrap"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 const (
@@ -86,6 +87,9 @@ func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseO
 	}
 	return j.lease, nil
 }
+
+// Log returns the client's logger.
+func (c *Client) Log() *slog.Logger { return c.config.Log }
 
 // Done returns a channel that is closed when the client has ended.
 func (c *Client) Done() <-chan struct{} { return c.done }

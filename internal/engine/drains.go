@@ -66,7 +66,7 @@ func (s *shared) noteEnd(e ended) { s.unlogged = append(s.unlogged, e) }
 // before the gains.
 func (s *shared) logEnded() {
 	for _, l := range s.unlogged {
-		partitions := ranges.Short(l.numbers)
+		partitions := ranges.Logged(l.numbers)
 		if l.handedOver && errors.Is(l.cause, s.config.Errors.Handoff) { // the cause would repeat the message
 			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions))
 		} else if l.handedOver {
@@ -149,7 +149,7 @@ func (s *shared) logWork(now time.Time) {
 		}
 	}
 	for l, numbers := range lines {
-		partitions, lasts := ranges.Short(numbers), longest[l].Round(time.Second)
+		partitions, lasts := ranges.Logged(numbers), longest[l].Round(time.Second)
 		if l.over {
 			s.config.Log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.Name),
 				slog.String("partitions", partitions), slog.Duration("for", lasts))

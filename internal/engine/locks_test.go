@@ -113,7 +113,7 @@ func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
 		},
 		"the client closes": func(w *world, _, first *proc, ask func(context.Context, *proc) string) {
 			time.AfterFunc(time.Second, func() { _ = first.close(time.Second, 3*time.Second) })
-			if answer := ask(context.Background(), first); !strings.Contains(answer, ErrClosed.Error()) {
+			if answer := ask(context.Background(), first); !strings.Contains(answer, `lock "report": closed`) {
 				w.failf("it reports %s", answer)
 			}
 		},

@@ -195,7 +195,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 						t.Errorf("it is logged as %q", line)
 					}
 				}
-				if !maps.Equal(named, map[string]int{"0-1": 1}) && !maps.Equal(named, map[string]int{"0": 1, "1": 1}) {
+				if !maps.Equal(named, map[string]int{"[0-1]": 1}) && !maps.Equal(named, map[string]int{"[0]": 1, "[1]": 1}) {
 					t.Errorf("the log names %v, not each partition once, by %q", named, test.line)
 				}
 			})
@@ -258,7 +258,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 					t.Errorf("the ownership ended with %v", cause)
 				}
 				for _, after := range []time.Duration{30 * time.Second, 60 * time.Second, 120 * time.Second} { // since it was to end
-					w.within(5*time.Minute, "it is logged", func() bool { return w.logged(goesOn+" lease=x partitions=0 for=") == 1 })
+					w.within(5*time.Minute, "it is logged", func() bool { return w.logged(goesOn+" lease=x partitions=[0] for=") == 1 })
 					if took := time.Since(began); took < after || took > after+10*time.Second {
 						t.Errorf("it is logged after %v, not %v", took, after)
 					}
@@ -276,7 +276,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				if n := w.logged(goesOn); n > 0 {
 					t.Errorf("it is logged %d times after the call has returned", n)
 				}
-				if n := w.logged(failedAfter + "0 count=1 error=late cause=" + test.cause.Error()); n != 1 {
+				if n := w.logged(failedAfter + "[0] count=1 error=late cause=" + test.cause.Error()); n != 1 {
 					t.Errorf("its error is logged %d times", n)
 				}
 				close(finish)
@@ -334,7 +334,7 @@ func TestLongWorkIsLoggedInOneLineForEachLease(t *testing.T) {
 			}
 		}
 		for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
-			took := w.within(time.Minute, "it is logged", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Short(draining)+" for=") == 1 })
+			took := w.within(time.Minute, "it is logged", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Logged(draining)+" for=") == 1 })
 			time.Sleep(5 * time.Second)
 			if n := w.logged(waits); took < after-time.Second || took > after+time.Second || n != 0 {
 				w.failf("it is logged after %v, not %v, and in %d more lines", took, after, n)

@@ -70,8 +70,8 @@ func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		errors := slices.DeleteFunc(w.events, func(line string) bool { return !strings.Contains(line, "ERROR pgleases: callback failed lease=x ") })
-		for _, want := range []string{`partitions=0-6,9-299 count=\d{3,4} error=guard partition \d+: pgleases: not the owner asked_to_end=false`,
-			`partitions=7 count=\d error=no paper asked_to_end=false`, `partitions=8 count=1 error=no ink asked_to_end=true`} {
+		for _, want := range []string{`partitions=\[0-6,9-299\] count=\d{3,4} error=guard partition \d+: pgleases: not the owner asked_to_end=false`,
+			`partitions=\[7\] count=\d error=no paper asked_to_end=false`, `partitions=\[8\] count=1 error=no ink asked_to_end=true`} {
 			if !slices.ContainsFunc(errors, regexp.MustCompile(want+"$").MatchString) {
 				t.Errorf("none of %q is %s", errors, want)
 			}
@@ -103,7 +103,7 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 		a.engine().Freeze(10 * time.Second)
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		for _, want := range []string{"0 count=1 error=terminating connection (SQLSTATE 25P03)", "1 count=1 error=<nil>"} {
+		for _, want := range []string{"[0] count=1 error=terminating connection (SQLSTATE 25P03)", "[1] count=1 error=<nil>"} {
 			want = failedAfter + want + " cause=" + ErrTrustLost.Error()
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) || strings.Contains(all, "ERROR") {
 				t.Errorf("there is an error, or no %s in\n%s", want, all)
@@ -136,7 +136,7 @@ func TestEachLossKeepsItsCause(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for partition, cause := range map[int]error{timedOut: ErrDrainTimeout, cutOff: ErrTrustLost} {
-			want := fmt.Sprintf("%s%d count=1 error=conn closed cause=%v", failedAfter, partition, cause)
+			want := fmt.Sprintf("%s[%d] count=1 error=conn closed cause=%v", failedAfter, partition, cause)
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) {
 				t.Errorf("there is no %s in\n%s", want, all)
 			}

@@ -234,7 +234,7 @@ func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 		}()
 		<-begun
 		cancel()
-		if took := w.within(time.Hour, "it warns", func() bool { return w.logged("Run waits for work lease=x partitions=0 for=30s") > 0 }); took < engine.WarnAfter-soon || took > engine.WarnAfter+soon {
+		if took := w.within(time.Hour, "it warns", func() bool { return w.logged("Run waits for work lease=x partitions=[0] for=30s") > 0 }); took < engine.WarnAfter-soon || took > engine.WarnAfter+soon {
 			w.failf("it warned after %v, not %v", took, engine.WarnAfter)
 		}
 		began := time.Now()

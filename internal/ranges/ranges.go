@@ -35,7 +35,11 @@ func Write(b *strings.Builder, first, last int) {
 	}
 }
 
-// Short is Format for a log line: a long text is cut, and ends with the count of all numbers.
+// Logged is Short for the field of a log line. The brackets show that "[3]" is number 3, and not a
+// count.
+func Logged(numbers []int) string { return "[" + Short(numbers) + "]" }
+
+// Short is Format for a message: a long text is cut, and ends with the count of all numbers.
 func Short(numbers []int) string {
 	const most = 200
 	text := Format(numbers)
