@@ -14,7 +14,7 @@ func TestPanicCallsNoOnStoppedLeading(t *testing.T) {
 			t.Errorf("the panic is %v", got)
 		}
 	}()
-	lead(t.Context(), Callbacks{
+	New(nil, "x").lead(t.Context(), Callbacks{
 		OnStartedLeading: func(context.Context) { panic(fault) },
 		OnStoppedLeading: func() { t.Error("OnStoppedLeading is called") },
 	})

@@ -7,7 +7,8 @@ import "errors"
 var (
 	// ErrHeld is returned by TryAcquire and TryAcquireShared if the lock is not free. The text names a
 	// client that holds or awaits the lock, since when, and when its session expires without another
-	// heartbeat.
+	// heartbeat. Every call returns it if ctx comes from work under the same lock, because a lock is
+	// not reentrant.
 	ErrHeld = errors.New("pgleases: lock is held")
 
 	// ErrLost is returned by Guard and Release, and wrapped by the cause of Held.Context, if the lock
