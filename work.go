@@ -132,12 +132,12 @@ func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partitio
 	}
 }
 
-// standbyAfter is how long Run of a lease with several partitions owns none of them before that is
-// logged. Usually the others hand some over meanwhile.
+// standbyAfter is how long Run of a lease with several partitions waits for the first one before
+// that is logged. Usually the others hand some over meanwhile.
 const standbyAfter = time.Second
 
-// logStandby logs once which clients own all partitions, if this one owns none: without that line a
-// process that stands by, or waits for its killed predecessor, logs nothing. The caller calls stop.
+// logStandby logs once which other clients own all partitions. Without that line, a process that
+// stands by, or waits for its killed predecessor, would be silent. The caller calls stop.
 func (l *Lease) logStandby(ctx context.Context) (stop func()) {
 	began := time.Now()
 	ctx, cancel := context.WithCancel(ctx)

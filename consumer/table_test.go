@@ -238,7 +238,7 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxAttempts(2, consumer.BackoffPolicy{}))), "backoff from 0s to 0s"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxRunning(0))), "at most 0 batches at once"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxCrashes(0))), "WithMaxCrashes: 0 crashes is out of range: 1 to 100"},
-		{second(consumer.New(t.Context(), nil, w.pool, "", outbox, consumer.Each(effect), consumer.WithPoll(0), consumer.WithTimeout(0))), // all at once
+		{second(consumer.New(t.Context(), nil, w.pool, "", outbox, consumer.Each(effect), consumer.WithPoll(0), consumer.WithTimeout(0))),
 			"WithPoll: a poll each 0s is out of range: 10ms or more\nconsumer: WithTimeout: a timeout of 0s is out of range: 10ms or more\n" +
 				"consumer: client or pool is nil\nconsumer: name \"\": 1 to 246 bytes"},
 		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithDrainTimeout(0))), "a drain timeout of 0s"},

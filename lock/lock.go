@@ -70,9 +70,10 @@ func (l *Locks) TryAcquireShared(ctx context.Context, name string) (*Held, error
 }
 
 // Acquire acquires a lock, and waits for its turn until ctx ends. Otherwise it does what TryAcquire
-// does, without ErrHeld. Only if ctx comes from Held.Context or from Do of the same lock, so that
-// the call would wait for its own caller forever, it returns ErrHeld. It also waits while the client has no trust, and while a promoted server
-// is not accepted. If the session is evicted meanwhile, Acquire joins the queue again at its end.
+// does, without ErrHeld. Only if ctx comes from work under the same lock, so that the call would
+// wait for its own caller forever, it returns ErrHeld. It also waits while the client has no trust,
+// and while a promoted server is not accepted. If the session is evicted meanwhile, Acquire joins
+// the queue again at its end.
 func (l *Locks) Acquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{waits: true}, name)
 }

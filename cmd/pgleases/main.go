@@ -71,8 +71,8 @@ func (w *written) Write(text []byte) (n int, err error) {
 	return n, err
 }
 
-// safeText returns the text of an error for users. The words of others are one line each in it, because they
-// repeat names, which must not forge a line.
+// safeText returns the text of an error for users. The words of others are one line each in it,
+// because they repeat names, which must not forge a line.
 func safeText(err error) string {
 	text := wrap.Text(err) // the command itself is named already
 	for _, words := range foreignWords(err) {
