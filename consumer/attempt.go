@@ -151,18 +151,17 @@ func (a *attempt) outside(ctx context.Context, o outcome) outcome {
 
 // inside calls a handler in the transaction, removes the rows that it has handled, and commits.
 func (a *attempt) inside(ctx context.Context, o outcome) outcome {
-	calling, gone := context.WithCancelCause(ctx)
-	watched := worker.WatchTx(calling, a.db.pool, a.xact, a.times.look, func() { gone(errGone) })
+	calling, stop := worker.WatchTx(ctx, a.db.pool, a.xact, a.times.look)
 	o = a.call(calling, o)
-	watched()
+	stop()
 	server := a.tx.Conn().PgConn()
 	failedItself := o.verdict == failed && (o.slow || worker.EndedContext(o.err))
 	lost := server.IsClosed() && !failedItself && slices.Contains([]verdict{handled, broke, failed}, o.verdict)
 	switch {
 	case o.verdict == failed && decided(o.err):
 		return o
-	case server.IsClosed() && context.Cause(calling) == errGone:
-		return a.cutOff(o, errGone)
+	case server.IsClosed() && context.Cause(calling) == worker.ErrGone:
+		return a.cutOff(o, worker.ErrGone)
 	case o.verdict == refused:
 		return lostOf(a.parts)
 	case lost:
@@ -186,10 +185,6 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	}
 	return o
 }
-
-// errGone is the cause of a handler's context if the server no longer has its transaction, although
-// the connection has not said so.
-var errGone = errors.New("consumer: the server no longer has the transaction: the connection is lost")
 
 // cutOff returns the outcome of an attempt that lost its connection. If a call took so long that
 // the server ended the idle transaction, its row is at fault.

@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -32,8 +31,6 @@ func (x *executor) handlerContext(parts []*part) (context.Context, context.Cance
 		}
 	}
 }
-
-var errEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
 
 // A calling is the calls of the handler for the rows of one attempt.
 type calling struct {
@@ -133,19 +130,16 @@ func (c *calling) checkTx() (goesOn bool, err error) {
 	if c.handler.calls == atLeastOnce {
 		return true, nil
 	}
-	server := c.attempt.tx.Conn().PgConn()
-	switch {
-	case server.IsClosed():
-		return false, nil
-	case server.IsBusy():
-		return false, errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
-	case server.TxStatus() == 'E':
-		return false, errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
-	case server.TxStatus() == 'I':
-		c.out.verdict, c.out.err = ended, errEnded
+	tx := c.attempt.tx
+	if tx.Conn().PgConn().IsClosed() {
 		return false, nil
 	}
-	return true, nil
+	err = tx.Left()
+	if err == handlers.ErrEnded {
+		c.out.verdict, c.out.err = ended, err
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // judge sets what the calls came to, after an error of the handler.
@@ -156,14 +150,14 @@ func (c *calling) judge(err error) {
 		o.at = c.rowIn(err)
 	}
 	switch {
-	case c.ctx.Err() != nil && !o.slow && cause != errGone:
+	case c.ctx.Err() != nil && !o.slow && cause != worker.ErrGone:
 		o.verdict = refused
 	case fault == worker.Away:
 		o.verdict = unavailable
 	case decided(err):
 	case o.slow:
 		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(err.Error(), ErrTimeout.Error()+": "))
-	case cause == errGone: // if the connection still works, a statement of the handler has failed
+	case cause == worker.ErrGone: // if the connection still works, a statement of the handler has failed
 	case fault.Blameless(): // the database is at fault, and not the row
 		o.verdict = broke
 	}

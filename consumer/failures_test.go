@@ -353,8 +353,8 @@ func TestUnreadableRow(t *testing.T) {
 	db.exact(58)
 }
 
-// Whatever the function of WithAround does, the handler is called once at most, what it returned counts,
-// and nothing of it runs beside what follows.
+// Whatever the function of WithAround does, the handler is called once at most, what it returned
+// counts, and nothing of it runs beside what follows.
 func TestAroundCallsTheHandlerOnce(t *testing.T) {
 	t.Parallel()
 	type next = func(context.Context) error
@@ -406,8 +406,8 @@ func TestAroundCannotHideAFailure(t *testing.T) {
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left: 2 rows", "no such order")
 }
 
-// The function around a handler may call it in a goroutine, and not wait for it. Its transaction lives
-// until it has returned, and it keeps its timeout.
+// The function around a handler may call it in a goroutine, and not wait for it. Its transaction
+// lives until it has returned, and it keeps its timeout.
 func TestAroundWaitsForTheHandler(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

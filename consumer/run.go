@@ -307,7 +307,9 @@ func (e *execution) pause(p *part, why error) {
 }
 
 // hung reports whether a statement was not answered.
-func hung(err error) bool { return errors.Is(err, errGone) || errors.Is(err, context.DeadlineExceeded) }
+func hung(err error) bool {
+	return errors.Is(err, worker.ErrGone) || errors.Is(err, context.DeadlineExceeded)
+}
 
 // brokeOff puts partitions off after an error that is no failed attempt; after a blocked row, only
 // their blocked rows. After the tenth in a row, the first row has failed.

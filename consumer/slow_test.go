@@ -48,7 +48,7 @@ func TestLockedRowsDelayTheirPartitionsOnly(t *testing.T) {
 	db.ordered()
 }
 
-// A handler that does not get a lock of its own delays its partition only, and no attempt is counted.
+// A handler that does not get a lock of its own delays its partition only. No attempt is counted.
 func TestLockOfAHandlerDelaysItsPartitionOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

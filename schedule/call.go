@@ -18,15 +18,13 @@ import (
 func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
-	calling, gone := context.WithCancelCause(ctx)
-	defer gone(nil)
-	watched := worker.WatchTx(calling, e.db.pool, a.row.Transaction, e.db.times.Look, func() { gone(errGone) })
+	calling, stop := worker.WatchTx(ctx, e.db.pool, a.row.Transaction, e.db.times.Look)
 	a.handler = e.call(calling, tx.ForHandler(), a, e.run(a))
-	watched()
+	stop()
 	server := tx.Conn().PgConn()
 	switch {
-	case context.Cause(calling) == errGone:
-		a.lost, a.handler = true, cmp.Or(a.handler, errGone)
+	case context.Cause(calling) == worker.ErrGone:
+		a.lost, a.handler = true, cmp.Or(a.handler, worker.ErrGone)
 		_ = tx.Conn().Close(calling) // it would wait for an answer
 	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use
 		a.handler = timedOut{a.handler}
@@ -35,12 +33,8 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	case server.IsClosed():
 		a.own = true
 		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
-	case server.IsBusy():
-		a.handler = errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
-	case server.TxStatus() == 'E':
-		a.handler = errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
-	case server.TxStatus() == 'I':
-		a.handler = errEnded
+	default:
+		a.handler = tx.Left()
 	}
 	a.decided.done()
 	return a.handler

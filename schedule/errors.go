@@ -106,7 +106,7 @@ func decisive(err error) bool { return verdictOf(err) != worker.None }
 // final reports whether a failed run must not be repeated: the handler returned Discard, or may
 // have committed its work.
 func final(err error) bool {
-	return verdictOf(err) == worker.Discarded || errors.Is(err, errEnded) || store.Code(err) == codeEnded
+	return verdictOf(err) == worker.Discarded || errors.Is(err, handlers.ErrEnded) || store.Code(err) == codeEnded
 }
 
 // refusedCommit reports whether the server answered the COMMIT with an error. Any other error means
@@ -166,8 +166,6 @@ func (e timedOut) Error() string {
 
 var (
 	errCutOff  = errors.New("the process crashed or was cut off during the call")
-	errEnded   = errors.New("the handler ended its transaction: its work may be committed")
-	errGone    = errors.New("schedule: the server no longer has the transaction: the connection is lost")
 	errCrashed = errors.New("processes crashed during the run: see WithMaxCrashes")
 )
 

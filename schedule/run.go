@@ -305,14 +305,14 @@ func (e *execution) writing() context.Context {
 }
 
 // write writes a step in a transaction without a handler. If the handler's transaction timed out,
-// and its server is not this one any more, the server was the cause, so write returns errGone.
+// and its server is not this one any more, the server was the cause: the error is worker.ErrGone.
 func (e *execution) write(life context.Context, of runnable, st step, inTime bool) error {
 	run := rand.Text()
 	var now runnable
 	open := e.db.open(&now, e.item.subject, run, closing, closing)
 	return e.alone(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		if !inTime && now != nil && !now.common().Server.Equal(of.common().Server) {
-			return errGone
+			return worker.ErrGone
 		}
 		return e.db.sendClose(life, tx, of, run, st, e.db.times.Answer, e.db.lockWait(0))
 	})

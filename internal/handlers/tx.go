@@ -59,6 +59,24 @@ func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
 	return err
 }
 
+// ErrEnded is returned by Left.
+var ErrEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
+
+// Left returns an error if a handler that returned nil has left the transaction in a state in which
+// it cannot be committed. It is ErrEnded if the handler has ended it. The connection is not closed.
+func (t *Transaction) Left() error {
+	server := t.Conn().PgConn()
+	switch {
+	case server.IsBusy():
+		return errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
+	case server.TxStatus() == 'E':
+		return errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
+	case server.TxStatus() == 'I':
+		return ErrEnded
+	}
+	return nil
+}
+
 // ForHandler returns the transaction as a handler has it, which cannot end it. After its end, it
 // and its savepoints return pgx.ErrTxClosed, because the connection may belong to another run.
 func (t *Transaction) ForHandler() pgx.Tx { return handlerTx{t.Tx, t} }

@@ -2,6 +2,7 @@ package worker
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,27 +21,31 @@ const status = "SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN 'in progres
 // because it was promoted meanwhile.
 const future = "22023"
 
-// WatchTx calls gone if the transaction with an ID no longer exists on the server. It asks each
-// so often, over a connection of the pool, until ctx ends or the caller calls stop. A statement
-// whose server has vanished without a word would otherwise keep its handler waiting until the
-// timeout, and that would look like a failure of the handler.
-func WatchTx(ctx context.Context, pool *pgxpool.Pool, id string, every time.Duration, gone func()) (stop func()) {
-	ctx, cancel := context.WithCancel(ctx)
+// ErrGone is the cause of a context of WatchTx if the server no longer has the transaction, though
+// the connection has not said so.
+var ErrGone = errors.New("the server no longer has the transaction: the connection is lost")
+
+// WatchTx returns a context that ends with ErrGone if a transaction no longer exists on the server.
+// It asks each so often, over a connection of the pool, until ctx ends or the caller calls stop. A
+// statement whose server has vanished without a word would otherwise keep its handler waiting until
+// the timeout, and that would look like a failure of the handler.
+func WatchTx(ctx context.Context, pool *pgxpool.Pool, id string, every time.Duration) (watched context.Context, stop func()) {
+	watched, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(every, func() {
-		for ctx.Err() == nil {
-			if Aborted(ctx, pool, id, every) {
-				gone()
+		for watched.Err() == nil {
+			if Aborted(watched, pool, id, every) {
+				cancel(ErrGone)
 				return
 			}
 			select {
 			case <-time.After(every):
-			case <-ctx.Done():
+			case <-watched.Done():
 			}
 		}
 	})
-	return func() {
+	return watched, func() {
 		timer.Stop()
-		cancel()
+		cancel(nil)
 	}
 }
 

@@ -88,8 +88,8 @@ func SaidIn(err error) error {
 }
 
 // Copy copies an error of the application without its methods, which may panic later. The copy has
-// the text, and of the errors that it wraps those that code of this module searches for: a verdict and
-// a row, of which the first counts, an error of the server, the end of a context, and the given ones.
+// the text, and of the errors that it wraps those that code of this module searches for: a verdict or
+// a row, of which the first counts, an error of the server, the end of a context, and the others.
 // If it names a row, the text is that of its cause. Copy itself may panic, see handlers.Call.
 func Copy(err error, others ...error) error {
 	if err == nil {

@@ -383,7 +383,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`, `IF false THEN`, 2},
 		{"schedule/sql/functions/run.sql", `
             AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run`, ``, 2},
-		{"schedule/call.go", `a.handler = errEnded`, ``, 0},
+		{"internal/handlers/tx.go", `return ErrEnded`, `return nil`, 0},
 	}},
 	{"the client's clock decides what is due", "clock", `outcome`, []edit{
 		{"schedule/decide.go", `r.decideTicks(&d, rule, r.Clock, epoch)`, `r.decideTicks(&d, rule, time.Now(), epoch)`, 0},
