@@ -51,11 +51,39 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	}
 	rows = slices.DeleteFunc(rows, func(r *scheduleRow) bool { return r.stands(have[r.Name]) })
 	for few := range slices.Chunk(rows, together) {
-		if err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.putFew(ctx, tx, few) }); err != nil {
+		if err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.eachOf(ctx, tx, few, s.put) }); err != nil {
 			return false, err
 		}
 	}
 	return true, nil
+}
+
+// restore stores the declared schedules that another server lacks, and the number of partitions. It
+// edits no schedule that is there: during a deploy, the old code would edit what the new code has
+// declared.
+func (s *Scheduler) restore(ctx context.Context) error {
+	if err := s.join(ctx); err != nil {
+		return err
+	}
+	_, rows := s.registry.declarations()
+	var partitions int
+	err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		_, partitions, err = s.db.sendDeclared(ctx, tx, nil)
+		return err
+	})
+	if err == nil && partitions > 0 && partitions != s.options.partitions {
+		err = errors.New("the group has another number of partitions there")
+	}
+	if err != nil {
+		return err
+	}
+	for few := range slices.Chunk(rows, together) {
+		err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.eachOf(ctx, tx, few, s.putMissing) })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // join stores the number of partitions.
@@ -82,11 +110,14 @@ func (r *scheduleRow) stands(have *scheduleRow) bool {
 	return (due == nil) == (have.Due == nil) && (due == nil || due.Equal(*have.Due))
 }
 
-func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*scheduleRow) error {
+// A putting stores a schedule, or leaves it as it is.
+type putting func(context.Context, pgx.Tx, *scheduleRow, Rule) error
+
+func (s *Scheduler) eachOf(ctx context.Context, tx pgx.Tx, rows []*scheduleRow, put putting) error {
 	for _, r := range rows {
 		rule, err := Parse(r.Rule)
 		if err == nil {
-			err = s.put(ctx, tx, r, rule)
+			err = put(ctx, tx, r, rule)
 		}
 		switch {
 		case errors.Is(err, errUnknownRule): // it is blocked until a process knows the rule; others are stored
@@ -101,8 +132,8 @@ func (s *Scheduler) putFew(ctx context.Context, tx pgx.Tx, rows []*scheduleRow) 
 }
 
 // keepDeclared records from time to time that the code declares its schedules, until ctx ends. When
-// another server serves the group, it stores all again: a server that lost commits in a failover,
-// or a restored backup, may lack them.
+// another server serves the group, it stores those that are missing: a server that lost commits in a
+// failover, or a restored backup, may lack them.
 func (s *Scheduler) keepDeclared(ctx context.Context, lease *pgleases.Lease) {
 	names, _ := s.registry.declarations()
 	failing, server := false, bridge.LeaseNews(lease).Server
@@ -148,16 +179,4 @@ func (s *Scheduler) awaitNews(ctx context.Context, lease *pgleases.Lease, server
 			return news
 		}
 	}
-}
-
-// restore stores what this process has stored at its start.
-func (s *Scheduler) restore(ctx context.Context) error {
-	if err := s.join(ctx); err != nil {
-		return err
-	}
-	fits, err := s.putDeclared(ctx)
-	if err == nil && !fits {
-		err = errors.New("the group has another number of partitions there")
-	}
-	return err
 }

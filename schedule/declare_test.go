@@ -39,15 +39,21 @@ func TestProcessRecordsDeclarations(t *testing.T) {
 }
 
 // A restored backup, or a server that lost commits in a failover, may lack what was declared since. A
-// process that runs stores it again, and jobs find their group.
+// process that runs stores it again, and jobs find their group. It edits no schedule that is there,
+// because a process with newer code may have declared it otherwise.
 func TestDeclarationsReturnAfterFailover(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newBriefWorker(db)
-	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
-	w.run().has("close")
-	db.exec("DELETE FROM pgleases.schedules; DELETE FROM pgleases.schedule_groups; SELECT pgleases.new_server_generation()")
-	w.has("close")
+	k := schedule.InTx(w.Scheduler, "books", effect)
+	for _, name := range []string{"kept", "lost"} { // restored in one transaction
+		testkit.OK(t, k.Add(name, args{}, hourly))
+	}
+	w.run().has("lost")
+	newer := one[string](db, "UPDATE pgleases.schedules SET rule = '@every 2h0m0s' WHERE name = 'kept' RETURNING rule")
+	db.exec("DELETE FROM pgleases.schedules WHERE name = 'lost'; DELETE FROM pgleases.schedule_groups; SELECT pgleases.new_server_generation()")
+	w.has("lost")
+	expect(t, one[string](db, "SELECT rule FROM pgleases.schedules WHERE name = 'kept'"), newer, "the rule of what was there")
 	becomes(db, "its group is there", 1, "SELECT count(*) FROM pgleases.schedule_groups")
 	w.end()
 }

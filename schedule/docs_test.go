@@ -10,7 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// tableRow matches a row of the page's table: a rule, its zone, the local times from and to, and the ticks between them.
+// tableRow matches a row of the page's table: a rule, its zone, the local times from and to, and the
+// ticks between them.
 var tableRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
 
 func TestTableOfSchedulePage(t *testing.T) {

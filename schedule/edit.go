@@ -20,12 +20,26 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *scheduleRow, rule 
 		case have != nil:
 			return s.replace(ctx, tx, have, want, rule, now)
 		}
-		begun := scheduleRow{row: row{Name: want.Name}, Policy: want.Policy, Anchor: now, Cursor: now}
-		created, err := s.db.sendCreate(ctx, tx, want, now, begun.next(rule))
+		created, err := s.create(ctx, tx, want, rule, now)
 		if err != nil || created {
 			return err
 		}
 	}
+}
+
+// create creates a schedule, and reports whether it did. It does not if there is one of its name.
+func (s *Scheduler) create(ctx context.Context, tx pgx.Tx, want *scheduleRow, rule Rule, now time.Time) (created bool, err error) {
+	begun := scheduleRow{row: row{Name: want.Name}, Policy: want.Policy, Anchor: now, Cursor: now}
+	return s.db.sendCreate(ctx, tx, want, now, begun.next(rule))
+}
+
+// putMissing creates a schedule if there is none of its name.
+func (s *Scheduler) putMissing(ctx context.Context, tx pgx.Tx, want *scheduleRow, rule Rule) error {
+	now, have, err := s.db.sendGet(ctx, tx, want.Name, want.Args)
+	if err == nil && have == nil {
+		_, err = s.create(ctx, tx, want, rule, now)
+	}
+	return err
 }
 
 // replace edits a schedule that is locked, if it differs from what the caller wants.

@@ -133,8 +133,8 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
 }
 
-// Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put. It
-// does so again after a failover of the database, because the new server may lack it.
+// Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put.
+// After a failover of the database, processes store it again if the new server lacks it.
 // It runs only in processes whose code declares it. If no process of the group declares it any
 // more, it is blocked, see Schedule.DeclaredAt, and never deleted. When a process starts that
 // declares it again, its policies decide about the ticks that passed. Call Add before Run. It
