@@ -332,9 +332,9 @@ func TestAlertsFire(t *testing.T) {
 		ended <- orders.Run(broken, func(context.Context, pgleases.Partition) error { return errors.New("broken") })
 	}()
 	testkit.Until(t, "callbacks fail", func() bool { return w.worker.Stats().CallbackFailures > 6 })
-	story.step("callbacks fail", w.scrape(), "PgleasesCallbackFailing")
 	stop()
 	<-ended
+	story.step("callbacks fail", w.scrape(), "PgleasesCallbackFailing")
 
 	testkit.OK(t, w.broken.Put(t.Context(), "tick", "", schedule.Every(time.Hour)))
 	testkit.Execute(t, w.pool, `UPDATE pgleases.schedules SET cursor = now() - interval '61 minutes', due = now()`)
@@ -356,6 +356,11 @@ func TestAlertsFire(t *testing.T) {
 	insert := func(customer string) {
 		testkit.Execute(t, w.pool, "INSERT INTO public.outbox (customer, payload, created_at) VALUES ($1, '1', now() - interval '1 hour')", customer)
 	}
+	testkit.Execute(t, w.pool, "ALTER TABLE public.outbox RENAME TO away")
+	testkit.Until(t, "no poll has succeeded for long", func() bool { return w.consumer.Stats().SinceLastPoll > healthy })
+	story.step("the polls of a consumer fail", w.scrape(), "PgleasesConsumerNotPolling")
+	testkit.Execute(t, w.pool, "ALTER TABLE public.away RENAME TO outbox")
+	testkit.Until(t, "the consumer polls again", func() bool { return w.consumer.Stats().SinceLastPoll < healthy })
 	insert("broken")
 	testkit.Until(t, "a key is blocked", func() bool {
 		return count(`pgleases_database_consumer_blocked{consumer="mails"}`) == 1 && w.consumer.Stats().Failures > 0
@@ -367,11 +372,14 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Until(t, "no key is blocked", func() bool { return w.consumer.Stats().Rows == 1 })
 	insert("hang")
 	testkit.Until(t, "a row waits", func() bool { return count(`pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`) > 3000 })
-	story.step("a row waits", w.scrape(), "PgleasesConsumerLag")
+	testkit.Until(t, "its batch goes on", func() bool { return w.consumer.Stats().OldestBatch > 0 })
+	story.step("a row waits", w.scrape(), "PgleasesConsumerLag", "PgleasesConsumerBatchHangs")
+	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = (SELECT min(id) FROM public.outbox), first_since = now() - interval '11 minutes'")
+	story.step("it stays", w.scrape(), "PgleasesConsumerLag", "PgleasesConsumerBatchHangs", "PgleasesConsumerRowStays")
 	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_pause('mails', '', 'why')")
-	story.step("it waits because of a pause", w.scrape())
+	story.step("it waits because of a pause", w.scrape(), "PgleasesConsumerBatchHangs")
 	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET paused_at = now() - interval '61 minutes'")
-	story.step("the pause is forgotten", w.scrape(), "PgleasesConsumerPaused")
+	story.step("the pause is forgotten", w.scrape(), "PgleasesConsumerPaused", "PgleasesConsumerBatchHangs")
 	close(w.hung)
 	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_resume('mails', '', 'why')") // perhaps the pause was before the row was taken
 	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 2 })
