@@ -209,10 +209,10 @@ func (p *planner) countSlow() {
 // countOldest notes which batch is the oldest.
 func (p *planner) countOldest() {
 	if len(p.queue.under) == 0 {
-		p.counts.oldest.clear()
+		p.counts.oldest.Clear()
 		return
 	}
-	p.counts.oldest.set(p.queue.under[0].began)
+	p.counts.oldest.Set(p.queue.under[0].began)
 }
 
 // beginNew records the begin of new ownerships, and learns what was before them. It goes on when the
@@ -272,11 +272,11 @@ func (p *planner) poll() {
 	of, idle := p.queue.asked()
 	q, send := p.poller.question(now, of, idle, all)
 	if !send {
-		p.counts.polled.clear() // it owns no partition
+		p.counts.polled.Clear() // it owns no partition
 		return
 	}
-	if p.counts.polled.since() == 0 {
-		p.counts.polled.set(now)
+	if p.counts.polled.Since() == 0 {
+		p.counts.polled.Set(now)
 	}
 	q.ended = p.queue.ended
 	conn := p.poller.conn

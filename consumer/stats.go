@@ -38,28 +38,12 @@ type Stats struct {
 	SlowByTimeout, SlowByLock, SlowByConnection int64
 }
 
-// A moment is a time that another goroutine reads; nil: it is not set.
-type moment struct{ atomic.Pointer[time.Time] }
-
-func (m *moment) set(at time.Time) { m.Store(&at) }
-
-func (m *moment) clear() { m.Store(nil) }
-
-// since returns the time that has passed since the moment; 0 if it is not set.
-func (m *moment) since() time.Duration {
-	at := m.Load()
-	if at == nil {
-		return 0
-	}
-	return time.Since(*at)
-}
-
 type counts struct {
 	rows, batches, failures, snoozed, dead, pauses, brokenOff, polls, pollErrors, overdue atomic.Int64
 	handlerTime, pollTime                                                                 atomic.Int64
 	slow                                                                                  [3]atomic.Int64 // by worker.Reason
-	polled                                                                                moment          // when the last successful poll was sent
-	oldest                                                                                moment          // when the oldest batch began
+	polled                                                                                worker.Moment   // when the last successful poll was sent
+	oldest                                                                                worker.Moment   // when the oldest batch began
 	pace, size                                                                            atomic.Int64    // nanoseconds that the handler takes for a row, and bytes that it had; 0: not known
 }
 
@@ -84,7 +68,7 @@ func (c *counts) poll(took time.Duration, err error) {
 		c.pollErrors.Add(1)
 		return
 	}
-	c.polled.set(time.Now().Add(-took))
+	c.polled.Set(time.Now().Add(-took))
 }
 
 func (c *counts) handler(took time.Duration, o outcome) {
@@ -104,7 +88,7 @@ func (c *Consumer) Stats() Stats {
 	return Stats{
 		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), Snoozed: n.snoozed.Load(), DeadLetters: n.dead.Load(),
 		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
-		Overdue: n.overdue.Load(), SinceLastPoll: n.polled.since(), OldestBatch: n.oldest.since(),
+		Overdue: n.overdue.Load(), SinceLastPoll: n.polled.Since(), OldestBatch: n.oldest.Since(),
 		Pauses: n.pauses.Load(), BrokenOff: n.brokenOff.Load(), Polls: n.polls.Load(), PollErrors: n.pollErrors.Load(), PollTime: time.Duration(n.pollTime.Load()),
 	}
 }

@@ -1,0 +1,25 @@
+package worker
+
+import (
+	"sync/atomic"
+	"time"
+)
+
+// A Moment is a time that one goroutine sets and others read, such as that of the last poll. The
+// zero value is not set.
+type Moment struct{ at atomic.Pointer[time.Time] }
+
+// Set sets the moment.
+func (m *Moment) Set(at time.Time) { m.at.Store(&at) }
+
+// Clear makes it one that is not set.
+func (m *Moment) Clear() { m.at.Store(nil) }
+
+// Since returns the time that has passed since the moment; 0 if it is not set.
+func (m *Moment) Since() time.Duration {
+	at := m.at.Load()
+	if at == nil {
+		return 0
+	}
+	return time.Since(*at)
+}
