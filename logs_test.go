@@ -74,6 +74,26 @@ func TestLineOfTheLogInPagesIsLogged(t *testing.T) {
 	}
 }
 
+var remedyLine = regexp.MustCompile(`\blog[^"]* (?:says|why, such as|for, such as) \\?"([^"\\]+)\\?"`)
+
+// Remedies of doctor, and of the alerts, name lines that the code logs.
+func TestRemediesNameLinesOfTheLog(t *testing.T) {
+	t.Parallel()
+	logged, _ := logCalls(t)
+	all := strings.Join(slices.Collect(maps.Keys(logged)), "\n")
+	n := 0
+	for _, file := range append(testkit.Must(filepath.Glob("admin/*.go"))(t), "pgleasesprom/alerts.yaml") {
+		for _, line := range remedyLine.FindAllStringSubmatch(readFile(t, file), -1) {
+			if n++; !strings.Contains(all, line[1]) {
+				t.Errorf("%s: no code logs %q", file, line[1])
+			}
+		}
+	}
+	if n < 6 {
+		t.Errorf("only %d lines found", n)
+	}
+}
+
 // same compares what the code has with the rows of a page.
 func same(t *testing.T, page, what string, code, rows map[string]bool) {
 	t.Helper()

@@ -599,7 +599,7 @@ var duties = []struct {
 	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers delete GROUP --reason '...'", Warning},
 	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers delete GROUP --reason '...'", Note},
 	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", Warning},
-	{"consumers", "unlooked", "no process can read their queue tables, so no row is handled", "%[2]q for %[4]v", "the log says why, such as \"consumer: probe failed\"; see also rights", Warning},
+	{"consumers", "unlooked", "no process can read their queue tables, so no row is handled", "%[2]q for %[4]v", "the log says why, such as \"consumer: poll failed\"; see also rights", Warning},
 	{"consumers", "still", "the oldest row that is not blocked stays the same", "row %[3]s of %[2]q for %[4]v", "find out what its handler waits for: the log of its process says \"consumer: partition paused\" in an outage, and \"handler still running\" if it hangs; pgleases describe LEASE shows who runs", Warning},
 	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
 	{"consumers", "paused", halted, whileFor, resumed, Note},
