@@ -322,8 +322,10 @@ func TestLockedSchedulesStopNoOther(t *testing.T) {
 	testkit.Must(books.EnqueueMany(t.Context(), make([]args, 10)))(t)
 	testkit.Must(letters.EnqueueMany(t.Context(), make([]args, 10)))(t)
 	becomes(db, "all jobs have run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	testkit.Until(t, "all that wait for the lock are counted", func() bool { return w.Stats().SlowByLock == len(names) })
 	testkit.OK(t, edit.Rollback(t.Context()))
 	for _, l := range ledgers {
 		l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	}
+	testkit.Until(t, "none waits, and none runs", func() bool { s := w.Stats(); return s.SlowByLock == 0 && s.OldestRun == 0 })
 }

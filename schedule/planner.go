@@ -40,10 +40,12 @@ type planner struct {
 	poller  poller
 	strange strange
 	failing bool // the last poll failed
+
+	slowLogged time.Time // when the log last said how many are slow
 }
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop context.CancelCauseFunc) *planner {
-	s.counts.polled.Store(int64(time.Since(processStart)))
+	s.counts.polled.Set(time.Now())
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
 		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1), cancels: make(map[subject]context.CancelCauseFunc),
@@ -100,6 +102,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			wait := p.begin()
 			timer = time.After(p.poller.idle(p.queue.hasRoom() || p.short(), wait))
 		}
+		p.countOldest()
 		select {
 		case <-timer:
 		case <-p.wake:
@@ -144,6 +147,7 @@ func (p *planner) poll(ctx context.Context) {
 	q := p.poller.question(now, p.owned.all(), left, p.queue.waitIn())
 	if q == nil {
 		p.queue.clear()
+		p.countSlow()
 		return
 	}
 	q.running = slices.Collect(maps.Keys(p.cancels))
@@ -180,12 +184,36 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	p.blockStrange(ctx, unknown, server)
 	p.s.counts.suspects.Store(int64(p.queue.replace(known, q.left)))
 	p.queue.forget(func(partition int) bool { return p.owned.get(partition) != nil }, time.Now())
+	p.countSlow()
 	for partition, at := range p.queue.earliest() {
 		p.poller.lower(partition, at)
 	}
 	for _, f := range p.queue.finished {
 		p.poller.ended(f, p.queue.has(f.Key), p.short())
 	}
+}
+
+// countSlow counts the items that are slow, and logs once a minute how many there are.
+func (p *planner) countSlow() {
+	n := p.queue.slowBy()
+	for _, why := range worker.Reasons {
+		p.s.counts.slow[why].Store(int64(n[why]))
+	}
+	if len(n) == 0 || time.Since(p.slowLogged) < time.Minute {
+		return
+	}
+	p.slowLogged = time.Now()
+	p.s.log.Warn("schedule: runs slowed down, others continue", slog.Int("by_timeout", n[worker.TimedOut]), slog.Int("by_lock", n[worker.Locked]),
+		slog.Int("by_connection", n[worker.Hung]))
+}
+
+// countOldest notes when the oldest run began.
+func (p *planner) countOldest() {
+	if len(p.queue.order) == 0 {
+		p.s.counts.oldest.Clear()
+		return
+	}
+	p.s.counts.oldest.Set(p.queue.running[p.queue.order[0]].begun)
 }
 
 // cancelGone ends the runs of what does not exist any more: it was canceled or deleted.

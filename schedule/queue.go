@@ -1,6 +1,7 @@
 package schedule
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"time"
@@ -61,6 +62,7 @@ type queue struct {
 
 	bands    [priorities][]item // what is not running, by priority, each in the order of due times
 	running  map[subject]item   // as it was due
+	order    []subject          // of those: the one that began first is the first
 	parked   map[subject]bool   // of those: their handlers have ended, and a lock delays the record
 	keys     map[string]struct{}
 	finished map[subject]finish // since the last poll was sent
@@ -304,6 +306,7 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 	}
 	q.slots.Begin(it.lane)
 	q.running[it.subject], q.keys[it.Key] = it, struct{}{}
+	q.order = append(q.order, it.subject)
 	return ok
 }
 
@@ -339,6 +342,7 @@ func (q *queue) end(f finish, now time.Time) (outage bool) {
 	}
 	delete(q.parked, f.subject)
 	delete(q.running, f.subject)
+	q.order = slices.DeleteFunc(q.order, func(s subject) bool { return s == f.subject })
 	delete(q.keys, f.Key)
 	q.finished[f.subject] = f
 	q.insert(f)
@@ -368,16 +372,48 @@ func (q *queue) forget(owns func(partition int) bool, now time.Time) {
 		return
 	}
 	waits := make(map[piece]bool)
-	for _, it := range q.running {
+	for it := range q.items() {
 		waits[it.piece()] = true
-	}
-	for _, band := range q.bands {
-		for _, it := range band {
-			waits[it.piece()] = true
-		}
 	}
 	here := func(p piece) bool { return owns(p.partition) }
 	q.slots.Forget(here, func(p piece) bool { return waits[p] }, now)
+}
+
+// items returns all items, first those that run.
+func (q *queue) items() iter.Seq[item] {
+	return func(yield func(item) bool) {
+		for _, it := range q.running {
+			if !yield(it) {
+				return
+			}
+		}
+		for _, band := range q.bands {
+			for _, it := range band {
+				if !yield(it) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// slowBy counts the ill items by what they wait for. An ill item that neither runs nor is due soon
+// waits for its time only. An item that this process cannot run is not counted, because the
+// database counts all of these.
+func (q *queue) slowBy() map[worker.Reason]int {
+	n := make(map[worker.Reason]int)
+	if !q.slots.AnySlow() {
+		return n
+	}
+	for it := range q.items() {
+		if _, slow := q.slots.Slow(it.piece()); !slow {
+			continue
+		}
+		if why := q.slots.Why(it.piece()); slices.Contains(worker.Reasons, why) {
+			n[why]++
+		}
+	}
+	return n
 }
 
 // insert inserts an item that is due again, in the order of due times.

@@ -24,6 +24,12 @@ type Stats struct {
 	PollTime      time.Duration // total time of all polls
 	// Since the last successful poll was sent, or since Run began; 0: Run is not under way
 	SinceLastPoll time.Duration
+	// Since the oldest run began that is under way; 0: no run is, or Run is not under way
+	OldestRun time.Duration
+	// Schedules and jobs that run or are due soon, and are tried less often than others until they
+	// succeed once: a run took longer than its timeout, somebody else keeps a row locked, or a
+	// connection did not answer.
+	SlowByTimeout, SlowByLock, SlowByConnection int
 	// The database's clock minus the clock of this host; 0: not known yet
 	ClockOffset time.Duration
 	// The database's clock has stepped: no run begins until it is trusted
@@ -80,7 +86,9 @@ func (s *Scheduler) Stats() Stats {
 		return st
 	}
 	st.Waiting, st.CrashSuspects = int(c.waiting.Load()), int(c.suspects.Load())
-	st.SinceLastPoll = time.Since(processStart) - time.Duration(c.polled.Load())
+	st.SinceLastPoll, st.OldestRun = c.polled.Since(), c.oldest.Since()
+	st.SlowByTimeout, st.SlowByLock = int(c.slow[worker.TimedOut].Load()), int(c.slow[worker.Locked].Load())
+	st.SlowByConnection = int(c.slow[worker.Hung].Load())
 	st.Partitions = len(p.owned.all())
 	now := time.Now()
 	if server, known := p.clock.at(now); known {
@@ -94,9 +102,10 @@ func (s *Scheduler) Stats() Stats {
 // counts has the numbers of a Scheduler.
 type counts struct {
 	polls, pollErrors, pollTime atomic.Int64
-	// when the last successful poll was sent: time after processStart
-	polled            atomic.Int64
-	waiting, suspects atomic.Int64
+	polled                      worker.Moment // when the last successful poll was sent
+	oldest                      worker.Moment // when the oldest run began that is under way
+	waiting, suspects           atomic.Int64
+	slow                        [3]atomic.Int64 // by worker.Reason
 }
 
 // poll counts a poll.
@@ -107,7 +116,7 @@ func (c *counts) poll(sent time.Time, err error) {
 		c.pollErrors.Add(1)
 		return
 	}
-	c.polled.Store(int64(sent.Sub(processStart)))
+	c.polled.Set(sent)
 }
 
 // kindCounts has the numbers of a kind.

@@ -34,7 +34,7 @@ func TestStatsCountRuns(t *testing.T) {
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly))
-	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
+	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.OldestRun != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
 		t.Errorf("before Run they are %+v", s)
 	}
 	w.run()
@@ -65,7 +65,7 @@ func TestStatsCountRuns(t *testing.T) {
 	testkit.Receive(t, "it runs", began)
 	testkit.OK(t, books.Put(t.Context(), "other", args{}, schedule.Every(time.Minute)))
 	db.setClock(midnight.Add(3*time.Hour + 22*time.Minute))
-	testkit.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 })
+	testkit.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 && s.OldestRun > 0 })
 	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
 	late := w.Stats().Kinds["books"].Lateness
 	for i, bound := range schedule.LatenessBounds() {

@@ -3,6 +3,7 @@ package metrics
 import (
 	"time"
 
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -30,6 +31,14 @@ var ofScheduler = []entry[schedule.Stats]{
 		count(func(s *schedule.Stats) int { return s.Waiting }), nil},
 	{Metric{"pgleases.schedule.run.suspects", "{run}", Level, "Schedules and jobs that are due soon and may crash their process.", nil},
 		count(func(s *schedule.Stats) int { return s.CrashSuspects }), nil},
+	{Metric{"pgleases.schedule.run.slow", "{run}", Level, "Schedules and jobs that run or are due soon, and are tried less often until they succeed, by what they wait for.", []string{"waits_for"}},
+		func(s *schedule.Stats, to add) {
+			to(float64(s.SlowByTimeout), worker.TimedOut.String())
+			to(float64(s.SlowByLock), worker.Locked.String())
+			to(float64(s.SlowByConnection), worker.Hung.String())
+		}, nil},
+	{Metric{"pgleases.schedule.run.age", "s", Gauge, "Time since the oldest run began that is under way; 0 if no run is.", nil},
+		seconds(func(s *schedule.Stats) time.Duration { return s.OldestRun }), nil},
 	{Metric{"pgleases.schedule.polls", "{poll}", Counter, "Polls for what is due.", nil},
 		count(func(s *schedule.Stats) int64 { return s.Polls }), nil},
 	{Metric{"pgleases.schedule.poll.errors", "{poll}", Counter, "Failed polls for what is due.", nil},

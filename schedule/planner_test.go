@@ -1,0 +1,91 @@
+package schedule
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/worker"
+)
+
+// watched returns the planner of a Scheduler whose Stats have its numbers.
+func watched() *planner {
+	s := &Scheduler{log: slog.New(slog.DiscardHandler), times: defaultTimings}
+	p := &planner{s: s, queue: newQueue(&s.times, func() int { return 4 }, func(string) int { return 0 })}
+	s.planner.Store(p)
+	return p
+}
+
+// numbered returns a job that is due.
+func numbered(id int64) item {
+	return item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", DueMicro: time.Now().UnixMicro()}
+}
+
+// The age of the oldest run is that of the one that began first, of those that are under way.
+func TestOldestRunIsTheOneThatBeganFirst(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := watched()
+		for id := range int64(3) {
+			p.queue.began(numbered(id), time.Now())
+			time.Sleep(time.Minute)
+		}
+		for _, c := range []struct {
+			ends int64
+			want time.Duration
+		}{{1, 3 * time.Minute}, {0, time.Minute}, {2, 0}} {
+			p.queue.end(finish{numbered(c.ends), result{outcome: stepped}}, time.Now())
+			p.countOldest()
+			if got := p.s.Stats().OldestRun; got != c.want {
+				t.Errorf("%v after the end of run %d, want %v", got, c.ends, c.want)
+			}
+		}
+	})
+}
+
+// Stats say what ill runs wait for, until they succeed. An ill run that has ended for good, or that
+// this process cannot do, waits for nothing that may end at any time.
+func TestSlowRunsAreCountedByWhatTheyWaitFor(t *testing.T) {
+	t.Parallel()
+	p := watched()
+	now := time.Now()
+	begin := func(id int64) item {
+		it := numbered(id)
+		p.queue.bands[0] = slices.DeleteFunc(p.queue.bands[0], func(of item) bool { return of.subject == it.subject })
+		p.queue.began(it, now)
+		return it
+	}
+	end := func(id int64, r result) {
+		it := begin(id)
+		if r.outcome != gone {
+			r.again = &it
+		}
+		p.queue.end(finish{it, r}, now)
+	}
+	expect := func(timeout, lock, connection int) {
+		t.Helper()
+		p.countSlow()
+		s := p.s.Stats()
+		if s.SlowByTimeout != timeout || s.SlowByLock != lock || s.SlowByConnection != connection {
+			t.Errorf("%d, %d and %d, want %d, %d and %d", s.SlowByTimeout, s.SlowByLock, s.SlowByConnection, timeout, lock, connection)
+		}
+	}
+	expect(0, 0, 0)
+	for id := range int64(3) {
+		end(id, result{outcome: rowLocked, slow: true, why: worker.Locked})
+	}
+	end(3, result{outcome: stepped, slow: true, why: worker.TimedOut})
+	end(4, result{outcome: gone, slow: true, why: worker.TimedOut})
+	end(5, result{outcome: slowCommit, slow: true, why: worker.Hung})
+	end(6, result{outcome: stepped, slow: true, why: worker.Blocked})
+	expect(1, 3, 1)
+	begin(3)
+	expect(1, 3, 1)
+	end(1, result{outcome: stepped})
+	expect(1, 2, 1)
+	p.queue.clear() // this process owns no partition
+	expect(1, 0, 0)
+}
