@@ -121,6 +121,13 @@ func (w *world) run() {
 	testkit.Until(w.t, "the scheduler owns its partitions", func() bool { return w.scheduler.Stats().Partitions > 0 && w.scheduler.Stats().Polls > 0 })
 }
 
+// lock locks rows in a transaction, and returns a function that ends it.
+func (w *world) lock(statement string, args ...any) (unlock func()) {
+	tx := testkit.Must(w.pool.Begin(w.t.Context()))(w.t)
+	testkit.Must(tx.Exec(w.t.Context(), statement, args...))(w.t)
+	return func() { testkit.OK(w.t, tx.Rollback(w.t.Context())) }
+}
+
 // exposed returns what pgleases serve exposes.
 func (w *world) exposed() []byte {
 	return metrics.Text(testkit.Must(metrics.Database(w.t.Context(), w.admin))(w.t))
@@ -159,6 +166,31 @@ func (w *world) scrape() map[string]float64 {
 	}
 	return series
 }
+
+// scrapeIf returns a scrape that is so.
+func (w *world) scrapeIf(what string, is func(series map[string]float64) bool) (series map[string]float64) {
+	testkit.Until(w.t, what, func() bool {
+		series = w.scrape()
+		return is(series)
+	})
+	return series
+}
+
+// idle reports whether no run and no batch is under way in a scrape.
+func idle(series map[string]float64) bool {
+	return series[runAge] == 0 && series[batchAge] == 0
+}
+
+// quiet returns a scrape in which no run and no batch is under way.
+func (w *world) quiet() map[string]float64 { return w.scrapeIf("no work is under way", idle) }
+
+const (
+	runAge      = `pgleases_schedule_run_age_seconds{group="post"}`
+	runsLocked  = `pgleases_schedule_run_slow{group="post",waits_for="lock"}`
+	runsWaiting = `pgleases_schedule_run_waiting{group="post"}`
+	batchAge    = `pgleases_consumer_batch_age_seconds{consumer="mails"}`
+	partsLocked = `pgleases_consumer_partition_slow{consumer="mails",waits_for="lock"}`
+)
 
 // names returns the names of the series.
 func names(series map[string]float64) map[string]bool {
@@ -324,57 +356,76 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Execute(t, w.pool, `UPDATE pgleases.jobs SET at = at - interval '1 hour', due = due - interval '1 hour'`)
 	w.run()
 	testkit.Until(t, "a late job succeeds", func() bool { return w.scheduler.Stats().Kinds["mail"].Succeeded == 1 })
-	story.step("the group ran no job for an hour", w.scrape(), "PgleasesRunsLate")
+	story.step("the group ran no job for an hour", w.quiet(), "PgleasesRunsLate")
 
 	broken, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
+	failed := make(chan error, 1)
 	go func() {
-		ended <- orders.Run(broken, func(context.Context, pgleases.Partition) error { return errors.New("broken") })
+		failed <- orders.Run(broken, func(context.Context, pgleases.Partition) error { return errors.New("broken") })
 	}()
 	testkit.Until(t, "callbacks fail", func() bool { return w.worker.Stats().CallbackFailures > 6 })
 	stop()
-	<-ended
+	<-failed
 	story.step("callbacks fail", w.scrape(), "PgleasesCallbackFailing")
 
 	testkit.OK(t, w.broken.Put(t.Context(), "tick", "", schedule.Every(time.Hour)))
 	testkit.Execute(t, w.pool, `UPDATE pgleases.schedules SET cursor = now() - interval '61 minutes', due = now()`)
 	testkit.Until(t, "a tick fails", func() bool { return count(`pgleases_database_schedule_failing{group="post"}`) == 1 })
 	testkit.Until(t, "it is counted", func() bool { return w.scheduler.Stats().Kinds["broken"].Failed == 1 })
-	story.step("a tick fails", w.scrape(), "PgleasesRunsFailed", "PgleasesScheduleFailing")
+	story.step("a tick fails", w.quiet(), "PgleasesRunsFailed", "PgleasesScheduleFailing")
 	testkit.OK(t, w.scheduler.Delete(t.Context(), "tick"))
 	testkit.Must(w.mail.Enqueue(t.Context(), "hang"))(t)
-	testkit.Must(w.mail.Enqueue(t.Context(), ""))(t)
-	testkit.Until(t, "a job waits", func() bool { return w.scheduler.Stats().Waiting == 1 })
-	story.step("a job hangs", w.scrape(), "PgleasesRunsWaiting")
+	behind := testkit.Must(w.mail.Enqueue(t.Context(), ""))(t)
+	hangs := w.scrapeIf("a job waits", func(s map[string]float64) bool { return s[runsWaiting] == 1 && s[runAge] > 0 })
+	story.step("a job hangs", hangs, "PgleasesRunsWaiting", "PgleasesRunHangs")
+	unlock := w.lock("SELECT FROM pgleases.jobs WHERE id = $1 FOR UPDATE", behind)
 	close(w.release)
-	testkit.Until(t, "no job waits", func() bool { return w.scheduler.Stats().Waiting == 0 && w.scheduler.Stats().Running == 0 })
-	story.step("all jobs ended", w.scrape())
+	locked := w.scrapeIf("a job waits for a lock", func(s map[string]float64) bool { return s[runsLocked] == 1 && s[runsWaiting] == 1 && idle(s) })
+	story.step("a job is locked", locked, "PgleasesRunsWaiting", "PgleasesRunsSlow")
+	unlock()
+	ended := w.scrapeIf("no job waits", func(s map[string]float64) bool { return s[runsLocked] == 0 && s[runsWaiting] == 0 && idle(s) })
+	story.step("all jobs ended, and the alert ends after 5 minutes", ended, "PgleasesRunsSlow")
+	story.step("all jobs ended", ended)
 
 	ctx, end := context.WithCancel(t.Context())
 	consumed := make(chan error, 1)
-	go func() { consumed <- w.consumer.Run(ctx) }()
 	insert := func(customer string) {
 		testkit.Execute(t, w.pool, "INSERT INTO public.outbox (customer, payload, created_at) VALUES ($1, '1', now() - interval '1 hour')", customer)
 	}
+	stays := func() {
+		testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = (SELECT min(id) FROM public.outbox), first_since = now() - interval '11 minutes'")
+	}
+	insert("locked")
+	unlock = w.lock("SELECT FROM public.outbox FOR UPDATE")
+	go func() { consumed <- w.consumer.Run(ctx) }()
+	testkit.Until(t, "its partition is slow", func() bool { return w.consumer.Stats().SlowByLock == 1 })
+	stays()
+	locked = w.scrapeIf("a row waits for a lock", func(s map[string]float64) bool { return s[partsLocked] == 1 && idle(s) })
+	story.step("a row is locked", locked, "PgleasesConsumerSlow", "PgleasesConsumerLag", "PgleasesConsumerRowStays")
+	unlock()
+	ended = w.scrapeIf("no row waits", func(s map[string]float64) bool { return s[partsLocked] == 0 && w.consumer.Stats().Rows == 1 && idle(s) })
+	story.step("the row was handled, and the alert ends after 5 minutes", ended, "PgleasesConsumerSlow")
+	story.step("no row waits", ended)
+	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = NULL, first_since = NULL") // as the process finds within a minute
 	testkit.Execute(t, w.pool, "ALTER TABLE public.outbox RENAME TO away")
 	testkit.Until(t, "no poll has succeeded for long", func() bool { return w.consumer.Stats().SinceLastPoll > healthy })
-	story.step("the polls of a consumer fail", w.scrape(), "PgleasesConsumerNotPolling")
+	story.step("the polls of a consumer fail", w.quiet(), "PgleasesConsumerNotPolling")
 	testkit.Execute(t, w.pool, "ALTER TABLE public.away RENAME TO outbox")
 	testkit.Until(t, "the consumer polls again", func() bool { return w.consumer.Stats().SinceLastPoll < healthy })
 	insert("broken")
 	testkit.Until(t, "a key is blocked", func() bool {
 		return count(`pgleases_database_consumer_blocked{consumer="mails"}`) == 1 && w.consumer.Stats().Failures > 0
 	})
-	story.step("a key is blocked", w.scrape())
+	story.step("a key is blocked", w.quiet())
 	testkit.Execute(t, w.pool, "UPDATE pgleases.consumer_blocked SET since = now() - interval '2 hours'")
-	story.step("a key is blocked for hours", w.scrape(), "PgleasesConsumerKeysBlocked")
+	story.step("a key is blocked for hours", w.quiet(), "PgleasesConsumerKeysBlocked")
 	testkit.Execute(t, w.pool, "UPDATE public.outbox SET customer = 'good'; UPDATE pgleases.consumer_blocked SET next_at = now()")
-	testkit.Until(t, "no key is blocked", func() bool { return w.consumer.Stats().Rows == 1 })
+	testkit.Until(t, "no key is blocked", func() bool { return w.consumer.Stats().Rows == 2 })
 	insert("hang")
 	testkit.Until(t, "a row waits", func() bool { return count(`pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`) > 3000 })
 	testkit.Until(t, "its batch goes on", func() bool { return w.consumer.Stats().OldestBatch > 0 })
 	story.step("a row waits", w.scrape(), "PgleasesConsumerLag", "PgleasesConsumerBatchHangs")
-	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = (SELECT min(id) FROM public.outbox), first_since = now() - interval '11 minutes'")
+	stays()
 	story.step("it stays", w.scrape(), "PgleasesConsumerLag", "PgleasesConsumerBatchHangs", "PgleasesConsumerRowStays")
 	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_pause('mails', '', 'why')")
 	story.step("it waits because of a pause", w.scrape(), "PgleasesConsumerBatchHangs")
@@ -382,7 +433,7 @@ func TestAlertsFire(t *testing.T) {
 	story.step("the pause is forgotten", w.scrape(), "PgleasesConsumerPaused", "PgleasesConsumerBatchHangs")
 	close(w.hung)
 	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_resume('mails', '', 'why')") // perhaps the pause was before the row was taken
-	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 2 })
+	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 3 })
 	end()
 	if err := <-consumed; !errors.Is(err, context.Canceled) {
 		t.Error(err)
