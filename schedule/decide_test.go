@@ -2,6 +2,7 @@ package schedule
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -49,6 +50,25 @@ func TestExtraRunWithoutZoneIsBlocked(t *testing.T) {
 	r := &jobRow{row: row{Clock: now, Rule: "CRON_TZ=Mars/Olympus 0 * * * *"}, At: now}
 	if d := r.decide(&kind{name: "books"}, false, 7, nil); d.run != nil || d.BlockedReason == nil || !strings.Contains(*d.BlockedReason, "Mars/Olympus") {
 		t.Errorf("it is %+v", d)
+	}
+}
+
+// After an outage each schedule catches up at once, because the delayed times of its ticks have
+// passed too.
+func TestJitterSpreadsNoCatchUp(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 3, 2, 4, 31, 0, 0, time.UTC)                     // half an hour and a minute after the last tick
+	for _, d := range []time.Duration{30 * time.Minute, 59 * time.Minute} { // with the second some run the tick before
+		for i := range 20 {
+			r := &scheduleRow{
+				row:    row{Name: fmt.Sprint("close ", i), Rule: "@every 1h0m0s", Clock: now},
+				Policy: policy{Jitter: d},
+				Anchor: now.Truncate(time.Hour), Cursor: now.Truncate(time.Hour).Add(-10 * time.Hour),
+			}
+			if r.decide(&kind{name: "books"}, false, 7, nil).run == nil {
+				t.Errorf("with a jitter of %v schedule %d does not begin at once", d, i)
+			}
+		}
 	}
 }
 

@@ -221,7 +221,7 @@ func WithGrace(d time.Duration) ScheduleOption {
 // WithJitter delays each run by less than d after its tick, the same in all processes. So many
 // schedules of a full hour do not begin at once. The default is 0; valid values are 0 to 24 h. d
 // must be less than the time between two ticks: if a delayed tick would begin after a later tick,
-// it is missed.
+// it is missed. After an outage it spreads nothing, because delayed times have passed too.
 func WithJitter(d time.Duration) ScheduleOption {
 	return func(r *scheduleRow) { r.Policy.Jitter = inMicros(d) }
 }
