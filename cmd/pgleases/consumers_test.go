@@ -130,6 +130,14 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}
 	fails(t, database, "consumers return orders 7 --reason why", "row 7 of consumer \"orders\" is no dead letter")
 	output1(t, as(t, database, role), "consumers", "return", "orders", "2", "--reason", "why")
+	execute(t, database, "CREATE FUNCTION public.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+		"CREATE TRIGGER keep BEFORE DELETE ON public.outbox FOR EACH ROW EXECUTE FUNCTION public.keep()",
+		"INSERT INTO public.outbox (customer, payload) VALUES ('kept', '4')")
+	testkit.Becomes(t, pool, "its delete fails", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE key = 'kept'")
+	const hint = "A trigger, a rule or row-level security prevents the DELETE"
+	if text := output1(t, database, "consumers", "show", "orders"); !regexp.MustCompile(` kept .* 0 were deleted \(SQLSTATE PC001\); ` + hint).MatchString(text) {
+		t.Errorf("the hint of the server is missing: %s", text)
+	}
 	cancel()
 	<-ended
 	ended <- nil
