@@ -57,3 +57,6 @@ func (c *Consumer) LookEvery(d time.Duration) { c.times.look = d }
 
 // AnswerWithin sets the most that a poll, or the begin of ownerships, takes.
 func (c *Consumer) AnswerWithin(d time.Duration) { c.times.answer = d }
+
+// DueSQL returns the statement of due.sql.
+func (c *Consumer) DueSQL() string { return c.sql.Due }

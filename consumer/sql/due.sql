@@ -3,20 +3,38 @@
 --
 -- $1 text   consumer
 -- $2 int[]  partitions
+--
+-- Of each partition it reads a page of each turn by an index, because the rows that are not due may be many, and so may be
+-- those that are. Rows that an operator skips, or has asked for, are behind no other. If no row is due, it reads no page. The
+-- range on the hash keeps the planner on the index of keys.
 SELECT d.partition, d.id, d.first OPERATOR(pg_catalog.>) 0, d.suspect, d.skip
 FROM (
-    SELECT b.partition, b.id, b.next_at, f.first, b.crashed IS NOT NULL AND b.skipped_by IS NULL AS suspect, b.skipped_by IS NOT NULL AS skip
-    FROM pgleases.consumer_blocked AS b
-    CROSS JOIN LATERAL (SELECT CASE WHEN NOT b.asked THEN 0 WHEN b.skipped_by IS NULL THEN 1 ELSE 2 END AS first) AS f
-    WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
-      AND b.next_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp()
-      AND (b.skipped_by IS NOT NULL
-           OR (b.partition, b.key, b.id) OPERATOR(pg_catalog.=) ANY ( -- one hash for all: with EXISTS, 10,000 due keys of a partition took more than a minute
-               SELECT e.partition, e.key, pg_catalog.min(e.id) FROM pgleases.consumer_blocked AS e
-               WHERE e.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND e.partition OPERATOR(pg_catalog.=) ANY ($2::int[])
-               GROUP BY e.partition, e.key))
+    SELECT p.partition, b.id, b.next_at, f.first, b.crashed IS NOT NULL AND NOT w.skip AS suspect, w.skip
+    FROM pg_catalog.unnest($2::int[]) AS p (partition)
+    CROSS JOIN (VALUES (true, true), (true, false), (false, true), (false, false)) AS w (asked, skip)
+    CROSS JOIN LATERAL (SELECT CASE WHEN NOT w.asked THEN 0 WHEN w.skip THEN 2 ELSE 1 END AS first) AS f
+    CROSS JOIN LATERAL (
+        SELECT b.id, b.next_at, b.crashed
+        FROM pgleases.consumer_blocked AS b
+        WHERE b.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND b.partition OPERATOR(pg_catalog.=) p.partition
+          AND b.asked OPERATOR(pg_catalog.=) w.asked AND (b.skipped_by IS NOT NULL) OPERATOR(pg_catalog.=) w.skip
+          AND b.next_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp()
+          AND (w.skip OR b.id OPERATOR(pg_catalog.=) (
+              SELECT e.id FROM pgleases.consumer_blocked AS e
+              WHERE e.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND e.partition OPERATOR(pg_catalog.=) p.partition
+                AND pg_catalog.hashtextextended(e.key, 0) OPERATOR(pg_catalog.>=) pg_catalog.hashtextextended(b.key, 0)
+                AND pg_catalog.hashtextextended(e.key, 0) OPERATOR(pg_catalog.<=) pg_catalog.hashtextextended(b.key, 0)
+                AND e.key OPERATOR(pg_catalog.=) b.key
+              ORDER BY pg_catalog.hashtextextended(e.key, 0), e.id
+              LIMIT 1))
+        ORDER BY b.next_at
+        LIMIT greatest(20, 100 OPERATOR(pg_catalog./) pg_catalog.cardinality($2::int[]))
+    ) AS b
+    WHERE EXISTS (SELECT FROM pgleases.consumer_blocked AS o
+                  WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.next_at OPERATOR(pg_catalog.<) 'infinity'
+                    AND o.next_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp())
     -- Each partition's first, so that none waits for the rows of another, which may be paused.
-    ORDER BY pg_catalog.row_number() OVER (PARTITION BY b.partition ORDER BY f.first DESC, b.next_at), b.next_at
+    ORDER BY pg_catalog.row_number() OVER (PARTITION BY p.partition ORDER BY f.first DESC, b.next_at), b.next_at
     LIMIT greatest(100, pg_catalog.cardinality($2::int[]))
 ) AS d
 ORDER BY d.first DESC, d.next_at

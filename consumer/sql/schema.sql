@@ -87,6 +87,10 @@ CREATE TABLE IF NOT EXISTS pgleases.consumer_blocked (
     skipped_reason pg_catalog.text,
     PRIMARY KEY (consumer, partition, id)
 ) WITH (fillfactor = 70);
+CREATE INDEX IF NOT EXISTS consumer_blocked_by_time ON pgleases.consumer_blocked (consumer, next_at) WHERE next_at OPERATOR(pg_catalog.<) 'infinity';
+CREATE INDEX IF NOT EXISTS consumer_blocked_by_turn ON pgleases.consumer_blocked (consumer, partition, asked, (skipped_by IS NOT NULL), next_at);
+-- A key may be too long for an index, so it has a hash.
+CREATE INDEX IF NOT EXISTS consumer_blocked_by_key ON pgleases.consumer_blocked (consumer, partition, pg_catalog.hashtextextended(key, 0), id);
 COMMENT ON TABLE pgleases.consumer_blocked IS 'The rows that block their keys: rows that failed, and crash suspects. No other row of such a key is handled.';
 COMMENT ON COLUMN pgleases.consumer_blocked.consumer IS 'The consumer''s name.';
 COMMENT ON COLUMN pgleases.consumer_blocked.partition IS 'The row''s partition.';
