@@ -184,10 +184,10 @@ func TestDryRunOfImpossibleChangesAndEvictions(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for want, c := range map[string]admin.Change{
-		`client "none" is not known`:            {Verb: admin.Evict, Subject: "none"},
-		`verb "lose" is none of`:                {Verb: "lose", Subject: "orders"},
-		"admin: partitions would have no owner": {Verb: admin.Drain, Subject: "y\n"},
-		"give a time above 0":                   {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
+		`client "none" is not known`:     {Verb: admin.Evict, Subject: "none"},
+		`verb "lose" is none of`:         {Verb: "lose", Subject: "orders"},
+		"partitions would have no owner": {Verb: admin.Drain, Subject: "y\n"},
+		"give a time above 0":            {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
 	} {
 		if p, err := operator.DryRun(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("dry run of %+v: %v, want %q", c, err, want)

@@ -142,7 +142,7 @@ func TestRightsAreThoseWritten(t *testing.T) {
 }
 
 // arguments has a plausible argument of each type.
-var arguments = strings.NewReplacer("pgleases.", "NULL::pgleases.", "bigint[]", "ARRAY[c.session]", "text[]", "'{l}'::text[]", "integer[]", "'{0}'::int[]", "bigint", "c.session",
+var arguments = strings.NewReplacer("pgleases.", "NULL::pgleases.", "timestamp with time zone[]", "'{now}'::timestamptz[]", "bigint[]", "ARRAY[c.session]", "text[]", "'{l}'::text[]", "integer[]", "'{0}'::int[]", "bigint", "c.session",
 	"text", "'l'::text", "integer", "1", "boolean", "true", "double precision", "1.0", "xid8", "'0'::xid8", "timestamp with time zone", "now()", "jsonb", "'{}'::jsonb")
 
 // If a reader calls a function in a transaction that stays open, no client waits for a row or a

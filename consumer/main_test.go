@@ -214,8 +214,14 @@ func (w *worker) crash() {
 	w.db.expire(w.client.ID(), "")
 }
 
-// evict lets the process lose its partitions, although it lives.
-func (w *worker) evict() { w.db.expire(w.client.ID(), ", incarnation = -1") }
+// evict lets the process lose its partitions, although it lives. It gets none of them back, because
+// it could be the next owner of what it still has in hand.
+func (w *worker) evict() {
+	w.db.t.Helper()
+	w.db.exec(`INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason)
+		VALUES ('drain', $1, 'infinity', clock_timestamp(), 'test', 'evicted')`, w.client.ID())
+	w.db.expire(w.client.ID(), ", incarnation = -1")
+}
 
 // expire lets the TTL of a client pass at once.
 func (db *database) expire(client, further string) {
