@@ -917,6 +917,9 @@ func wrong(t *fakestore.Tables, alive []*proc, leases map[string]int) string {
 				who = append(who, fmt.Sprintf("%s session %d weight %d", t.Clients[m.Session].ID, m.Session, weight))
 			}
 		}
+		if len(t.Partitions[name]) != n { // a failover may have forgotten the lease until its members join again
+			return fmt.Sprintf("%s has %d partitions, not %d", name, len(t.Partitions[name]), n)
+		}
 		for number, owner := range owners {
 			if owner == "" {
 				return fmt.Sprintf("%s/%d has no owner; row %+v, lease %+v, members %v", name, number, t.Partitions[name][number], t.Leases[name], who)
