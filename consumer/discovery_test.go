@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
 // A batch from several partitions takes two round trips, besides those of its handler.
@@ -80,18 +81,25 @@ func TestIdleProcessPollsOnly(t *testing.T) {
 // An insert wakes the consumer, long before its next poll.
 func TestInsertWakesConsumer(t *testing.T) {
 	t.Parallel()
-	db := newDirectDatabase(t)
-	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(time.Hour)).run()
-	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
-	for range 3 {
-		w.waits()
-		for range 10 {
-			db.insert(1, 1)
-			db.empty("it is handled, even if its notification was suppressed")
+	timeguard.Run(t, func(t *timeguard.Try) {
+		const poll = 10 * time.Second
+		db := newDirectDatabase(t)
+		w := newWorker(db, consumer.Each(effect), consumer.WithPoll(poll)).run()
+		testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
+		for range 3 {
+			w.waits()
+			for range 10 {
+				inserted := time.Now()
+				db.insert(1, 1)
+				db.empty("it is handled, even if its notification was suppressed")
+				if waited := time.Since(inserted); waited > poll/2 {
+					t.Missed(inserted, poll/2, "a row waited for %v, so only a poll found it", waited)
+				}
+			}
 		}
-	}
-	testkit.OK(t, w.end())
-	db.exact(30)
+		testkit.OK(t, w.end())
+		db.exact(30)
+	})
 }
 
 // waits waits until a process with rare polls waits for a notification.
