@@ -44,7 +44,7 @@ type scheduleCrash struct {
 // use by a process.
 var scheduleCrashes = []scheduleCrash{
 	{"declared", nil, nil},
-	{"put", nil, nil}, // while the schedules do not exist yet
+	{"create", nil, nil}, // while the schedules do not exist yet
 	{"join", nil, nil},
 	{"get", nil, nil},
 	{"channel", nil, nil},
@@ -56,11 +56,10 @@ var scheduleCrashes = []scheduleCrash{
 	{"write", inTransaction, nil},
 	{"flush a call", []string{"paid"}, nil},
 	{"limit", nil, nil},
-	{"close", outside, nil}, // records that a call outside begins
-	{"ticksucceeded", []string{"quick", "scarce", "mailed", "phoned", "paid", "ordered"}, nil},
+	{"close", nil, nil}, // also records that a call outside begins
 	{"commit a run", nil, nil},
-	{"closejob", []string{"ordered"}, nil},
-	{"jobsucceeded", []string{"ordered"}, nil},
+	{"postponejob", []string{"ordered"}, nil},
+	{"endjob", []string{"ordered"}, nil},
 	{"makeslots", withLimit, nil},
 	{"takeslot", withLimit, nil},
 	{"freeslot", []string{"phoned"}, nil},
@@ -76,7 +75,8 @@ var notScheduleCrashed = map[string]string{
 	"locked": "it only reads",
 	"block":  "it only marks what cannot run, and is sent again", "setaside": "it only marks what cannot be read, and is sent again",
 	"declare": "sent each hour, for schedules that no process has declared for a day",
-	"edit":    "a caller's, in a transaction as put", "change": "an operator's, in a transaction as put",
+	"replace": "sent if the code declares another rule, in a transaction as create",
+	"edit":    "a caller's, in a transaction as create", "change": "an operator's, in a transaction as create",
 }
 
 // A process is killed before and after each statement, for each kind of handler. Every tick and job
