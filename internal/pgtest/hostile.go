@@ -73,7 +73,7 @@ func hostileTo(role, database string) (statements []string) {
 	}
 	// Except for functions that people and tests call without types of arguments, or that the files of
 	// sql/schema name without them.
-	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|replace_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override|schedule_.*"))
+	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|replace_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override.*|take_back|schedule_.*"))
 }
 
 // Overload creates functions of another role in the schema pgleases: beside each existing function,
