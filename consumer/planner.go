@@ -193,17 +193,13 @@ func (p *planner) giveSlotBack(j *job) {
 
 // countSlow counts the partitions that are slow, and logs once a minute how many there are.
 func (p *planner) countSlow() {
-	var n [3]int
-	for i, why := range worker.Reasons {
-		n[i] = p.queue.slots.Waiting(why)
-		p.counts.slow[i].Store(int64(n[i]))
-	}
-	if n == [3]int{} || time.Since(p.slowLogged) < time.Minute {
+	slow := &p.counts.slow
+	if !slow.Set(p.queue.slots.Waiting) || time.Since(p.slowLogged) < time.Minute {
 		return
 	}
 	p.slowLogged = time.Now()
-	p.log.Warn("consumer: partitions slowed down, others continue", slog.Int("by_timeout", n[worker.TimedOut]), slog.Int("by_lock", n[worker.Locked]),
-		slog.Int("by_connection", n[worker.Hung]))
+	p.log.Warn("consumer: partitions slowed down, others continue", slog.Int64("by_timeout", slow.Of(worker.TimedOut)),
+		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)))
 }
 
 // countOldest notes which batch is the oldest.

@@ -41,10 +41,10 @@ type Stats struct {
 type counts struct {
 	rows, batches, failures, snoozed, dead, pauses, brokenOff, polls, pollErrors, overdue atomic.Int64
 	handlerTime, pollTime                                                                 atomic.Int64
-	slow                                                                                  [3]atomic.Int64 // by worker.Reason
-	polled                                                                                worker.Moment   // when the last successful poll was sent
-	oldest                                                                                worker.Moment   // when the oldest batch began
-	pace, size                                                                            atomic.Int64    // nanoseconds that the handler takes for a row, and bytes that it had; 0: not known
+	slow                                                                                  worker.SlowCounts
+	polled                                                                                worker.Moment // when the last successful poll was sent
+	oldest                                                                                worker.Moment // when the oldest batch began
+	pace, size                                                                            atomic.Int64  // nanoseconds that the handler takes for a row, and bytes that it had; 0: not known
 }
 
 // follow follows a value that differs from one time to the next.
@@ -87,7 +87,7 @@ func (c *Consumer) Stats() Stats {
 	n := &c.counts
 	return Stats{
 		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), Snoozed: n.snoozed.Load(), DeadLetters: n.dead.Load(),
-		SlowByTimeout: n.slow[worker.TimedOut].Load(), SlowByLock: n.slow[worker.Locked].Load(), SlowByConnection: n.slow[worker.Hung].Load(),
+		SlowByTimeout: n.slow.Of(worker.TimedOut), SlowByLock: n.slow.Of(worker.Locked), SlowByConnection: n.slow.Of(worker.Hung),
 		Overdue: n.overdue.Load(), SinceLastPoll: n.polled.Since(), OldestBatch: n.oldest.Since(),
 		Pauses: n.pauses.Load(), BrokenOff: n.brokenOff.Load(), Polls: n.polls.Load(), PollErrors: n.pollErrors.Load(), PollTime: time.Duration(n.pollTime.Load()),
 	}

@@ -195,16 +195,14 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 
 // countSlow counts the items that are slow, and logs once a minute how many there are.
 func (p *planner) countSlow() {
-	n := p.queue.slowBy()
-	for _, why := range worker.Reasons {
-		p.s.counts.slow[why].Store(int64(n[why]))
-	}
-	if len(n) == 0 || time.Since(p.slowLogged) < time.Minute {
+	n, slow := p.queue.slowBy(), &p.s.counts.slow
+	some := slow.Set(func(why worker.Reason) int { return n[why] })
+	if !some || time.Since(p.slowLogged) < time.Minute {
 		return
 	}
 	p.slowLogged = time.Now()
-	p.s.log.Warn("schedule: runs slowed down, others continue", slog.Int("by_timeout", n[worker.TimedOut]), slog.Int("by_lock", n[worker.Locked]),
-		slog.Int("by_connection", n[worker.Hung]))
+	p.s.log.Warn("schedule: runs slowed down, others continue", slog.Int64("by_timeout", slow.Of(worker.TimedOut)),
+		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)))
 }
 
 // countOldest notes when the oldest run began.

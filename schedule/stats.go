@@ -87,8 +87,8 @@ func (s *Scheduler) Stats() Stats {
 	}
 	st.Waiting, st.CrashSuspects = int(c.waiting.Load()), int(c.suspects.Load())
 	st.SinceLastPoll, st.OldestRun = c.polled.Since(), c.oldest.Since()
-	st.SlowByTimeout, st.SlowByLock = int(c.slow[worker.TimedOut].Load()), int(c.slow[worker.Locked].Load())
-	st.SlowByConnection = int(c.slow[worker.Hung].Load())
+	st.SlowByTimeout, st.SlowByLock = int(c.slow.Of(worker.TimedOut)), int(c.slow.Of(worker.Locked))
+	st.SlowByConnection = int(c.slow.Of(worker.Hung))
 	st.Partitions = len(p.owned.all())
 	now := time.Now()
 	if server, known := p.clock.at(now); known {
@@ -105,7 +105,7 @@ type counts struct {
 	polled                      worker.Moment // when the last successful poll was sent
 	oldest                      worker.Moment // when the oldest run began that is under way
 	waiting, suspects           atomic.Int64
-	slow                        [3]atomic.Int64 // by worker.Reason
+	slow                        worker.SlowCounts
 }
 
 // poll counts a poll.

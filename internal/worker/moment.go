@@ -9,8 +9,14 @@ import (
 // zero value is not set.
 type Moment struct{ at atomic.Pointer[time.Time] }
 
-// Set sets the moment.
-func (m *Moment) Set(at time.Time) { m.at.Store(&at) }
+// Set sets the moment. An equal one is not stored again, because a loop may set it in each turn.
+func (m *Moment) Set(at time.Time) {
+	if old := m.at.Load(); old != nil && *old == at {
+		return
+	}
+	stored := at
+	m.at.Store(&stored)
+}
 
 // Clear makes it one that is not set.
 func (m *Moment) Clear() { m.at.Store(nil) }
