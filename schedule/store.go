@@ -320,11 +320,7 @@ func closeArgs(r *scheduleRow, run string, st *step) []any {
 		st.Failures, st.PausedAt, st.BlockedReason,
 	}
 	t := value(st.Trying)
-	if st.Trying == nil {
-		args = append(args, nil, nil, t.Missed)
-	} else {
-		args = append(args, t.At, shownMicro(&t.Local), t.Missed)
-	}
+	args = append(args, known(t.At), shownMicro(known(t.Local)), t.Missed)
 	args = append(args, trialArgs(st.Trying)...)
 	passed, ran := st.passed()
 	since, until, ticks, outcomes := []time.Time{}, []time.Time{}, []int64{}, []string{}

@@ -9,10 +9,9 @@
 -- range on the hash keeps the planner on the index of keys.
 SELECT d.partition, d.id, d.first OPERATOR(pg_catalog.>) 0, d.suspect, d.skip
 FROM (
-    SELECT p.partition, b.id, b.next_at, f.first, b.crashed IS NOT NULL AND NOT w.skip AS suspect, w.skip
+    SELECT p.partition, b.id, b.next_at, w.first, b.crashed IS NOT NULL AND NOT w.skip AS suspect, w.skip
     FROM pg_catalog.unnest($2::int[]) AS p (partition)
-    CROSS JOIN (VALUES (true, true), (true, false), (false, true), (false, false)) AS w (asked, skip)
-    CROSS JOIN LATERAL (SELECT CASE WHEN NOT w.asked THEN 0 WHEN w.skip THEN 2 ELSE 1 END AS first) AS f
+    CROSS JOIN (VALUES (true, true, 2), (true, false, 1), (false, true, 0), (false, false, 0)) AS w (asked, skip, first)
     CROSS JOIN LATERAL (
         SELECT b.id, b.next_at, b.crashed
         FROM pgleases.consumer_blocked AS b
@@ -34,7 +33,7 @@ FROM (
                   WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.next_at OPERATOR(pg_catalog.<) 'infinity'
                     AND o.next_at OPERATOR(pg_catalog.<=) pg_catalog.statement_timestamp())
     -- Each partition's first, so that none waits for the rows of another, which may be paused.
-    ORDER BY pg_catalog.row_number() OVER (PARTITION BY p.partition ORDER BY f.first DESC, b.next_at), b.next_at
+    ORDER BY pg_catalog.row_number() OVER (PARTITION BY p.partition ORDER BY w.first DESC, b.next_at), b.next_at
     LIMIT greatest(100, pg_catalog.cardinality($2::int[]))
 ) AS d
 ORDER BY d.first DESC, d.next_at
