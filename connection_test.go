@@ -129,6 +129,7 @@ func TestALostConnectionCostsNothing(t *testing.T) {
 }
 
 func TestHungPoolFunctionDelaysNeitherOpenNorClose(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := direct(t)
 	db := testkit.Pool(t, url)
@@ -272,6 +273,7 @@ func TestReplicationRoleReplicaIsRefused(t *testing.T) {
 // A plan of many partitions takes long, and a client's connection is idle between heartbeats. Behind
 // a pooler, each message sets what it needs.
 func TestSettingsOfARoleChangeNothing(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := pgtest.FreshDatabase(t)
 	past, _ := pgtest.DirectURL(url)
@@ -312,6 +314,7 @@ func TestSettingsOfARoleChangeNothing(t *testing.T) {
 // Any role may wait for the lock of a client. Then the takeover takes the TTL, and a warning is
 // logged.
 func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := direct(t)
 	owner := ownersPool(t, url)

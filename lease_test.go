@@ -202,6 +202,7 @@ func lockLeaseFor(t *testing.T, pool *pgxpool.Pool, name, strength string) (rele
 }
 
 func TestALockedLeaseKeepsNoOtherFromBeingHandedOver(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	pool, ca, cb, _ := twoClients(t, 1, pgleases.WithHandoffDelay(0))
 	locked := joined(t, ca, "locked", 1)

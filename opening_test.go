@@ -113,6 +113,7 @@ func TestOpenEndsWithContextAndLastError(t *testing.T) {
 // A migration from an older schema takes no partition from the clients at work. While it waits for
 // a long transaction, a client joins.
 func TestMigrationUnderLiveClients(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool, owner := testkit.Pool(t, url), ownersPool(t, url)

@@ -111,6 +111,7 @@ func TestOwnersAreReadAfterChangesOnly(t *testing.T) {
 
 // If reading takes long, large leases are read less often.
 func TestSlowOwnersAreReadSeldom(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	var wire testkit.Wire
 	url := direct(t)

@@ -236,6 +236,7 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 // The server locks the leases while it sends its answer, which is larger than the buffers on the
 // way.
 func TestDryRunOfStoppedProgramLocksNoLease(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('wide', 20000, 5, 1, 0, 'infinity', now())`,

@@ -148,6 +148,7 @@ var arguments = strings.NewReplacer("pgleases.", "NULL::pgleases.", "timestamp w
 // If a reader calls a function in a transaction that stays open, no client waits for a row or a
 // named lock. The lock of a sequence conflicts with no statement of a client.
 func TestAReaderLocksNothing(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	owner, role := roles(t)
 	c := clients.New(t, owner, pgleases.WithClientID("l"), pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithoutMigration())
@@ -202,6 +203,7 @@ func TestAReaderLocksNothing(t *testing.T) {
 // The verbs run with the rights of the owner of the tables, so they must not call a function of
 // another role.
 func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	owner := newPool(t, pgtest.OwnerURL(pgtest.FreshDatabase(t)))
 	a := newAdmin(t, owner)

@@ -17,6 +17,7 @@ import (
 
 // The texts that create the tables, and then those that give rights on them.
 func TestSchemasAndGrantsRunNoPartOfAName(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	owner := newPool(t, url)

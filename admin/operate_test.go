@@ -16,6 +16,7 @@ import (
 )
 
 func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	pool := newPool(t, url)

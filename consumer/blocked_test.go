@@ -14,6 +14,7 @@ import (
 // What a poll reads to find blocked rows that are due does not grow with those that are not, nor much
 // with those that are, although its plan was made while no row was blocked.
 func TestPollReadsFewBlockedRows(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, consumer.Each(effect))

@@ -72,6 +72,7 @@ func killing(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
 // A row that kills its process is found, and blocks its key in the end. No row beside it is
 // charged.
 func TestRowThatKillsItsProcess(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(400, 40)
@@ -109,6 +110,7 @@ func (db *database) killed(want int, env ...string) {
 // After a crash without a noted batch the next owner notes its batches, until it has passed the
 // rows of that time.
 func TestWatchEndsBehindTheRowsOfTheCrash(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect))
@@ -227,6 +229,7 @@ func TestUnavailableIsNoCrash(t *testing.T) {
 // A process that loses its partition while it handles a suspect, and lives, takes back the crash
 // that was counted.
 func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	in, out := make(chan struct{}), make(chan struct{})
@@ -331,6 +334,7 @@ func TestFrozenHandlerDoesNotCommit(t *testing.T) {
 
 // A suspect runs alone, and others wait for it for a while only.
 func TestSuspectsRunAlone(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(160, 40)

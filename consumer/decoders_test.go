@@ -63,6 +63,7 @@ func handleTouchy(ctx context.Context, tx pgx.Tx, row consumer.Row[touchyOrder])
 // Whatever the decoder of a value does, its row fails, the other keys continue, and the process
 // lives.
 func TestDecoderThatFailsBlocksItsKeyOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	says := map[string]string{"panic": "panic: at the disco", "Goexit": "runtime.Goexit", "nil error": "<nil>"}
 	type scanOrder struct{ Payload touchyScan }
@@ -121,6 +122,7 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 // A value that kills whoever decodes it is not decoded again after three crashes: its row has
 // failed.
 func TestDecoderThatKillsItsProcess(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(60, 20)

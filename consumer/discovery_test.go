@@ -60,6 +60,7 @@ func TestABatchTakesTwoRoundTrips(t *testing.T) {
 // Without notifications an idle process sends one query each WithPoll, whatever its number of
 // partitions. A poll finds rows.
 func TestIdleProcessPollsOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(20*time.Millisecond)).run()
@@ -174,6 +175,7 @@ func TestChangedRowIsHandledAgain(t *testing.T) {
 
 // A trigger of the application that refuses the delete of a row is that row's fault, at once.
 func TestTriggerThatRefusesADelete(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for kind := range kinds(nil) {
 		t.Run(kind, func(t *testing.T) {
@@ -191,6 +193,7 @@ func TestTriggerThatRefusesADelete(t *testing.T) {
 
 // If a trigger keeps rows that are deleted, no effect is committed, and the rows fail.
 func TestRowsThatADeleteKeeps(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for kind := range kinds(nil) {
 		t.Run(kind, func(t *testing.T) {
@@ -300,6 +303,7 @@ func TestBatchesAreAsLargeAsTheirHandlerIsQuick(t *testing.T) {
 // Calls that fail at once do not make a slow handler a quick one, whose rows one worker handles
 // alone.
 func TestFailuresAreNoPace(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	const slow = 50 * time.Millisecond
@@ -373,6 +377,7 @@ func TestEndFinishesWhatIsInHand(t *testing.T) {
 // A batch ends with the row that fills it. When the size of rows is known, no more of them are read
 // than fit.
 func TestBatchIsLimitedByBytes(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("ALTER TABLE public.outbox ALTER payload SET STORAGE EXTERNAL")
@@ -431,6 +436,7 @@ func TestByKey(t *testing.T) {
 
 // A row that the application has locked delays its own partition only.
 func TestLockedRowDelaysItsPartitionOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(200, 40)

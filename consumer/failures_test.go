@@ -67,6 +67,7 @@ func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 // A restore, or a rewrite of the table, changes the xmin of each row and not what is in it. Rows
 // that have failed for good are not handled again because of that.
 func TestRewriteOfTheTableRetriesNoBlockedRow(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for name, rewrite := range map[string]string{
 		"restore": `CREATE TABLE public.copy AS TABLE public.outbox; DELETE FROM public.outbox;
@@ -114,6 +115,7 @@ func TestBlockedRowsOfPartitionsThatAreGone(t *testing.T) {
 // Whatever a handler does for one row is a failure of that row, with an error that says what it
 // was.
 func TestFailuresOfHandlers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	type order = consumer.Row[Order]
 	for name, test := range map[string]struct {
@@ -202,6 +204,7 @@ func TestCommitInAHandlerBlocksWhatMayBeCommitted(t *testing.T) {
 // A transaction that is idle for longer than WithIdleTimeout is the handler's fault; a shorter
 // wait, longer than the trust that is left, is not.
 func TestIdleHandlers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(40, 10)
@@ -230,6 +233,7 @@ func TestIdleHandlers(t *testing.T) {
 // While something that handlers need is away, rows fail without end, and no key uses up its
 // attempts.
 func TestOutageUsesUpNoAttempts(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for name, failure := range map[string]error{"errors": errors.New("connection refused"), "Unavailable": consumer.Unavailable(errors.New("connection refused"))} {
 		t.Run(name, func(t *testing.T) {

@@ -190,6 +190,7 @@ func freezerOptions(letter bool) []consumer.Option {
 // A process may stop at any step, for longer than its TTL, and continue beside the next owner. By
 // its own clock it is still the owner, because the test lets its TTL pass in the database only.
 func TestFrozenAtEachStep(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	const blocked, letter = `.version OPERATOR`, "consumer_dead_letters"
 	const read, remove, charge, suspect, begin, open = `"pgleases version"`, "DELETE FROM public.outbox", ".consumer_blocked AS b (consumer", "SET crashes = b.crashes OPERATOR", "consumer_begin", "guard_many"

@@ -66,6 +66,7 @@ type hostileOrder struct{ Payload hostileText }
 // row fails, or its partition waits. With more hanging calls than workers, others have the
 // workers.
 func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	places := []string{"handler", "around", "decoder", "Error", "Unwrap", "Is", "As", "Timeout"}
 	of := func(row consumer.Row[hostileOrder]) error {
@@ -118,6 +119,7 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 
 // A tracer that misbehaves at a statement stops no other partition, no poll and no end of Run.
 func TestHostileTracerStopsNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for place, text := range map[string]string{
 		"poll": "pg_snapshot_xmin", "begin": "consumer_begin", "end": "consumer_end", "read": "pgleases version", "why": "rows, the first",

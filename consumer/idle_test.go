@@ -90,6 +90,7 @@ func (db *database) notify() {
 // An idle process polls rarely while inserts notify it. If a row comes without a notification, it
 // is found, and the process polls often from then on.
 func TestIdleProcessPollsRarely(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := idler(db, consumer.Each(effect))
@@ -108,6 +109,7 @@ func TestIdleProcessPollsRarely(t *testing.T) {
 
 // A process polls often while it cannot rely on notifications, or a row waits for another attempt.
 func TestIdleProcessPollsOften(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for name, begin := range map[string]func(*database) *worker{
 		"there is no trigger": func(db *database) *worker {
@@ -154,6 +156,7 @@ func TestIdleProcessPollsOften(t *testing.T) {
 
 // While a handler is at work, a process polls often: no poll sees what its partition waits for.
 func TestBusyProcessPollsOften(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	in, out := make(chan struct{}), make(chan struct{})
@@ -174,6 +177,7 @@ func TestBusyProcessPollsOften(t *testing.T) {
 
 // The same holds for a poll that was under way when the handler ended.
 func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const poll = time.Second
@@ -211,6 +215,7 @@ func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
 // The notification of an insert is suppressed shortly after another one. So a process polls often
 // until all transactions have ended that may have inserted then.
 func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := idler(db, consumer.Each(effect))
@@ -225,6 +230,7 @@ func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
 
 // The same if no poll can be sent before its time, because jobs work on all partitions.
 func TestOpenTransactionOfABusyTimeKeepsProcessPolling(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	in, out := make(chan struct{}, 100), make(chan struct{})
@@ -263,6 +269,7 @@ func (p *pooled) Read(b []byte) (int, error) {
 
 // A process knows at once that the connection is lost on which notifications arrive.
 func TestLostListenerIsReplacedAtOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := db.begun(consumer.WithPoll(time.Hour))
@@ -283,6 +290,7 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 
 // What operators change takes effect long before the next poll.
 func TestOperatorsNotifyConsumers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, failing(9), consumer.WithPoll(time.Hour), attempts(1)).run()
@@ -312,6 +320,7 @@ func TestOperatorsNotifyConsumers(t *testing.T) {
 // A transaction that inserts again and again does not keep the notifications of others back, except
 // at first: it sends one at its end.
 func TestLongInserterLeavesNotificationsToOthers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	conn := testkit.Must(db.Acquire(t.Context()))(t)

@@ -28,7 +28,6 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, victim(url))
 		os.Exit(1)
 	}
-	testkit.PerProcessor = 8
 	testkit.Main(m)
 }
 

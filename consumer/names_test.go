@@ -13,6 +13,7 @@ import (
 )
 
 func TestTableSQLRunsNoPartOfAName(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.EmptyDatabase(t))) // psql sends settings, which a pooler mixes up
 	pool := testkit.Pool(t, url)
@@ -29,6 +30,7 @@ func TestTableSQLRunsNoPartOfAName(t *testing.T) {
 
 // The steps for a table that exists are a comment. Without it they run as they are.
 func TestStepsOfTableSQLRunNoPartOfAName(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.EmptyDatabase(t))) // psql sends settings, which a pooler mixes up
 	pool := testkit.Pool(t, url)

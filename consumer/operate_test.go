@@ -88,6 +88,7 @@ func TestOperatorsSkipAndRetryRows(t *testing.T) {
 
 // A skip also waits for a row that is behind another of its key, and for the attempt under way.
 func TestSkipDoesNotWaitForItsKey(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(2, 1)
@@ -100,6 +101,7 @@ func TestSkipDoesNotWaitForItsKey(t *testing.T) {
 }
 
 func TestOperatorsPauseAndResume(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect)).run()
@@ -123,6 +125,7 @@ func TestOperatorsPauseAndResume(t *testing.T) {
 
 // Each verb on something that does not exist says so, and changes and records nothing.
 func TestVerbsOfUnknownsAreRefused(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	newWorker(db, failing())
@@ -171,6 +174,7 @@ func (db *database) status() string {
 
 // A partition of a crashed process has no owner for the view, as for the command.
 func TestStatusCountsLiveOwners(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, failing()).run()
@@ -185,6 +189,7 @@ func TestStatusCountsLiveOwners(t *testing.T) {
 }
 
 func TestStatusShowsWhatWaits(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	queue := outbox
@@ -226,6 +231,7 @@ func TestStatusWithoutAKey(t *testing.T) {
 
 // The rights are those of the role that asks. Code of the table's owner does not run.
 func TestStatusRunsNoCodeOfOthers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	newWorker(db, failing())
@@ -258,6 +264,7 @@ func TestStatusRunsNoCodeOfOthers(t *testing.T) {
 }
 
 func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	queue := outbox
@@ -276,6 +283,7 @@ func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
 
 // A dead letter comes back with all its columns, unless its ID is taken.
 func TestOperatorsReturnDeadLetters(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(2, 2)
@@ -312,6 +320,7 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 
 // A dead letter that comes back is handled before the row of its key that has failed since.
 func TestReturnedRowComesFirst(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(3, 1)
@@ -335,6 +344,7 @@ func TestReturnedRowComesFirst(t *testing.T) {
 
 // A dead letter that comes back is handled before rows of its key that were due already.
 func TestReturnedRowComesBeforeDueRows(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	of := db.alike(2)
@@ -388,6 +398,7 @@ func TestSkipDuringAnAttempt(t *testing.T) {
 // A skip waits for no other blocked rows: of its partition that an operator retries while something
 // is away, and of other partitions that hang.
 func TestSkipComesFirst(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.put(db.alike(150)...)
@@ -453,6 +464,7 @@ func TestSweepKeepsALaterAttempt(t *testing.T) {
 }
 
 func TestOperatorsDeleteConsumers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(1, 1)
@@ -505,6 +517,7 @@ func TestOperatorsDeleteTheSameConsumer(t *testing.T) {
 
 // From what is noted, doctor sees that no row is handled, also without a time in the table.
 func TestOldestRowIsNoted(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(3, 3)

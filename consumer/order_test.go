@@ -128,6 +128,7 @@ func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 // A blocked row that the application deletes frees its key without a row that overtakes another,
 // although the owner has passed them.
 func TestDeletedRowKeepsTheOrder(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	of := db.alike(3)
@@ -163,6 +164,7 @@ func TestLowIDs(t *testing.T) {
 // Rows that were read and not handled, because one before them failed, do not wait for rows of
 // later partitions.
 func TestRowsBehindAFailedOneComeNext(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	of := func(partition int) string { return db.customers(partition, 1)[0] }

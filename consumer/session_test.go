@@ -28,6 +28,7 @@ func newWorkerWith(db *database, setting, value string, h consumer.Handler[Order
 
 // Operators, functions and types in a schema before pg_catalog are not used.
 func TestStrangeSearchPath(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	conn := testkit.Must(db.Acquire(t.Context()))(t)
@@ -71,6 +72,7 @@ func TestReadOnlySession(t *testing.T) {
 
 // What a handler sets in its transaction concerns neither the removal of its rows nor the commit.
 func TestSettingsOfHandlers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	role := "consumer_" + strings.ToLower(rand.Text())

@@ -28,6 +28,7 @@ func (db *database) insertMany(customers int) {
 
 // Rows that the application keeps locked in a hundred partitions delay those, and no others.
 func TestLockedRowsDelayTheirPartitionsOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insertMany(150)
@@ -50,6 +51,7 @@ func TestLockedRowsDelayTheirPartitionsOnly(t *testing.T) {
 
 // A handler that does not get a lock of its own delays its partition only. No attempt is counted.
 func TestLockOfAHandlerDelaysItsPartitionOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("CREATE TABLE public.accounts (customer text PRIMARY KEY); GRANT SELECT, UPDATE ON public.accounts TO PUBLIC; INSERT INTO public.accounts SELECT 'c' || i FROM generate_series(0, 39) AS i")
@@ -74,6 +76,7 @@ func TestLockOfAHandlerDelaysItsPartitionOnly(t *testing.T) {
 
 // Receivers that hang hold half of the workers at most, once each has taken too long.
 func TestHungReceiversLeaveWorkers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for name, batch := range map[string]int{"single rows": 1, "batches": 100} {
 		t.Run(name, func(t *testing.T) {
@@ -129,6 +132,7 @@ func TestHungReceiversLeaveWorkers(t *testing.T) {
 // The row that Failed names under a timeout is charged at once, and handled once more only when
 // it is due.
 func TestFailedUnderATimeoutIsChargedAtOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.put(db.customers(0, 4)...)
@@ -152,6 +156,7 @@ func TestFailedUnderATimeoutIsChargedAtOnce(t *testing.T) {
 // If the server has vanished during a statement of the handler, and the connection does not say so,
 // that is found out long before the timeout, and is no attempt.
 func TestVanishedServerIsNoAttempt(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	db.insert(20, 10)

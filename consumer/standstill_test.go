@@ -52,6 +52,7 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 
 // Blocked rows of many keys, all due at once, do not make the look for rows slow.
 func TestManyBlockedKeysThatAreDue(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'a' || i, '1' FROM generate_series(1, 100000) AS i WHERE pgleases.partition_for('a' || i, 8) = 3")
@@ -66,6 +67,7 @@ func TestManyBlockedKeysThatAreDue(t *testing.T) {
 // Keys that are blocked are read once for each partition, however long they are. Otherwise 100,000
 // of them would be read 100,000 times, by each look for rows.
 func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	db.exec(`INSERT INTO public.outbox (customer, payload) SELECT k, '1' FROM (SELECT i || repeat(md5(i::text), 45) AS k FROM generate_series(1, 64000) AS i) AS k
@@ -85,6 +87,7 @@ func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 
 // The begin after a crash does not read the backlog.
 func TestBeginAfterACrashReadsFewRows(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, failing())
@@ -102,6 +105,7 @@ func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 // A statement that fails each time, for example because a column is gone, is repeated once a
 // second.
 func TestReadThatAlwaysFails(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(8, 8)
@@ -238,6 +242,7 @@ func TestHungBlockedRowsLeaveWorkers(t *testing.T) {
 
 // One worker handles blocked and other rows in turn.
 func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	for partition := range 7 {
@@ -263,6 +268,7 @@ func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
 
 // The backlog of a partition keeps no rows of others from a single worker.
 func TestBacklogKeepsNoOtherPartitions(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 10000)", db.customers(0, 1)[0])
@@ -288,6 +294,7 @@ func TestBacklogKeepsNoOtherPartitions(t *testing.T) {
 
 // A blocked row that cannot be handled or skipped now keeps no other keys of its partition.
 func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, name := range []string{"unavailable", "locked", "not skipped"} {
 		t.Run(name, func(t *testing.T) {
@@ -354,6 +361,7 @@ func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 // Blocked rows that find something away are tried in turn, and first the one that an operator
 // retries.
 func TestRetryBehindManyBlockedRows(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.put(db.alike(150)...)
@@ -415,6 +423,7 @@ func TestOperatorsRetryComesFirst(t *testing.T) {
 
 // Other work waits once for the suspects of a crash, not for each.
 func TestSuspectsHoldOtherWorkOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.put(db.alike(30)...)
@@ -520,6 +529,7 @@ func TestOnePartitionThatSucceedsLetsOthersTryOneRow(t *testing.T) {
 
 // Rows that found something away are tried beside blocked rows that do, by a single worker.
 func TestRowsTakeTurnsWithBlockedRowsInAnOutage(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	for partition := range 5 {

@@ -21,6 +21,7 @@ import (
 
 // New refuses what cannot be consumed safely, and says what to change.
 func TestNewRefuses(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := databaseAt(t, pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...)))
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)

@@ -22,6 +22,7 @@ import (
 // A statement of a batch whose answer never comes delays its rows only for a while. A commit may
 // take as long as a batch.
 func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for name, text := range map[string]string{"begin": "guard_many", "commit": "DELETE FROM public.outbox"} {
 		t.Run(name, func(t *testing.T) {
@@ -45,6 +46,7 @@ func TestSilentConnectionDelaysItsBatchOnly(t *testing.T) {
 
 // A batch does not wait for a connection of the pool for ever, so its partition can move.
 func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := db.begun()
@@ -83,6 +85,7 @@ func TestEndThatIsNotRecordedDelaysNoOwner(t *testing.T) {
 
 // A process that lost its partitions because the database was away has not crashed.
 func TestOutageIsNoCrash(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	log := make(lines, 1000)
@@ -125,6 +128,7 @@ func TestRunEndsWithoutDatabase(t *testing.T) {
 // A handler that ignores its context keeps its partition for the timeout and the drain margin of 5 s
 // at most, and does not commit.
 func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	in, out := make(chan struct{}), make(chan struct{})

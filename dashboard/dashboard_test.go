@@ -242,6 +242,7 @@ func serve(t *testing.T, h http.Handler) *httptest.Server {
 }
 
 func TestThePollsTellWhatIsThere(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	pool := newPool(t, pgtest.MigratedDatabase(t))
 	one := newClient(t, pool, "one\n\ndata: \u202e<b>")
@@ -342,6 +343,7 @@ func doNotRead(t *testing.T, server *httptest.Server, say, want string) (from st
 
 // Viewers that do not read cost only their connections, because all share the same bytes.
 func TestAThousandViewersThatDoNotReadCostLittle(t *testing.T) { // not in parallel: it measures what the process has
+	testkit.OnlyInCI(t)
 	const viewers, most = 1000, 50 << 20
 	server, first, _ := wideServer(t, time.Hour)
 	used := func() int64 {
@@ -399,6 +401,7 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 // If a connection hangs, for example behind a pooler, viewers still get answers, even if the pool
 // has no other connection.
 func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, text := range []string{"lock_list(", ".events AS", "LISTEN"} {
 		t.Run(text, func(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 // Viewers of the same page of 20,000 schedules share one query, which reads only the page. The
 // effect of a verb is visible at once.
 func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	testkit.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))

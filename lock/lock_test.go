@@ -311,6 +311,7 @@ func TestLostAnswerLeavesNoUnknownLock(t *testing.T) {
 // The calls that use all connections of the pool may wait for this very lock. A call that waits for
 // a connection has sent no request yet: the trust at that time does not matter.
 func TestAPoolThatIsExhaustedCostsTimeAndNoLock(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, aPoolThatIsExhaustedCostsTimeAndNoLock)
 }
@@ -353,6 +354,7 @@ func aPoolThatIsExhaustedCostsTimeAndNoLock(t *timeguard.Try) {
 }
 
 func TestAPoolThatCannotServeIsNamed(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url, other := newDatabase(t), newDatabase(t)
 	a := newWorker(t, url)

@@ -34,6 +34,7 @@ func TestOpeningSweepsLocksOfExpiredSessions(t *testing.T) {
 
 // A holder that is evicted while an attempt runs leaves the lock free.
 func TestEvictionDuringAnAttemptIsNotReportedAsHeld(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, pgtest.OwnerURL(url))

@@ -13,6 +13,7 @@ import (
 
 // A deferred release often has the context of the work, which has ended by then.
 func TestAReleaseWhoseContextHasEndedReleasesAllTheSame(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
@@ -63,6 +64,7 @@ func TestAReleaseAfterTheClientHasEndedReturnsErrLost(t *testing.T) {
 // The database cannot be reached, so the release does not end in time; and another client may have
 // run before fn ended.
 func TestDoReturnsErrLostWhereTheReleaseCannotBeSent(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, doReturnsErrLostWhereTheReleaseCannotBeSent)
 }

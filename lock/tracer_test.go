@@ -43,6 +43,7 @@ func (t *tracer) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQuer
 // A tracer of the pool that panics, ends its goroutine or hangs costs the call that it traces, and
 // keeps nobody from the lock for longer.
 func TestTracersMayNotReturn(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := newDatabase(t)
 	other := newWorker(t, url)

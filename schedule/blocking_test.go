@@ -20,6 +20,7 @@ import (
 // Schedules that the owner cannot run are blocked, with a reason, are not late, and do not stop
 // others. A process that can run them does so at once.
 func TestWhatAProcessDoesNotKnowWaits(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	grace := schedule.WithGrace(90 * time.Minute)
@@ -343,6 +344,7 @@ func TestPartitionCountChangeRefused(t *testing.T) {
 // Many jobs of kinds that a process does not register are blocked page by page: none of them is a
 // run, and known jobs behind them run.
 func TestUnknownKindsTakeNoRuns(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	const strangers = 2500

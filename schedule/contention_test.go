@@ -22,6 +22,7 @@ import (
 // 100 writers enqueue jobs of one key while the job runs. Each gets the true result. What was
 // enqueued runs once; what was rolled back does not exist.
 func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newWorker(db)
@@ -81,6 +82,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 // the database ends one transaction: that of a handler is repeated, that of a user returns the
 // error. All work is done once.
 func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';
@@ -168,6 +170,7 @@ func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 // The application uses all connections of the pool for a while: polls continue, and due runs are
 // late, with no other effect.
 func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -299,6 +302,7 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 // A transaction of the application keeps rows of schedules locked. Jobs and other schedules run
 // meanwhile, and those schedules when it has ended.
 func TestLockedSchedulesStopNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(2))

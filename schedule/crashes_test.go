@@ -131,6 +131,7 @@ func TestCallsArgumentsThatKillTheirProcessFail(t *testing.T) { killedByArgument
 // killedByArguments is a test, and not a subtest, because parallel subtests run last, and it waits
 // for seconds.
 func killedByArguments(t *testing.T, kind string) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
@@ -147,6 +148,7 @@ func killedByArguments(t *testing.T, kind string) {
 // A job crashes its process each time that it runs. The first crash has no known cause. After 3
 // more the job has failed, and runs beside it have not.
 func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)
@@ -179,6 +181,7 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 
 // A crash is counted when the run begins, and taken back when the process ends the run, or drains.
 func TestACrashIsNotCountedWhereTheProcessLives(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, aCrashIsNotCountedWhereTheProcessLives)
 }

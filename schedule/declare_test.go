@@ -42,6 +42,7 @@ func TestProcessRecordsDeclarations(t *testing.T) {
 // process that runs stores it again, and jobs find their group. It edits no schedule that is there,
 // because a process with newer code may have declared it otherwise.
 func TestDeclarationsReturnAfterFailover(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newBriefWorker(db)

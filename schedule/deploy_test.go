@@ -33,6 +33,7 @@ func (v version) deploy(db *database, before *worker) *worker {
 // A deploy every 10 s: no process runs for as long as an interval of the schedules. The test covers
 // one instant of each minute of the clock.
 func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	both := version{"close": hourly, "poll": schedule.Every(time.Hour)}
@@ -59,6 +60,7 @@ func TestDeploysInCloseSuccessionLoseNoTick(t *testing.T) {
 // and they have different rules for a third. Only ticks run, once each, and a schedule that only
 // one version declares is blocked while the other runs alone.
 func TestTwoVersionsInTurn(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	at := func(now time.Time) { // no run is under way when the clock is set: the ticks that pass then would be skipped
@@ -103,6 +105,7 @@ func TestTwoVersionsInTurn(t *testing.T) {
 // A schedule is renamed, and the deploy rolled back. The new name begins at the deploy. The old
 // schedule continues from its cursor, by its policy.
 func TestARenameIsRolledBack(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, test := range []struct {
 		missed schedule.Missed

@@ -279,6 +279,7 @@ func TestArgumentNumbersCompareByValue(t *testing.T) {
 // A process that starts locks few of its schedules at a time, so other starts and runs do not wait
 // for all of them.
 func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	maker := newWorker(db)

@@ -23,6 +23,7 @@ func kept(db *database, group string) string {
 
 // Every fifth of 28 ticks fails. All entries are of the hour of their tick.
 func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithRetention(6*time.Hour+30*time.Minute, 18*time.Hour+30*time.Minute))
@@ -58,6 +59,7 @@ var historyRuns = flag.Int("history-runs", 4*testkit.Rounds(5000), "how many run
 // which 10 % fail and are kept twice as long. It is vacuumed when 20 % of its rows are dead, as by
 // autovacuum.
 func TestHistorySizeIsBounded(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	all, kept := *historyRuns, *historyRuns/10

@@ -59,6 +59,7 @@ func closer(t testing.TB) chan struct{} {
 // What code of the application does in a run stops no other run, however it fails to return. A line
 // names what hangs.
 func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, kind := range []string{"InTx", "AtLeastOnce", "AtMostOnce"} {
 		t.Run(kind, func(t *testing.T) {
@@ -149,6 +150,7 @@ func TestHostileEncoderFailsItsCallerOnly(t *testing.T) {
 // A tracer that misbehaves at a statement stops no other run, no poll and no end of Run. A line names
 // what hangs.
 func TestHostileTracerStopsNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for text, line := range map[string]string{
 		"schedule_poll": "poll failed", "schedule_begin": "statement still under way", "schedule_end(": "",

@@ -83,6 +83,7 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 
 // Each statement in turn is lost: one effect, one outcome.
 func TestJobRunsOnceIfStatementsAreLost(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -247,6 +248,7 @@ func TestAJobThatCanBeRetriedShowsItsArguments(t *testing.T) {
 // Of the jobs that are due, the highest priority begins first, even if one poll does not find all
 // of another priority.
 func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1), schedule.WithPartitions(1))
@@ -423,6 +425,7 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 // The session has a zone whose clocks once had unusual offsets. Jobs of such times, and of times
 // far ahead, are read like others.
 func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	db.set("timezone", "Europe/Berlin")
@@ -448,6 +451,7 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 // end of a run. A poll for more begins where the last one ended, because ended jobs may be dead
 // entries in the index. It leaves out no job of the same instant.
 func TestPollForMoreContinues(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.notePolls("since_us bigint", "since_us")
@@ -473,6 +477,7 @@ func TestPollForMoreContinues(t *testing.T) {
 // The number of partitions changes while schedules exist, and while an open transaction puts jobs
 // and another schedule.
 func TestPutDuringChangeOfPartitions(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, test := range []struct{ from, to int }{{16, 3}, {3, 16}} {
 		t.Run(fmt.Sprintf("from %d to %d", test.from, test.to), func(t *testing.T) {

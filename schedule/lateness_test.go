@@ -187,6 +187,7 @@ func TestAClockThatIsWrongForAMomentIsDoubted(t *testing.T) {
 // The database's clock steps permanently. Forward: the ticks that it passes are late. Back: no tick
 // runs twice, and the schedule continues when the clock is back where it was.
 func TestAClockThatStepsForGood(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)
@@ -212,6 +213,7 @@ func TestAClockThatStepsForGood(t *testing.T) {
 
 // A schedule is committed long after it was written, so its due time is far in the past.
 func TestAScheduleThatIsCommittedLateIsFound(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -316,6 +318,7 @@ func TestJitteredTickAndEarlierLateTick(t *testing.T) {
 // A poll for everything, or for a fresh partition, takes too long, as with many dead entries in an
 // index. Other polls still find what is due.
 func TestSlowPollStopsNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for name, long := range map[string]string{"everything": "since_us < 0 AND coalesce(cardinality(fresh), 0) = 0", "a new partition": "1 = ANY (fresh)"} {
 		t.Run(name, func(t *testing.T) {
@@ -339,6 +342,7 @@ func TestSlowPollStopsNoOther(t *testing.T) {
 // A job is committed 9 s after it was enqueued, while polls continue: the next poll that reads far
 // behind finds it.
 func TestAJobThatIsCommittedLateIsFoundSoon(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -386,6 +390,7 @@ func TestPollFarBehindOnceASecond(t *testing.T) {
 // A poll that passes over blocked keys takes too long, as with millions of jobs of one key. The
 // next polls pass over none, and other partitions continue.
 func TestSlowPollThatLeavesOutStopsNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.beforePolls("IF cardinality(but) > 0 THEN PERFORM pg_sleep(10); END IF")

@@ -61,6 +61,7 @@ func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 // Of several jobs that are enqueued at the same time one notifies, and the others are found a
 // little later.
 func TestJobWithoutNotificationBeginsSoon(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))
@@ -100,6 +101,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 
 // However many jobs are put, few notifications are sent: each has all commits of the server that send one wait. Those that are due later send none.
 func TestFewNotificationsAreSent(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorkerFor(db, 30*time.Second, schedule.WithPartitions(1)) // it owns the partition all the time, also on a busy machine

@@ -22,6 +22,7 @@ func all[T any](t testing.TB, seq iter.Seq2[T, error]) (some []T) {
 
 // Late and due schedules are found with 65,536 partitions too, without a look-up of each.
 func TestManySchedulesAndJobsAreListed(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, partitions := range testkit.Some(16, 65_536) {
 		db := newFreshDatabase(t) // see BlocksRead

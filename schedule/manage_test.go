@@ -53,6 +53,7 @@ func (o *operator) manage(reason, actor string) *schedule.Scheduler {
 
 // An operator runs every verb with the rights of grants/operator.sql alone, and each is written down, with the role that connected.
 func TestOperatorRunsEachVerb(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newWorker(db)

@@ -65,6 +65,7 @@ func TestOperationsQueriesAreCheap(t *testing.T) {
 
 // Every query of the page on operations that is about schedules and jobs finds what it is for, and only that, also as the role that may read.
 func TestOperationsQueriesShow(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	queries := queriesOfTheNight(t)
 	db := newFreshDatabase(t)

@@ -139,6 +139,7 @@ func (w *worker) runs(err error) *ledger {
 
 // Each statement in turn is lost, or its answer is, with the connection.
 func TestLostStatementKeepsOutcomesExact(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

@@ -27,6 +27,7 @@ func (db *database) sent(r schedule.Run[args]) error {
 // Each statement in turn is lost, or its answer is, with the connection. Handlers with effects
 // outside are called neither too often nor too seldom.
 func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, calls := range []string{"at least once", "at most once"} {
 		t.Run(calls, func(t *testing.T) {
@@ -64,6 +65,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 // key and a higher epoch. AtMostOnce: the next owner does not, and the outcome is unknown. Later
 // writes of the first owner are refused.
 func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, anOwnerThatIsCutOffInACallOutside)
 }
@@ -143,6 +145,7 @@ func anOwnerThatIsCutOffInACallOutside(t *timeguard.Try) {
 // A partition is wanted elsewhere after the record of a call of AtMostOnce, and before the call:
 // the next owner makes the call.
 func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE OR REPLACE FUNCTION pgleases.check_interval() RETURNS text LANGUAGE plpgsql AS $$ BEGIN
@@ -357,6 +360,7 @@ func TestOutcomeRecordedAfterOutage(t *testing.T) {
 
 // A server that lacks something for longer than a run is repeated makes no attempt fail.
 func TestServerThatLacksSpaceFailsNoAttempt(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	w := newWorker(db)
@@ -406,14 +410,17 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 // A process ends whose handlers have returned, and cannot record their outcomes: the next owner
 // waits for 4 s.
 func TestAProcessThatEndsWritesJobsForAWhileOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	endsThoughItCannotWrite(t, "jobs", "outcome not recorded")
 }
 
 func TestAProcessThatEndsFreesSlotsForAWhileOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	endsThoughItCannotWrite(t, "schedule_slots", "slot not freed")
 }
 
 func TestAProcessThatEndsWaitsForItsPoolForAWhileOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	endsThoughItCannotWrite(t, "the pool", "outcome not recorded")
 }
 
@@ -459,6 +466,7 @@ func endsThoughItCannotWrite(t *testing.T, what, says string) {
 // A process is cut off in a call of AtMostOnce. Meanwhile a deploy has made the kind one that may be
 // called again: the tick is not called again all the same, because its call was one of AtMostOnce.
 func TestDeployRepeatsNoCallOfAtMostOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, now := range []string{"InTx", "AtLeastOnce"} {
 		t.Run(now, func(t *testing.T) {

@@ -18,6 +18,7 @@ import (
 // Owners of a dozen schedules crash in a handler, at the commit, and between runs; close; and hand
 // over while handlers run.
 func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	const schedules = 6
@@ -165,6 +166,7 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 // The process crashed during a statement that takes a minute: the server detects that, and the next
 // owner does not wait for its end.
 func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithDrainTimeout(0))
@@ -214,6 +216,7 @@ func TestClosingEndsWithLastOwnership(t *testing.T) {
 // A migration has locked the table when a process with many partitions ends: it does not wait once
 // for each of them.
 func TestClosingWaitsForOneLockOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		db := newDatabase(t)
@@ -248,6 +251,7 @@ func TestClosingWaitsForOneLockOnly(t *testing.T) {
 // An application edits two schedules in its transaction while a process that owns both ends and
 // counts a crash of each. Neither is broken off, and the crashes are taken back after the edit.
 func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	began, let := make(chan string, 10), make(chan struct{})

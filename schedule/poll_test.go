@@ -12,6 +12,7 @@ import (
 // The number of polls does not depend on the number of schedules that are not due, and no poll
 // reads those.
 func TestDormantSchedulesCostLittle(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
 	const dormant, polls, every = 20_000, 10, 200 * time.Millisecond

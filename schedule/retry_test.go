@@ -100,6 +100,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 // A retry is made by the current owner, with the right attempt number. A lost answer is not counted
 // twice.
 func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	calls := make(chan int, 100)
@@ -283,6 +284,7 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 // An edit locks the row of the schedule for longer than the end of a run waits: the tick gets its
 // outcome afterwards.
 func TestEndlessEditFailsNoTick(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w, log := newLogged(db)

@@ -170,6 +170,7 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 }
 
 func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE TABLE public.slow (seconds float); GRANT ALL ON public.slow TO PUBLIC;
@@ -464,6 +465,7 @@ func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 // More schedules than one poll finds wait for a run of their key. Schedules after them in the
 // partition run.
 func TestABusyKeyHoldsUpNoOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1))

@@ -16,6 +16,7 @@ import (
 // Tables in a schema whose name must be quoted, created twice, with the clock of the server: a
 // schedule of each second runs at its ticks.
 func TestAnotherSchemaAndTheServersOwnClock(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	pool := newPool(t, pgtest.OwnerURL(pgtest.EmptyDatabase(t)))
 	const schema = `o'dd "one"`
@@ -89,6 +90,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 
 // Changes are made and recorded, whatever the search_path of the role.
 func TestChangesIgnoreSearchPath(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)

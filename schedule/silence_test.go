@@ -29,6 +29,7 @@ func advised(config *pgxpool.Config) {
 // calls begin anew on other connections, also calls without a client, and more calls than the pool
 // has places.
 func TestCallsOutliveASilentPool(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, callsOutliveASilentPool)
 }

@@ -106,6 +106,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 // for a transaction until the server ends it, for a call outside until the partition has another
 // owner.
 func TestSlotsOfCutOffProcess(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, slotsOfCutOffProcess)
 }
@@ -194,6 +195,7 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 // Runs without a slot take no room from other kinds, spend no attempt, and are not tried all the
 // time.
 func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithPartitions(1), schedule.WithMaxRunning(2))
@@ -224,6 +226,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 
 // Polls leave out runs that wait for a slot all the time, and not only every second poll.
 func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, waits := range testkit.Some("for a slot", "for a key") {
 		t.Run(waits, func(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 
 // The numbers count runs under way, waiting items, each outcome, lateness, polls and the clock.
 func TestStatsCountRuns(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1))

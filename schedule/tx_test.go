@@ -146,6 +146,7 @@ func TestAHandlersTransactionEndsWithTheRun(t *testing.T) {
 // The schedule was deleted before its run is opened, and the process freezes then: its transaction
 // has a limit anyway, because it locks the partition.
 func TestEmptyTransactionIdleTimeout(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

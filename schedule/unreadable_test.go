@@ -25,6 +25,7 @@ var illRows = map[string][]string{
 
 // Rows that cannot be read are blocked, and named as such. All others run, are listed, and start.
 func TestRowsThatCannotBeRead(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	declare := func(w *worker) *schedule.Kind[args] {

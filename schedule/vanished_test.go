@@ -16,6 +16,7 @@ import (
 // If the server has vanished during a statement of the handler, and the connection does not say so,
 // that is found out long before the timeout, and is no attempt.
 func TestVanishedServerIsNoAttempt(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -44,6 +45,7 @@ func TestVanishedServerIsNoAttempt(t *testing.T) {
 
 // A timeout that passes while another server takes over is no attempt either.
 func TestTimeoutDuringFailoverIsNoAttempt(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
 	db.exec(`CREATE TABLE public.servers (started timestamptz); INSERT INTO public.servers VALUES ('2026-01-01Z'); GRANT SELECT ON public.servers TO PUBLIC;

@@ -32,6 +32,7 @@ func (db *database) shows(view, of, columns, want string) {
 
 // The view shows the state of each schedule, with its reason.
 func TestViewOfSchedules(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
@@ -88,6 +89,7 @@ func TestViewOfSchedules(t *testing.T) {
 
 // The view shows the state of each job, with its reason.
 func TestViewOfJobs(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)

@@ -159,6 +159,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 
 // A name without a lease may be that of a consumer or of a group, also before its first run.
 func TestVerbsNameConsumersAndGroups(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
 	output1(t, database, "migrate", "--consumers", "--schedules")

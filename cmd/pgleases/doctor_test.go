@@ -171,6 +171,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 
 // Doctor says which process to kill, and who was evicted. If all clients are dead, it says to start one.
 func TestDoctorNamesProcesses(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	says := func(check, want string) {
@@ -256,6 +257,7 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 
 // A prepared transaction has no process, and lasts until somebody ends it.
 func TestDoctorFindsPreparedTransactions(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	if testkit.Value[int](t, testkit.Pool(t, database), "SELECT current_setting('max_prepared_transactions')::int") == 0 {
@@ -282,6 +284,7 @@ func locked(t *testing.T, database, rows string) *pgx.Conn {
 // Of the transactions that have locked the row of a client, a lease, a member or the server, doctor
 // names the oldest.
 func TestDoctorNamesWhoHasRowsLocked(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
@@ -359,6 +362,7 @@ func TestDoctorNamesStrangersAtAdvisoryLocks(t *testing.T) {
 // Doctor names the session that has locked a table, with a remedy, even if the table cannot be
 // read.
 func TestDoctorNamesWhoHasLockedATable(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	t.Run("against readers", func(t *testing.T) { namesTheLocker(t, "clients", "ACCESS EXCLUSIVE", false) })
 	t.Run("against writers", func(t *testing.T) { namesTheLocker(t, "clients", "SHARE", false) })
@@ -416,6 +420,7 @@ func TestDoctorNamesAPreparedTransactionThatIsGuarded(t *testing.T) {
 }
 
 func TestDoctorFindsWhatARoleLacks(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
@@ -429,6 +434,7 @@ func TestDoctorFindsWhatARoleLacks(t *testing.T) {
 
 // Faults between the client and the database: a filter makes them.
 func TestDoctorFindsWhatIsOnTheWay(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, test := range []struct {
 		want, text string
@@ -498,6 +504,7 @@ func TestJobsShowTheSuspectThatTheyWaitFor(t *testing.T) {
 }
 
 func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
@@ -570,6 +577,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 }
 
 func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.FreshDatabase(t)
 	execute(t, database, sound)
@@ -700,6 +708,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 
 // Whoever runs doctor may do more than the clients.
 func TestDoctorChecksTheRolesOfLiveClients(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.FreshDatabase(t)
 	execute(t, database, sound)
@@ -781,6 +790,7 @@ func newFilter(t *testing.T, databaseURL string, filter func(kind byte, body []b
 
 // A view or an index that is gone, and a verb that every role may execute, are found and repaired.
 func TestDamagedSchemaIsFoundAndRepaired(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	for damage, found := range map[string]string{

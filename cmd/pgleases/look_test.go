@@ -303,6 +303,7 @@ func TestUnwritableOutputIsAFailure(t *testing.T) {
 }
 
 func TestVerbsNameTheRemedy(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	empty, database := pgtest.EmptyDatabase(t), pgtest.MigratedDatabase(t)
 	role := newRole(t, database)
@@ -339,6 +340,7 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 
 // Package admin tests the rights of each purpose. This tests that the command prints them.
 func TestMigrateAndGrantsServeRoles(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
 	for _, test := range []struct{ before, want string }{

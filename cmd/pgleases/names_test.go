@@ -16,6 +16,7 @@ import (
 
 // No name, which the server repeats in its errors, makes a line of its own or moves the cursor.
 func TestNamesForgeNoLine(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.EmptyDatabase(t)
 	pool := testkit.Pool(t, database)

@@ -39,6 +39,7 @@ func newMember(t *testing.T, pool *pgxpool.Pool, id string) *pgleases.Lease {
 }
 
 func TestOperatorsChangeAFleet(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	pool := testkit.Pool(t, database)
@@ -419,6 +420,7 @@ func followOverOutage(t *testing.T, frozen bool) {
 // A process that was frozen until it was evicted does not join a lease again that was replaced
 // meanwhile, and a dry run and a refusal change nothing.
 func TestFrozenProcessOfAReplacedLeaseEnds(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	old := command.Run(t, command.Database(database), "run", "orders", "-n", "2", "--ttl", "2s", "--", "sleep", "600")

@@ -49,6 +49,7 @@ func TestRunTakesALeaseThatBeginsWithADash(t *testing.T) {
 }
 
 func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
 	if code := command.Run(t, env, "run", "counted", "--once", "--", "true").ExitCode(); code != 0 {

@@ -67,6 +67,7 @@ func TestBeforeConnectIsObeyedEachTime(t *testing.T) {
 }
 
 func TestAnyNumberOfSilentHostsIsPassedOver(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	config := f.config()

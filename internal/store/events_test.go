@@ -20,6 +20,7 @@ func (f *fixture) events() string {
 }
 
 func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.client("a"), f.client("b")
@@ -120,6 +121,7 @@ func TestAPlanOfManyMovesIsAnEventForEachPairOfClients(t *testing.T) {
 }
 
 func TestOldEventsGoInBatches(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
@@ -176,6 +178,7 @@ func TestEventsThatAreDatedAheadKeepNoOthers(t *testing.T) {
 // A dump has the transaction numbers of its server, which have no meaning on another server: new
 // events there would come before them, even years later.
 func TestEventsOfAnotherServerComeFirst(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")
@@ -201,6 +204,7 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 
 // By ids alone it would miss the events of a transaction that commits after one that began later.
 func TestEventsCommittedLateAreFollowed(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	f.exec("GRANT INSERT (actor) ON events TO PUBLIC") // the session below is that of an application

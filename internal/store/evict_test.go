@@ -174,6 +174,7 @@ func TestPartitionsWithoutOwnerGetAPlan(t *testing.T) {
 }
 
 func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, b := f.pair(1)
@@ -258,6 +259,7 @@ func TestIdentitiesUnusedForADayAreForgotten(t *testing.T) {
 }
 
 func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, b := f.client("a"), f.client("b")
@@ -270,6 +272,7 @@ func TestAnEvictionWaitsForNoRegistration(t *testing.T) {
 
 // For example by a transaction that drops the lease and stays open.
 func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, b, c, d := f.client("a"), f.client("b"), f.client("c"), f.client("d")
@@ -306,6 +309,7 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 
 // For example by an operator's UPDATE of identities in a transaction that stays open.
 func TestWaitingRegistrationDelaysNoEviction(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, expired := f.client("a"), f.client("expired")
@@ -345,6 +349,7 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 
 // With many partitions it has to end within half a TTL, as with few.
 func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, expired := f.client("a"), f.client("expired")
@@ -381,6 +386,7 @@ func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 }
 
 func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, b := f.pair(1)
@@ -440,6 +446,7 @@ func TestAServerWithoutItsRowIsNamed(t *testing.T) {
 
 // For example behind a publication that cannot replicate them.
 func TestUndeletableRowsDoNotDelayAnEviction(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -456,6 +463,7 @@ func TestUndeletableRowsDoNotDelayAnEviction(t *testing.T) {
 }
 
 func TestOneEvictsAtATime(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := stoppedFixture(t)
 	a, b, expired := f.client("a"), f.client("b"), f.client("expired")

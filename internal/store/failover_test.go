@@ -367,6 +367,7 @@ func (f *fixture) fast(ttl time.Duration, former, latter string) (*Connector, *t
 }
 
 func TestConnectionEndIsReportedBeforeOwnClose(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	type given struct {
@@ -505,6 +506,7 @@ func TestALookAtALockIsNotTakenForTheLock(t *testing.T) {
 
 // Any role may wait for a lock that it sees in pg_locks, and gets it when the client crashes.
 func TestWatchReturnsOtherSessionAtALock(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	a, key := f.live("a")
@@ -527,6 +529,7 @@ func TestWatchReturnsOtherSessionAtALock(t *testing.T) {
 // A statement that a client has given up with its connection may arrive late, when the client has
 // another connection.
 func TestALateStatementTakesNoSessionToALockOfBefore(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	f.countsInTime()

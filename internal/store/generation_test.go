@@ -34,6 +34,7 @@ func renewed(c *client) int64 {
 // Two standbys of one server, promoted one after the other, are on the same timeline and have the
 // same server generation.
 func TestCopiesOfOneStateGiveNoEpochTwice(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	c := f.client("c")
@@ -115,6 +116,7 @@ func TestATimelineNamesItsServer(t *testing.T) {
 // A server that does not return one of the two values returns the other. On Aurora, which has
 // functions by these names, the value is made from the instance and its start.
 func TestTimelineUsesTheValuesOfTheServer(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	identifier := value[int64](f, "SELECT system_identifier FROM pg_control_system()")

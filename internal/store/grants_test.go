@@ -22,6 +22,7 @@ func (f *fixture) grant(purpose, role string) {
 }
 
 func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := fixtureIn(t, emptyDatabase(t), "pgleases")
 	role := f.role()
@@ -37,6 +38,7 @@ func TestARoleThatOwnsNothingRunsTheWholeProtocol(t *testing.T) {
 }
 
 func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	a := f.client("a")

@@ -62,6 +62,7 @@ func (c *client) hears(anew bool) {
 
 // A heartbeat returns the leases again only if they may have changed since the last answer.
 func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	tests := map[string]struct {
 		change func(f *fixture, c *client)
@@ -193,6 +194,7 @@ func TestHeartbeatIgnoresAChangeOfAnotherServer(t *testing.T) {
 // Transactions commit in another order than they begin or change a lease. In every order the change
 // is returned.
 func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	f.ctx = t.Context() // without a time limit

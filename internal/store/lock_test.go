@@ -307,6 +307,7 @@ func TestAnOpenGuardKeepsTheLockWithoutWaits(t *testing.T) {
 }
 
 func TestLockGuardPassesForTheHoldersToken(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
@@ -347,6 +348,7 @@ func TestGuardDuringLockReleaseIsRefused(t *testing.T) {
 // If a token were drawn before the mutex, a session that waited for the mutex could have a lower
 // one than a session that came first.
 func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	f.exec(`CREATE TABLE public.journal (n serial, name text, token bigint);
@@ -412,6 +414,7 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 // A grant has to be flushed before its holder learns of it. A release that grants no lock need not
 // be: the next statement flushes it.
 func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
@@ -448,6 +451,7 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 
 // Otherwise it would search for waiting sessions while one of them is on its way into the queue.
 func TestAReleaseWaitsForTheMutex(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a := f.locker("a")
@@ -581,6 +585,7 @@ func TestAnAcquisitionLocksNoSession(t *testing.T) {
 
 // A connection keeps the plans that it made when there was no lock.
 func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, statements := f.locker("a"), StatementsFor(f.schema)

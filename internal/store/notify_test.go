@@ -34,6 +34,7 @@ func listening(f *fixture, id string) *client {
 }
 
 func TestListenReportsWhetherNotificationsArrive(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := listening(f, "a"), listening(f, "b"), listening(f, "c")

@@ -434,6 +434,7 @@ func TestACheckEndsNoOverrideAboutALeaseThatIsLocked(t *testing.T) {
 // If many overrides end at once, a check for expired sessions ends only some of them, and changes
 // the lease once.
 func TestManyOverridesThatEndAtOnceDelayNoEviction(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, expired := f.client("a"), f.client("expired")

@@ -196,6 +196,7 @@ func TestPlanLeavesOutLeasesThatChangeMeanwhile(t *testing.T) {
 // What is committed while a plan waits for a lease is not in the snapshot that its message began
 // with.
 func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b, c := f.trio(4)
@@ -218,6 +219,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 
 // Only a fence changes a partition's row without the lease's lock.
 func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	a, b := f.pair(2)
@@ -307,6 +309,7 @@ func (f *fixture) takeOver(by *client) (commit func()) {
 
 // One after the other, so that at any time one of them holds the partition's row.
 func TestAStreamOfGuardsEndsWithTheOwnersEviction(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -365,6 +368,7 @@ func TestGuardDuringTakeoverWaitsAndIsRefused(t *testing.T) {
 }
 
 func TestGuardDuringReleaseWaitsAndIsRefused(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -385,6 +389,7 @@ func TestGuardDuringReleaseWaitsAndIsRefused(t *testing.T) {
 func failure[T any](_ T, err error) error { return err }
 
 func TestAGuardHoldsInWhateverTransactionItIs(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.pair(1)
@@ -446,6 +451,7 @@ func guardOnce(f *fixture, conn *pgx.Conn, epoch int64) error {
 }
 
 func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")

@@ -77,6 +77,7 @@ func TestAnySchemaNameServes(t *testing.T) {
 // As change data capture and blue/green upgrades create it: the server refuses updates of a table
 // that it cannot replicate.
 func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := emptyFixture(t, "pgleases")
 	f.exec("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -194,6 +195,7 @@ func TestEverythingThatOperatorsSeeHasAComment(t *testing.T) {
 }
 
 func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := emptyFixture(t, "made")
 	role := f.role()

@@ -13,6 +13,7 @@ import (
 )
 
 func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	made := emptyFixture(t, "pgleases")
 	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/schema/*.sql", "../../sql/statements/*.sql", "../connect/connect.go", "migrate.go")) // once, as it takes seconds
@@ -41,6 +42,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 
 // In a schema where others may create functions, for example public before PostgreSQL 15.
 func TestNoOverloadOfAnotherRoleIsCalled(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := freshFixture(t)
 	f.ok(pgtest.Overload(f.ctx, f.sql))

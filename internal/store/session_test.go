@@ -116,6 +116,7 @@ func TestWhoWasFrozenUntilItsIDWasForgottenIsTheOlder(t *testing.T) {
 }
 
 func TestConcurrentRegistrationsDiffer(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	drawn := make([]string, 12)
@@ -243,6 +244,7 @@ func TestHeartbeatReturnsEachJoinedLease(t *testing.T) {
 }
 
 func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
@@ -265,6 +267,7 @@ func TestALockedRowIsWaitedForABoundedTime(t *testing.T) {
 }
 
 func TestAStatementThatIsGivenUpEndsAtTheServer(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
@@ -309,6 +312,7 @@ func TestAClosedClientLeavesNothing(t *testing.T) {
 }
 
 func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	f := newFixture(t)
 	a := f.clientTTL("a", 10*time.Minute)

@@ -24,6 +24,7 @@ import (
 // Handlers in transactions use the pool once more. However many schedulers and consumers of a process
 // share the pool, none of these uses waits for a connection that only another handler can release.
 func TestHandlersOfOnePoolDoNotStopEachOther(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, c := range []struct{ conns, schedulers, consumers int }{{4, 1, 1}, {4, 3, 2}, {2, 1, 1}, {3, 1, 1}, {3, 2, 1}} {
 		t.Run(fmt.Sprintf("%d connections, %d schedulers, %d consumers", c.conns, c.schedulers, c.consumers), func(t *testing.T) {

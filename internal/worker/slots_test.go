@@ -7,6 +7,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A plant simulates workers: items that are healthy get a call each so often, and items that are
@@ -121,6 +123,7 @@ func newPlant(size, ill int, why Reason, hangs time.Duration) *plant {
 
 // Beside 100 ill items, healthy ones that need a part of the slots get all their calls, at once.
 func TestIllWorkDelaysNoHealthyWork(t *testing.T) {
+	testkit.OnlyInCI(t)
 	for _, why := range Reasons {
 		for _, size := range []int{2, 4, 10} {
 			t.Run(fmt.Sprint(why, " ", size), func(t *testing.T) {

@@ -45,6 +45,7 @@ func TestProgramThatCannotStartFreesPartition(t *testing.T) {
 
 // Also if the keeper cannot be started: its arguments are longer than those of the command.
 func TestKeeperThatCannotStartFreesPartition(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
 	run := []string{"run", "long", "--ttl", "5m", "--", "true"}
@@ -165,6 +166,7 @@ func TestSIGQUITEndsTheCommandAsSIGTERMDoes(t *testing.T) {
 // Without a database nothing can be handed over, and the trust of the last heartbeat would be a
 // long wait.
 func TestSignalWithoutDatabaseEndsSoon(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, frozen := range []bool{false, true} {
 		dir, way := t.TempDir(), command.NewProxy(t, pgtest.MigratedDatabase(t))
@@ -202,6 +204,7 @@ func TestSignalsAtOnceAreOneRequest(t *testing.T) {
 
 // The second signal ends the wait for the end of the program and for the database.
 func TestSecondSignalWithoutDatabase(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, frozen := range []bool{false, true} {
 		timeguard.Run(t, func(t *timeguard.Try) {
@@ -239,6 +242,7 @@ func TestInnerRunHidesTheOuterSocket(t *testing.T) {
 
 // A keeper that was stopped when its parent was killed goes on, and kills the program.
 func TestStoppedKeeperOfAKilledParentKills(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	c := runProgram(t, dir, modeStubborn, env, "stopped", "--ttl", "5m")

@@ -86,6 +86,7 @@ var faults = []fault{
 
 // Each fault lasts longer than the TTL, so that others take over from the member. The programs ignore SIGTERM and have orphans.
 func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	number := 2 * testkit.Rounds(len(faults)/4)
 	if text := os.Getenv(envFaults); text != "" {

@@ -127,6 +127,7 @@ func (i interpreter) command(t *testing.T, file string) []string {
 // The programs of docs/languages.md do under pgleases run what the page says. With an old epoch,
 // those that write write nothing.
 func TestLanguagesPageRuns(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	kinds, codes := programs(t)
 	if len(kinds) != 10 {

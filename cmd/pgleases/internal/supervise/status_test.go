@@ -123,6 +123,7 @@ func TestStatusSocketShowsOwnedPartitions(t *testing.T) {
 // The socket is read all the time, and a partition moves: if reads counted as those of a loop over
 // Values, the handoff would wait for an hour.
 func TestStatusReadsDelayNoHandoff(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	one, two := clients.New(t, pool), clients.New(t, pool)
@@ -139,6 +140,7 @@ func TestStatusReadsDelayNoHandoff(t *testing.T) {
 
 // A process removes its own socket only, and waits for a locked directory for a while only.
 func TestStatusSocketOfAnother(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	socket := filepath.Join(dir, "a status")
@@ -170,6 +172,7 @@ func TestStatusSocketOfAnother(t *testing.T) {
 
 // Readers that stay, and do not read, take a limited number of files, and delay neither a handoff nor the end.
 func TestStatusSocketLimitsReaders(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	socket, database := filepath.Join(t.TempDir(), "s"), pgtest.MigratedDatabase(t)
 	env := command.Database(database)

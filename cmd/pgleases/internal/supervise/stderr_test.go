@@ -78,6 +78,7 @@ func fullPipe(t *testing.T) (r, w *os.File) {
 }
 
 func TestStderrThatNobodyReadsStopsNothing(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	_, w := fullPipe(t)
@@ -95,6 +96,7 @@ func TestStderrThatNobodyReadsStopsNothing(t *testing.T) {
 // A log collector that has ended must not end the command, which would leave the partition to the
 // next client only after the TTL.
 func TestStderrWithoutAReaderEndsNothing(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	r, w, err := os.Pipe()

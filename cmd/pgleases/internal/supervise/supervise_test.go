@@ -46,6 +46,7 @@ func TestRunOnceReturnsTheExitCodeOfTheProgram(t *testing.T) {
 }
 
 func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
 	env := command.Database(database)
@@ -95,6 +96,7 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 // A crashed client still owns the partition if no other client ran since, for example between two
 // nights when cron starts all.
 func TestTryTakesOverFromACrashedOwner(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
 		const ttl = time.Second
@@ -155,6 +157,7 @@ func TestProgramRestartsWithBackoff(t *testing.T) {
 
 // The TTL is much longer than the test, so the next client owns the partition only by a handoff.
 func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, test := range []struct {
 		mode  string
@@ -205,6 +208,7 @@ func handedOver(t testing.TB, all []record, first int, last string) {
 }
 
 func TestSecondSignalDoesNotWaitForTheGrace(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	c := runProgram(t, dir, modeStubborn, env, "twice", "--grace", "1h", "--ttl", "5m")
@@ -269,6 +273,7 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 
 // The program ends before the end of trust, even if only one of keeper and supervisor runs.
 func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	for _, test := range testkit.Some([]struct {
 		name string
@@ -290,6 +295,7 @@ func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 }
 
 func TestForkChainIsGoneWhenTrustEnds(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	expectGoneInTime(t, 4, modeChain, "false", stopSupervisor)
 }
@@ -332,6 +338,7 @@ func expectGoneInTime(t *testing.T, n int, mode, group string, stop func(t testi
 }
 
 func TestShortOutageKeepsTheProgram(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	const ttl = 5 * time.Second
 	timeguard.Run(t, func(t *timeguard.Try) {
@@ -356,6 +363,7 @@ func TestShortOutageKeepsTheProgram(t *testing.T) {
 // The supervisor still owns the partition when the keeper ends the program, so it must not start
 // another for an instant.
 func TestOutageEndsTheProgramOnce(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	const ttl = 3 * time.Second
 	timeguard.Run(t, func(t *timeguard.Try) {
