@@ -54,7 +54,7 @@ func TestCollectionHasTheStats(t *testing.T) {
 		"pgleases.consumer.rows mails": 2, "pgleases.consumer.failures mails": 0, "pgleases.lease.joined": 2, "pgleases.partition.owned orders": 4, "pgleases.ownership.lost closed orders": 0, "pgleases.lock.held": 0,
 		"pgleases.schedule.partition.owned reports": 128, "pgleases.schedule.outcomes reports report succeeded": 3, "pgleases.schedule.outcomes reports fail failed": 1,
 		"pgleases.schedule.lateness.count reports report": 3, "pgleases.schedule.lateness.bucket reports report +Inf": 3, "pgleases.schedule.lateness.bucket reports report 3600": 3,
-		"pgleases.schedule.lateness.sum reports report": s.Stats().Kinds["report"].Lateness.Sum.Seconds(),
+		"pgleases.schedule.lateness.sum reports report": s.Stats().Kinds["report"].TotalLateness.Seconds(),
 	} {
 		if value, ok := got[name]; !ok || value != want {
 			t.Errorf("%s is %v, %v, not %v", name, value, ok, want)

@@ -19,9 +19,8 @@ import (
 // Test for these errors with errors.Is. A method wraps one of them in an error that names the
 // values.
 var (
-	// ErrNotFound is returned by Get, Pause, Resume, Delete, DeleteID, Trigger and Backfill if the
-	// group has no schedule of this name, by Job and Cancel if it has no such job, and by Retry and
-	// RetryTick.
+	// ErrNotFound is returned by Get, Pause, Resume, Delete, Trigger and Backfill if the group has no
+	// schedule of this name, by Job and Cancel if it has no such job, and by Retry and RetryTick.
 	ErrNotFound = errors.New("schedule: not found")
 
 	// ErrUnknown is returned by the methods that change a schedule or a job, if the connection

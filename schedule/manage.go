@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -62,10 +63,10 @@ func (s *Scheduler) Delete(ctx context.Context, name string) error {
 	return s.edited(ctx, "delete", name, map[string]any{}, passed)
 }
 
-// DeleteID is Delete for the schedule with this Schedule.ID. It returns ErrNotFound if another
-// schedule has the name by now.
-func (s *Scheduler) DeleteID(ctx context.Context, name string, id int64) error {
-	return s.edited(ctx, "delete", name, map[string]any{"id": id}, passed)
+func init() {
+	seam.DeleteSchedule = func(ctx context.Context, scheduler any, name string, id int64) error {
+		return scheduler.(*Scheduler).edited(ctx, "delete", name, map[string]any{"id": id}, passed)
+	}
 }
 
 // Trigger runs a schedule now, as an extra run, even if it is paused. It enqueues a job with the

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -71,6 +72,17 @@ func (r *registry) stats() map[string]KindStats {
 	kinds := make(map[string]KindStats)
 	for name, k := range r.kinds {
 		kinds[name] = k.counts.now()
+	}
+	return kinds
+}
+
+// delays returns how late the calls of each kind were.
+func (r *registry) delays() map[string]seam.Delays {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kinds := make(map[string]seam.Delays)
+	for name, k := range r.kinds {
+		kinds[name] = k.counts.delays()
 	}
 	return kinds
 }

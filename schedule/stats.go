@@ -6,8 +6,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/worker"
 )
+
+func init() {
+	seam.Lateness = func(scheduler any) map[string]seam.Delays { return scheduler.(*Scheduler).registry.delays() }
+}
 
 // Stats has the numbers of a Scheduler in this process, for metrics and health checks. Counters
 // begin at 0 when the process starts.
@@ -46,32 +51,16 @@ type KindStats struct {
 	Snoozed int64 // runs whose handler returned Snooze
 	// runs whose handler returned Unavailable
 	Unavailable int64
-	Succeeded   int64    // OutcomeSucceeded
-	Failed      int64    // OutcomeFailed
-	Unknown     int64    // OutcomeUnknown
-	Missed      int64    // OutcomeMissed
-	Skipped     int64    // OutcomeSkipped
-	Lateness    Lateness // of the calls
+	Succeeded   int64 // OutcomeSucceeded
+	Failed      int64 // OutcomeFailed
+	Unknown     int64 // OutcomeUnknown
+	Missed      int64 // OutcomeMissed
+	Skipped     int64 // OutcomeSkipped
+	// Total time from when runs were due to the calls of the handler, by the database's clock: by
+	// Begun, the mean lateness. A tick is due at its time plus its jitter, and a retried tick when
+	// its retry is. The metric pgleases.schedule.lateness has the distribution.
+	TotalLateness time.Duration
 }
-
-// Lateness has the delays from due times to calls of handlers, by the database's clock. A tick is
-// due at its time plus its jitter, and a retried tick when its retry is.
-type Lateness struct {
-	Count int64
-	Sum   time.Duration
-	// How many were no later than the bound of the same index in LatenessBounds; the caller owns
-	// the slice
-	Within []int64
-}
-
-var latenessBounds = [...]time.Duration{
-	5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
-	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, time.Hour,
-}
-
-// LatenessBounds returns the bounds of Lateness.Within, from 5 ms to 1 h. The caller owns the
-// slice.
-func LatenessBounds() []time.Duration { return slices.Clone(latenessBounds[:]) }
 
 // Stats returns the numbers of the Scheduler now. It sends no statement, and does not wait. It is
 // safe for concurrent use, also before and after Run.
@@ -123,7 +112,7 @@ func (c *counts) poll(sent time.Time, err error) {
 type kindCounts struct {
 	mu    sync.Mutex // guards the following fields
 	stats KindStats
-	late  [len(latenessBounds) + 1]int64 // the last counts what is later than all bounds
+	late  [len(seam.DelayBounds) + 1]int64 // the last counts what is later than all bounds
 }
 
 // count changes the numbers.
@@ -136,10 +125,10 @@ func (c *kindCounts) count(change func(k *KindStats)) {
 // begin counts a call with its lateness, and returns a function that counts the end of the call.
 func (c *kindCounts) begin(late time.Duration) (end func()) {
 	late = max(0, late)
-	bucket, _ := slices.BinarySearch(latenessBounds[:], late)
+	bucket, _ := slices.BinarySearch(seam.DelayBounds[:], late)
 	c.count(func(k *KindStats) {
 		c.late[bucket]++
-		k.Lateness.Sum += late
+		k.TotalLateness += late
 		k.Begun++
 		k.Running++
 	})
@@ -184,12 +173,18 @@ func (c *kindCounts) wrote(outcomes []newEntry) {
 func (c *kindCounts) now() KindStats {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	k := c.stats
+	return c.stats
+}
+
+// delays returns how late the calls were.
+func (c *kindCounts) delays() (d seam.Delays) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for i, n := range c.late {
-		k.Lateness.Count += n
-		if i < len(latenessBounds) {
-			k.Lateness.Within = append(k.Lateness.Within, k.Lateness.Count)
+		d.Count += n
+		if i < len(d.Within) {
+			d.Within[i] = d.Count
 		}
 	}
-	return k
+	return d
 }

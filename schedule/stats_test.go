@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -35,7 +36,7 @@ func TestStatsCountRuns(t *testing.T) {
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly))
-	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.OldestRun != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(s.Kinds["mail"].Lateness.Within) != len(schedule.LatenessBounds()) {
+	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.OldestRun != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(seam.Lateness(w.Scheduler)) != 3 {
 		t.Errorf("before Run they are %+v", s)
 	}
 	w.run()
@@ -68,14 +69,14 @@ func TestStatsCountRuns(t *testing.T) {
 	db.setClock(midnight.Add(3*time.Hour + 22*time.Minute))
 	testkit.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 && s.OldestRun > 0 })
 	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
-	late := w.Stats().Kinds["books"].Lateness
-	for i, bound := range schedule.LatenessBounds() {
+	late := seam.Lateness(w.Scheduler)["books"]
+	for i, bound := range seam.DelayBounds {
 		if want := bound >= 20*time.Minute; (late.Within[i] == 1) != want {
 			t.Errorf("%d of the runs, of which one was 20 minutes late, were no later than %v", late.Within[i], bound)
 		}
 	}
-	if late.Count != 1 || late.Sum < 20*time.Minute || late.Sum > 21*time.Minute {
-		t.Errorf("a run that was 20 minutes late counts as %+v", late)
+	if total := w.Stats().Kinds["books"].TotalLateness; late.Count != 1 || total < 20*time.Minute || total > 21*time.Minute {
+		t.Errorf("a run that was 20 minutes late counts as %v, %+v", total, late)
 	}
 	ends(nil)
 	testkit.Receive(t, "the other runs", began)
@@ -89,8 +90,8 @@ func TestStatsCountRuns(t *testing.T) {
 	become("books", "0 run, 3 begun, 1 retried, 1 snoozed, 1 succeeded, 0 failed, 0 unknown, 3 missed, 0 skipped")
 	db.setClock(midnight.Add(3*time.Hour + 33*time.Minute + 40*time.Second))
 	testkit.Receive(t, "it is tried again", began)
-	before := w.Stats().Kinds["books"].Lateness
-	if before.Count != 4 || before.Sum > 23*time.Minute { // 20 minutes, one or two ticks, and seconds of those that were tried again
+	before := w.Stats().Kinds["books"]
+	if before.Begun != 4 || before.TotalLateness > 23*time.Minute { // 20 minutes, one or two ticks, and seconds of those that were tried again
 		t.Errorf("what is tried again was late by %+v", before)
 	}
 	ends(errors.New("no paper")) // for the second time
@@ -105,8 +106,8 @@ func TestStatsCountRuns(t *testing.T) {
 	testkit.Receive(t, "it is called", began)
 	ends(nil)
 	become("mail", "0 run, 1 begun, 0 retried, 0 snoozed, 1 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
-	if late := w.Stats().Kinds["mail"].Lateness; late.Sum > time.Minute {
-		t.Errorf("a job that was put for an instant that had passed is %v late", late.Sum)
+	if late := w.Stats().Kinds["mail"].TotalLateness; late > time.Minute {
+		t.Errorf("a job that was put for an instant that had passed is %v late", late)
 	}
 	testkit.OK(t, pay.Put(t.Context(), "pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 	db.exec(`UPDATE pgleases.schedules SET due = '2026-03-02 04:00 UTC', tick = '2026-03-02 04:00 UTC', tick_local = '2026-03-02 04:00',

@@ -21,10 +21,10 @@ func TestMetricsReadEachStat(t *testing.T) {
 	source := string(testkit.Must(os.ReadFile("client.go"))(t)) + string(testkit.Must(os.ReadFile("schedule.go"))(t)) + string(testkit.Must(os.ReadFile("consumer.go"))(t))
 	for _, of := range []reflect.Type{
 		reflect.TypeFor[pgleases.Stats](), reflect.TypeFor[pgleases.Losses](), reflect.TypeFor[pgleases.LockStats](), reflect.TypeFor[pgleases.HeartbeatMargin](),
-		reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[schedule.Lateness](), reflect.TypeFor[consumer.Stats](),
+		reflect.TypeFor[schedule.Stats](), reflect.TypeFor[schedule.KindStats](), reflect.TypeFor[consumer.Stats](),
 	} {
 		for _, f := range reflect.VisibleFields(of) {
-			read := regexp.MustCompile(`\b[csklo]\.(Losses\.|Lateness\.|Locks\.|HeartbeatMargin\.)?` + f.Name + `\b`)
+			read := regexp.MustCompile(`\b[csklo]\.(Losses\.|Locks\.|HeartbeatMargin\.)?` + f.Name + `\b`)
 			if !f.Anonymous && !read.MatchString(source) {
 				t.Errorf("no metric reads %v.%s", of, f.Name)
 			}
@@ -37,7 +37,7 @@ func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
 	sources := []Source{
 		newSource(ofClient, nil, func() *client { return &client{leases: map[string]pgleases.LeaseStats{"l": {}}} }),
 		newSource(ofConsumer, nil, func() *consumer.Stats { return new(consumer.Stats) }),
-		newSource(ofScheduler, nil, func() *schedule.Stats { return &schedule.Stats{Kinds: one} }),
+		newSource(ofScheduler, nil, func() *scheduler { return &scheduler{schedule.Stats{Kinds: one}, nil} }),
 	}
 	sources = append(sources, newSource(ofDatabase, nil, func() *database {
 		lease := admin.Lease{Name: "l", Members: []admin.Member{{Client: "c"}}}

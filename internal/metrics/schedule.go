@@ -3,54 +3,60 @@ package metrics
 import (
 	"time"
 
+	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/schedule"
 )
 
+// scheduler has the numbers of a scheduler.
+type scheduler struct {
+	schedule.Stats
+	late map[string]seam.Delays // by kind
+}
+
 // Scheduler returns the source for a scheduler.
 func Scheduler(s *schedule.Scheduler) Source {
-	return newSource(ofScheduler, map[string]string{"group": s.Group()}, func() *schedule.Stats {
-		now := s.Stats()
-		return &now
+	return newSource(ofScheduler, map[string]string{"group": s.Group()}, func() *scheduler {
+		return &scheduler{s.Stats(), seam.Lateness(s)}
 	})
 }
 
 // kinds reads a metric that each kind has, with the values of its second label.
-func kinds(of func(k *schedule.KindStats, to add)) func(*schedule.Stats, add) {
-	return func(s *schedule.Stats, to add) {
+func kinds(of func(k *schedule.KindStats, to add)) func(*scheduler, add) {
+	return func(s *scheduler, to add) {
 		for name, k := range s.Kinds {
 			of(&k, func(value float64, labels ...string) { to(value, append([]string{name}, labels...)...) })
 		}
 	}
 }
 
-var ofScheduler = []entry[schedule.Stats]{
+var ofScheduler = []entry[scheduler]{
 	{Metric{"pgleases.schedule.partition.owned", "{partition}", Level, "Partitions of the group that the process owns.", nil},
-		count(func(s *schedule.Stats) int { return s.Partitions }), nil},
+		count(func(s *scheduler) int { return s.Partitions }), nil},
 	{Metric{"pgleases.schedule.run.waiting", "{run}", Level, "Schedules and jobs that are due, and wait for room or for a run of their key.", nil},
-		count(func(s *schedule.Stats) int { return s.Waiting }), nil},
+		count(func(s *scheduler) int { return s.Waiting }), nil},
 	{Metric{"pgleases.schedule.run.suspects", "{run}", Level, "Schedules and jobs that are due soon and may crash their process.", nil},
-		count(func(s *schedule.Stats) int { return s.CrashSuspects }), nil},
+		count(func(s *scheduler) int { return s.CrashSuspects }), nil},
 	{Metric{"pgleases.schedule.run.slow", "{run}", Level, "Schedules and jobs that run or are due soon, and are tried less often until they succeed, by what they wait for.", []string{"waits_for"}},
-		func(s *schedule.Stats, to add) {
+		func(s *scheduler, to add) {
 			to(float64(s.SlowByTimeout), worker.TimedOut.String())
 			to(float64(s.SlowByLock), worker.Locked.String())
 			to(float64(s.SlowByConnection), worker.Hung.String())
 		}, nil},
 	{Metric{"pgleases.schedule.run.age", "s", Gauge, "Time since the oldest run began that is under way; 0 if no run is.", nil},
-		seconds(func(s *schedule.Stats) time.Duration { return s.OldestRun }), nil},
+		seconds(func(s *scheduler) time.Duration { return s.OldestRun }), nil},
 	{Metric{"pgleases.schedule.polls", "{poll}", Counter, "Polls for what is due.", nil},
-		count(func(s *schedule.Stats) int64 { return s.Polls }), nil},
+		count(func(s *scheduler) int64 { return s.Polls }), nil},
 	{Metric{"pgleases.schedule.poll.errors", "{poll}", Counter, "Failed polls for what is due.", nil},
-		count(func(s *schedule.Stats) int64 { return s.PollErrors }), nil},
+		count(func(s *scheduler) int64 { return s.PollErrors }), nil},
 	{Metric{"pgleases.schedule.poll.time", "s", Counter, "Total time of the polls for what is due.", nil},
-		seconds(func(s *schedule.Stats) time.Duration { return s.PollTime }), nil},
+		seconds(func(s *scheduler) time.Duration { return s.PollTime }), nil},
 	{Metric{"pgleases.schedule.poll.age", "s", Gauge, "Time since the last successful poll was sent.", nil},
-		seconds(func(s *schedule.Stats) time.Duration { return s.SinceLastPoll }), nil},
+		seconds(func(s *scheduler) time.Duration { return s.SinceLastPoll }), nil},
 	{Metric{"pgleases.schedule.clock.offset", "s", Gauge, "The database's clock minus the clock of the host.", nil},
-		seconds(func(s *schedule.Stats) time.Duration { return s.ClockOffset }), nil},
+		seconds(func(s *scheduler) time.Duration { return s.ClockOffset }), nil},
 	{Metric{"pgleases.schedule.clock.unstable", "", Gauge, "1 if the database's clock has stepped and no run begins, else 0.", nil},
-		truth(func(s *schedule.Stats) bool { return s.ClockUnstable }), nil},
+		truth(func(s *scheduler) bool { return s.ClockUnstable }), nil},
 	{Metric{"pgleases.schedule.run.active", "{run}", Level, "Handlers under way.", []string{"kind"}},
 		kinds(func(k *schedule.KindStats, to add) { to(float64(k.Running)) }), nil},
 	{Metric{"pgleases.schedule.run.begun", "{run}", Counter, "Calls of handlers.", []string{"kind"}},
@@ -70,13 +76,14 @@ var ofScheduler = []entry[schedule.Stats]{
 			to(float64(k.Skipped), string(schedule.OutcomeSkipped))
 		}), nil},
 	{Metric{"pgleases.schedule.lateness", "s", Histogram, "Time from when a run was due to the call of its handler.", []string{"kind"}},
-		nil, func(s *schedule.Stats, to spread) {
+		nil, func(s *scheduler, to spread) {
 			var bounds []float64
-			for _, bound := range schedule.LatenessBounds() {
+			for _, bound := range seam.DelayBounds {
 				bounds = append(bounds, bound.Seconds())
 			}
 			for name, k := range s.Kinds {
-				to(Distribution{k.Lateness.Count, k.Lateness.Sum.Seconds(), bounds, k.Lateness.Within}, name)
+				late := s.late[name]
+				to(Distribution{late.Count, k.TotalLateness.Seconds(), bounds, late.Within[:]}, name)
 			}
 		}},
 }

@@ -1,5 +1,5 @@
-// Package seam gives package scheduletest, and no other package, access to package schedule: to a
-// scheduler that a test drives.
+// Package seam gives the packages of this module, and no others, access to package schedule, which
+// sets these variables.
 package seam
 
 import (
@@ -9,9 +9,30 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Rehearse returns a *schedule.Scheduler without a client, as a process, on the tables in a schema.
-// The options are of type []schedule.Option. Package schedule sets it.
-var Rehearse func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *Stage, options any) (Process, error)
+var (
+	// DeleteSchedule is Delete of a *schedule.Scheduler, for the schedule with this ID. It returns
+	// schedule.ErrNotFound if another schedule has the name by now.
+	DeleteSchedule func(ctx context.Context, scheduler any, name string, id int64) error
+
+	// Lateness returns how late the calls of a *schedule.Scheduler were, by kind.
+	Lateness func(scheduler any) map[string]Delays
+
+	// Rehearse returns a *schedule.Scheduler without a client, as a process that package
+	// scheduletest drives, on the tables in a schema. The options are of type []schedule.Option.
+	Rehearse func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *Stage, options any) (Process, error)
+)
+
+// DelayBounds are the bounds of Delays.Within, in order.
+var DelayBounds = [...]time.Duration{
+	5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, time.Hour,
+}
+
+// Delays are the delays from due times to calls of handlers.
+type Delays struct {
+	Count  int64
+	Within [len(DelayBounds)]int64 // how many were no later than the bound of the same index
+}
 
 // A Stage is the time of schedulers that a test drives. The test sets the time of the database too.
 type Stage struct {
