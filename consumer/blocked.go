@@ -36,7 +36,7 @@ func endingOf(r row, failure error, final bool, o *options) ending {
 		e.attempts, e.again, e.wait, e.failed = r.attempts, true, snooze, false
 	case final:
 	case verdict == worker.Discarded || e.attempts >= o.attempts:
-		e.dead = o.onFailure == DeadLetter
+		e.dead = o.onFailure == OnFailureDeadLetter
 	default:
 		e.again, e.wait = true, worker.PauseAfter(e.attempts, o.backoff)
 	}

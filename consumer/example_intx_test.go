@@ -44,7 +44,7 @@ func ExampleInTx() {
 			_, err := tx.CopyFrom(ctx, pgx.Identifier{"celsius"}, []string{"sensor", "id", "value"}, pgx.CopyFromRows(values))
 			return err
 		}),
-		consumer.WithMaxAttempts(1, consumer.BackoffPolicy{}), consumer.WithOnFailure(consumer.DeadLetter))
+		consumer.WithMaxAttempts(1, consumer.BackoffPolicy{}), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -31,7 +31,7 @@ func TestDeadLetter(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(200, 10)
 	w := newWorker(db, poisoned(50, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return errors.New("no such order") }),
-		consumer.WithMaxAttempts(3, consumer.Backoff(time.Millisecond, time.Millisecond)), consumer.WithOnFailure(consumer.DeadLetter)).run()
+		consumer.WithMaxAttempts(3, consumer.Backoff(time.Millisecond, time.Millisecond)), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	db.exact(199)

@@ -182,7 +182,7 @@ func freezerOptions(letter bool) []consumer.Option {
 	opts := []consumer.Option{consumer.WithoutMigration(), consumer.WithPoll(20 * time.Millisecond), consumer.WithBatch(5, 1<<20),
 		consumer.WithIdleTimeout(time.Second), backoff(10*time.Millisecond, 10*time.Millisecond)}
 	if letter {
-		opts = append(opts, attempts(1), consumer.WithOnFailure(consumer.DeadLetter))
+		opts = append(opts, attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 	}
 	return opts
 }

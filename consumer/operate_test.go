@@ -287,7 +287,7 @@ func TestOperatorsReturnDeadLetters(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(2, 2)
-	testkit.OK(t, newWorker(db, failing(1), attempts(1), consumer.WithOnFailure(consumer.DeadLetter)).RunUntilEmpty(t.Context()))
+	testkit.OK(t, newWorker(db, failing(1), attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).RunUntilEmpty(t.Context()))
 	m, ctx := db.manager(), t.Context()
 	db.exec("ALTER TABLE public.outbox ADD later int NOT NULL DEFAULT 7; INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES (1, 'c5', '0')")
 	taken := func() {

@@ -97,18 +97,18 @@ func Backoff(min, max time.Duration) BackoffPolicy { return worker.Backoff(min, 
 // count, because the row that caused them is not known.
 func WithMaxCrashes(n int) Option { return func(o *options) { o.crashes = n } }
 
-// WithOnFailure sets what happens to a row after its last attempt. The default is [BlockKey].
+// WithOnFailure sets what happens to a row after its last attempt. The default is [OnFailureBlockKey].
 func WithOnFailure(f OnFailure) Option { return func(o *options) { o.onFailure = f } }
 
 // OnFailure is what happens to a row after its last attempt.
 type OnFailure int
 
 const (
-	// BlockKey keeps the row, and no other row of its key is handled, until somebody retries or
-	// skips the row, or changes or deletes it.
-	BlockKey OnFailure = iota
-	// DeadLetter moves the row to the table consumer_dead_letters, and goes on with its key.
-	DeadLetter
+	// OnFailureBlockKey keeps the row, and no other row of its key is handled, until somebody
+	// retries or skips the row, or changes or deletes it.
+	OnFailureBlockKey OnFailure = iota
+	// OnFailureDeadLetter moves the row to the table consumer_dead_letters, and goes on with its key.
+	OnFailureDeadLetter
 )
 
 // WithAround sets a function that is called around each call of the handler, for traces, metrics
@@ -185,7 +185,8 @@ func newOptions(opts []Option) (options, error) {
 		wrong(o.crashes < 1 || o.crashes > 100, "consumer: WithMaxCrashes: %d crashes is out of range: 1 to 100", o.crashes),
 		wrong(o.attempts < 1 || o.attempts > 1000, "consumer: WithMaxAttempts: %d attempts is out of range: 1 to 1,000", o.attempts),
 		prefixed(worker.CheckBackoff(o.backoff)),
-		wrong(o.onFailure != BlockKey && o.onFailure != DeadLetter, "consumer: WithOnFailure: OnFailure %d is unknown: use BlockKey or DeadLetter", o.onFailure),
+		wrong(o.onFailure != OnFailureBlockKey && o.onFailure != OnFailureDeadLetter,
+			"consumer: WithOnFailure: OnFailure %d is unknown: use OnFailureBlockKey or OnFailureDeadLetter", o.onFailure),
 	)
 }
 

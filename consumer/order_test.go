@@ -93,7 +93,7 @@ func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 			db.put(of[0], of[0], of[1])
 			opts := []consumer.Option{consumer.WithBatch(1, 1), consumer.WithMaxRunning(1), backoff(time.Hour, time.Hour)}
 			if name == "dead letter" {
-				opts = append(opts, attempts(2), consumer.WithOnFailure(consumer.DeadLetter))
+				opts = append(opts, attempts(2), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 			}
 			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				switch {

@@ -44,7 +44,7 @@ func TestStrangeSearchPath(t *testing.T) {
 	}
 	contains(t, run(failing(50)), "only rows of blocked keys are left", "1 rows, the first: ID 50, key 'c10', 2 attempts: no such order")
 	db.retry(50)
-	testkit.OK(t, run(failing(50), consumer.WithOnFailure(consumer.DeadLetter)))
+	testkit.OK(t, run(failing(50), consumer.WithOnFailure(consumer.OnFailureDeadLetter)))
 	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 20) AS i")
 	testkit.OK(t, run(consumer.AtLeastOnce(db.published)))
 	db.exact(119)

@@ -45,7 +45,7 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 			return errors.New("it fails")
 		}
 		return effect(ctx, tx, row)
-	}), attempts(1), consumer.WithOnFailure(consumer.DeadLetter))
+	}), attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 1, "rows handled behind it")
 }

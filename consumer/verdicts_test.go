@@ -55,7 +55,7 @@ func forEachKind(t *testing.T, run func(t *testing.T, kind string)) {
 func TestDiscardedRowIsNotTriedAgain(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind string) {
 		for policy, table := range map[consumer.OnFailure]string{
-			consumer.BlockKey: "consumer_blocked WHERE next_at = 'infinity'", consumer.DeadLetter: "consumer_dead_letters",
+			consumer.OnFailureBlockKey: "consumer_blocked WHERE next_at = 'infinity'", consumer.OnFailureDeadLetter: "consumer_dead_letters",
 		} {
 			db := newDatabase(t)
 			db.insert(50, 50)
@@ -116,7 +116,7 @@ func TestDiscardedRowIsFound(t *testing.T) {
 			return consumer.Discard(errors.New("422"))
 		}
 		return effects(ctx, tx, rows)
-	}), consumer.WithOnFailure(consumer.DeadLetter)).run()
+	}), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	db.exact(49)
@@ -170,7 +170,7 @@ func TestVerdictAfterTheTimeoutCounts(t *testing.T) {
 			}
 		}
 		return db.published(context.WithoutCancel(ctx), rows) // a busy machine may need longer than the timeout
-	}), consumer.WithTimeout(time.Second), consumer.WithBatch(1, 1), consumer.WithOnFailure(consumer.DeadLetter)).run()
+	}), consumer.WithTimeout(time.Second), consumer.WithBatch(1, 1), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	expect(t, one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_dead_letters"), "1 1 consumer: the batch took longer than its timeout", "the dead letter")

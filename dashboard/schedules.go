@@ -116,7 +116,7 @@ func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	case err != nil:
 		return nil, err
 	case q.Get("which") == "failed":
-		return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Entry, error] {
+		return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.HistoryEntry, error] {
 			return s.FailedJobs(ctx, after)
 		})
 	}
@@ -131,7 +131,7 @@ func (h *handler) history(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Entry, error] {
+	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.HistoryEntry, error] {
 		return s.History(ctx, q.Get("name"), before)
 	})
 }

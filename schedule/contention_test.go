@@ -56,7 +56,7 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 				switch {
 				case err == nil:
 					puts.Add(1)
-				case errors.Is(err, schedule.ErrExists) && taken == schedule.Reject:
+				case errors.Is(err, schedule.ErrExists) && taken == schedule.OnConflictReject:
 					refused.Add(1)
 				case errors.Is(err, stop):
 					undone.Add(1)
@@ -103,7 +103,7 @@ func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 				_, err := tx.Exec(ctx, "UPDATE public.accounts SET puts = puts + 1 WHERE n = $1", n)
 				return err
 			}, func() error {
-				_, err := mail.EnqueueTx(ctx, tx, "mail", schedule.WithUnique(fmt.Sprint("later ", n), schedule.Replace), schedule.WithDelay(time.Hour))
+				_, err := mail.EnqueueTx(ctx, tx, "mail", schedule.WithUnique(fmt.Sprint("later ", n), schedule.OnConflictReplace), schedule.WithDelay(time.Hour))
 				return err
 			}, func() error {
 				return books.PutTx(ctx, tx, fmt.Sprint("put ", n), args{rand.Int()}, schedule.Cron("0 0 29 2 *", "UTC"))

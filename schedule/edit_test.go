@@ -50,12 +50,12 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.polled()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes of what is paused")
-	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.FromNow))
-	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.CatchUp)) // it is not paused any more
-	testkit.OK(t, w.Resume(t.Context(), "catch up", schedule.CatchUp))
-	testkit.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.ResumeFromNow))
+	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.ResumeCatchUp)) // it is not paused any more
+	testkit.OK(t, w.Resume(t.Context(), "catch up", schedule.ResumeCatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "all", schedule.ResumeCatchUp))
 	testkit.OK(t, k.Put(t.Context(), "edited", args{1}, halfPast))
-	testkit.OK(t, w.Resume(t.Context(), "edited", schedule.CatchUp)) // from the edit on
+	testkit.OK(t, w.Resume(t.Context(), "edited", schedule.ResumeCatchUp)) // from the edit on
 	testkit.OK(t, w.Delete(t.Context(), "deleted"))
 	wraps(t, "to delete it again", w.Delete(t.Context(), "deleted"), schedule.ErrNotFound)
 	want := map[string]outcomes{
@@ -88,7 +88,7 @@ func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	w.run()
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.polled()
-	testkit.OK(t, w.Resume(t.Context(), "all", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "all", schedule.ResumeCatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 }
 
@@ -128,7 +128,7 @@ func TestEditsWhileItRuns(t *testing.T) {
 			return w.Pause(ctx, name)
 		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
 		"a pause and on from now": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
-			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, schedule.FromNow))
+			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, schedule.ResumeFromNow))
 		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
 		"a deletion": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
 			return w.Delete(ctx, name)

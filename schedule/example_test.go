@@ -19,7 +19,7 @@ func exampleURL(ddl ...string) string { return pgtest.ExampleURL(ddl...) }
 func ExampleWithUnique() {
 	type Mail struct{ To string }
 	order := func(ctx context.Context, mail *schedule.Kind[Mail], tx pgx.Tx) error { // in a transaction that orders something
-		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.Replace))
+		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.OnConflictReplace))
 		if err != nil {
 			return err
 		}

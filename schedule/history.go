@@ -26,13 +26,13 @@ const (
 	OutcomeUnknown Outcome = "unknown"
 	OutcomeMissed  Outcome = "missed"  // too late, by WithMissed and WithGrace
 	OutcomeSkipped Outcome = "skipped" // the previous run was still under way, see OverlapSkip
-	// By an edit of the rule, Resume with FromNow, Delete or Cancel
+	// By an edit of the rule, Resume with ResumeFromNow, Delete or Cancel
 	OutcomeCanceled Outcome = "canceled"
 )
 
-// An Entry is a row of a schedule's history: one run, or several ticks that passed without a run
-// and have one outcome.
-type Entry struct {
+// A HistoryEntry is a row of a schedule's history: one run, or several ticks that passed without a
+// run and have one outcome.
+type HistoryEntry struct {
 	ID    int64     `json:"id"`    // rises with time
 	Name  string    `json:"name"`  // of the schedule or job
 	Kind  string    `json:"kind"`  // of the run
@@ -57,23 +57,23 @@ type Entry struct {
 // History returns the outcomes of a schedule's ticks and of its extra runs, newest first. It
 // includes entries of deleted schedules of the same name. It returns entries with IDs below before;
 // 0 means all. An error ends the iteration.
-func (s *Scheduler) History(ctx context.Context, name string, before int64) iter.Seq2[Entry, error] {
+func (s *Scheduler) History(ctx context.Context, name string, before int64) iter.Seq2[HistoryEntry, error] {
 	return s.history(ctx, fmt.Sprintf("history of schedule %q of group %q", name, s.db.group), &name, before)
 }
 
 // FailedJobs returns the failed and unknown outcomes of jobs of the group, newest first, with IDs
 // below before; 0 means all. It searches the latest 1,000 such outcomes of all groups. An error
 // ends the iteration.
-func (s *Scheduler) FailedJobs(ctx context.Context, before int64) iter.Seq2[Entry, error] {
+func (s *Scheduler) FailedJobs(ctx context.Context, before int64) iter.Seq2[HistoryEntry, error] {
 	return s.history(ctx, fmt.Sprintf("failed jobs of group %q", s.db.group), nil, before)
 }
 
-func (s *Scheduler) history(ctx context.Context, doing string, name *string, before int64) iter.Seq2[Entry, error] {
-	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]Entry, error) {
-		return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Entry, error) {
+func (s *Scheduler) history(ctx context.Context, doing string, name *string, before int64) iter.Seq2[HistoryEntry, error] {
+	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]HistoryEntry, error) {
+		return asked(ctx, s.db, func(ctx context.Context, q querier) ([]HistoryEntry, error) {
 			return s.db.sendHistory(ctx, q, name, before, page)
 		})
-	}, func(e Entry) int64 { return e.ID })
+	}, func(e HistoryEntry) int64 { return e.ID })
 }
 
 const trimPage = 1000 // entries that one statement reads

@@ -110,15 +110,15 @@ func WithJobKey(key string) JobOption { return func(j *newJob) { j.Key = key } }
 type OnConflict int
 
 const (
-	Reject OnConflict = iota // return ErrExists
-	Ignore                   // keep the existing job unchanged, and return its ID
+	OnConflictReject OnConflict = iota // return ErrExists
+	OnConflictIgnore                   // keep the existing job unchanged, and return its ID
 	// give the existing job the arguments, key, time and priority, and reset its attempts; if it is
 	// running, it runs again
-	Replace
+	OnConflictReplace
 )
 
 func (c OnConflict) String() string {
-	if c < Reject || c > Replace {
+	if c < OnConflictReject || c > OnConflictReplace {
 		return fmt.Sprintf("OnConflict(%d)", int(c))
 	}
 	return [...]string{"reject", "ignore", "replace"}[c]
@@ -244,7 +244,8 @@ func (j *newJob) check(together int) error {
 		wrong(in < 0, "a delay of %v is negative", in),
 		wrong(at.Year() < 1 || at.Year() > 9999 || at.IsZero(), "the time %v is out of range: after the year 1, before 10000", at),
 		wrong(j.UniqueKey != nil && together > 1, "WithUnique is for one job: call Enqueue for each"),
-		wrong(j.onConflict < Reject || j.onConflict > Replace, "%v is not Reject, Ignore or Replace", j.onConflict),
+		wrong(j.onConflict < OnConflictReject || j.onConflict > OnConflictReplace,
+			"%v is not OnConflictReject, OnConflictIgnore or OnConflictReplace", j.onConflict),
 		checkName("unique key", *cmp.Or(j.UniqueKey, &j.Kind)),
 		checkName("key", cmp.Or(j.Key, j.Kind)),
 	)

@@ -152,18 +152,18 @@ func TestUniqueJobs(t *testing.T) {
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	hour := schedule.WithDelay(time.Hour)
-	id := testkit.Must(mail.Enqueue(t.Context(), "first", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "first", hour, schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.WithUnique("inv-7", schedule.Reject))
+		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.WithUnique("inv-7", schedule.OnConflictReject))
 		wraps(t, "to put it again", err, schedule.ErrExists)
 		_, err = tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
 		return err
 	}))
-	again := testkit.Must(mail.Enqueue(t.Context(), "third", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
+	again := testkit.Must(mail.Enqueue(t.Context(), "third", schedule.WithUnique("inv-7", schedule.OnConflictIgnore)))(t)
 	expect(t, again, id, "id of the one that is there")
-	again = testkit.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.WithUnique("inv-7", schedule.Replace)))(t)
+	again = testkit.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.WithUnique("inv-7", schedule.OnConflictReplace)))(t)
 	expect(t, again, id, "id of the one that is replaced")
-	other := testkit.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	other := testkit.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	w.outcome(id)
@@ -172,7 +172,7 @@ func TestUniqueJobs(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth]", "effects")
-	testkit.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
+	testkit.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t) // the key is free
 }
 
 // Changes of a job during its run.
@@ -184,7 +184,7 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	mail = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		switch r.Args {
 		case "replace", "replace and fail":
-			_, err := mail.Enqueue(ctx, "replaced", schedule.WithUnique(r.Name, schedule.Replace), schedule.WithDelay(time.Hour))
+			_, err := mail.Enqueue(ctx, "replaced", schedule.WithUnique(r.Name, schedule.OnConflictReplace), schedule.WithDelay(time.Hour))
 			if err != nil || r.Args != "replace" {
 				return errors.Join(err, errors.New("no paper"))
 			}
@@ -196,10 +196,10 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	w.run()
-	id := testkit.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
 	canceled := testkit.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.outcome(canceled).Outcome, schedule.OutcomeCanceled, "outcome")
-	failed := testkit.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.Reject)))(t)
+	failed := testkit.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.OnConflictReject)))(t)
 	became := func(job int64) string {
 		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', outcome, until - $2, args), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
 	}
@@ -313,8 +313,8 @@ func TestWrongJobsAreRefused(t *testing.T) {
 		"exclude each other":               enqueue(1, schedule.WithDelay(1), schedule.WithTime(midnight)),
 		"the time 0001":                    enqueue(1, schedule.WithTime(time.Time{})),
 		"OnConflict(3)":                    enqueue(1, schedule.WithUnique("a", 3)),
-		"unique key":                       enqueue(1, schedule.WithUnique("", schedule.Reject)),
-		"Unique is for one":                second(mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.WithUnique("a", schedule.Reject))),
+		"unique key":                       enqueue(1, schedule.WithUnique("", schedule.OnConflictReject)),
+		"Unique is for one":                second(mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.WithUnique("a", schedule.OnConflictReject))),
 		"arguments":                        enqueue(func() {}),
 		`\\\u0000b" has a`:                 enqueue("a\\\x00b"),
 		"option is nil":                    enqueue(1, nil),
@@ -368,7 +368,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	for i, want := range []call{{"backfill", "00:00", "23:30", "close", "books"}, {"backfill", "01:00", "00:00", "close", "books"}, {"backfill", "02:00", "01:00", "close", "books"}} {
 		expect(t, testkit.Receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
 	}
-	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.ResumeCatchUp))
 	db.setClock(midnight.Add(4 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
 	_, err := w.Trigger(t.Context(), "nothing")
@@ -384,11 +384,11 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
-	id := testkit.Must(mail.Enqueue(t.Context(), "early", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "early", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
 	w.run()
 	testkit.Receive(t, "the first runs", began)
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
-	testkit.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Replace)))(t)
+	testkit.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.OnConflictReplace)))(t)
 	close(end)
 	next := testkit.Must(mail.Enqueue(t.Context(), "next"))(t)
 	w.outcome(next)
@@ -407,17 +407,17 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	w := newWorker(db)
 	began, end, handler := halting(nil, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
-	id := testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
 	w.run()
 	testkit.Receive(t, "it runs", began)
 	tx := db.begin()
-	there := testkit.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.WithUnique("inv-7", schedule.Ignore)))(t)
+	there := testkit.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.WithUnique("inv-7", schedule.OnConflictIgnore)))(t)
 	expect(t, there, id, "id of the one that is there")
-	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.WithUnique("inv-7", schedule.Reject))
+	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.WithUnique("inv-7", schedule.OnConflictReject))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
-	testkit.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.Reject)))(t) // the key is free
+	testkit.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t) // the key is free
 	testkit.OK(t, tx.Commit(t.Context()))
 	testkit.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }

@@ -205,7 +205,7 @@ func TestAClockThatStepsForGood(t *testing.T) {
 	testkit.OK(t, w.Pause(t.Context(), "close"))
 	db.setClock(midnight)
 	testkit.Until(t, "the step is believed", func() bool { return log.count("clock trusted again") == 11 })
-	testkit.OK(t, w.Resume(t.Context(), "close", schedule.FromNow)) // neither runs, nor cancels, what has run
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.ResumeFromNow)) // neither runs, nor cancels, what has run
 	db.polled()
 	db.setClock(midnight.Add(9 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 9})

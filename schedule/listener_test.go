@@ -43,8 +43,8 @@ func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 		}},
 		{"Trigger", func() error { _, err := other.Trigger(t.Context(), "letters"); return err }},
 		{"a job that is replaced", func() error {
-			_, later := others.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("c", schedule.Replace))
-			_, now := others.Enqueue(t.Context(), "now", schedule.WithUnique("c", schedule.Replace))
+			_, later := others.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("c", schedule.OnConflictReplace))
+			_, now := others.Enqueue(t.Context(), "now", schedule.WithUnique("c", schedule.OnConflictReplace))
 			return errors.Join(later, now)
 		}},
 		{"Enqueue of the owner", func() error { _, err := mail.Enqueue(t.Context(), "d"); return err }},

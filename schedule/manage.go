@@ -39,21 +39,21 @@ func (s *Scheduler) Pause(ctx context.Context, name string) error {
 	return s.edited(ctx, "pause", name, map[string]any{}, nil)
 }
 
-// From says with which tick a paused schedule continues.
-type From int
+// A ResumeMode says with which tick a paused schedule continues.
+type ResumeMode int
 
 const (
-	FromNow From = iota // with the next tick; passed ticks are canceled
-	CatchUp             // with the passed ticks, as after an outage: see WithMissed
+	ResumeFromNow ResumeMode = iota // with the next tick; passed ticks are canceled
+	ResumeCatchUp                   // with the passed ticks, as after an outage: see WithMissed
 )
 
 // Resume ends a pause. If the schedule is not paused, Resume has no effect. It returns ErrNotFound
 // if the group has no schedule of this name.
-func (s *Scheduler) Resume(ctx context.Context, name string, from From) error {
-	if from != FromNow && from != CatchUp {
-		return fmt.Errorf("schedule: resume schedule %q of group %q: From(%d) is neither FromNow nor CatchUp", name, s.db.group, from)
+func (s *Scheduler) Resume(ctx context.Context, name string, mode ResumeMode) error {
+	if mode != ResumeFromNow && mode != ResumeCatchUp {
+		return fmt.Errorf("schedule: resume %s: ResumeMode(%d) is neither ResumeFromNow nor ResumeCatchUp", s.named("schedule %q", name), mode)
 	}
-	return s.edited(ctx, "resume", name, map[string]any{"catch_up": from == CatchUp}, passed)
+	return s.edited(ctx, "resume", name, map[string]any{"catch_up": mode == ResumeCatchUp}, passed)
 }
 
 // Delete deletes a schedule and keeps its history. A run that is under way ends as for Cancel. If

@@ -77,12 +77,12 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	db.shows("schedules_status", "close", "state, why", fmt.Sprintf("paused | by ann (%s): why", one[string](db, "SELECT session_user::text")))
 	db.setClock(midnight.Add(2 * time.Hour))
 	db.polled()
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeCatchUp))
 	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 	testkit.OK(t, m.Pause(t.Context(), "close"))
 	db.setClock(midnight.Add(4 * time.Hour))
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow)) // it is not paused any more
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeFromNow))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeFromNow)) // it is not paused any more
 	closing.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeCanceled: 2})
 	expect(t, closing.entries[0].Error, fmt.Sprintf("resumed by ann (%s): why", one[string](db, "SELECT session_user::text")), "why they were canceled")
 	triggered := testkit.Must(m.Trigger(t.Context(), "close"))(t)
@@ -110,7 +110,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	testkit.OK(t, m.Delete(t.Context(), "broken"))
 	wraps(t, "to delete it again", m.Delete(t.Context(), "broken"), schedule.ErrNotFound)
 	for _, foreign := range []*schedule.Kind[args]{k, bad} { // jobs that only have its name as a unique key
-		w.outcome(testkit.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.Reject)))(t))
+		w.outcome(testkit.Must(foreign.Enqueue(t.Context(), args{}, schedule.WithUnique("close", schedule.OnConflictReject)))(t))
 	}
 	expect(t, len(all(t, m.History(t.Context(), "close", 0))), 6, "entries of what was deleted, and of what ran besides")
 	for _, j := range all(t, m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"})) {
@@ -202,7 +202,7 @@ func TestManageRefusals(t *testing.T) {
 	_, _, kindErr := m.RetryFailed(ctx, "", midnight)
 	for says, err := range map[string]error{
 		`has no schedule "shut"`:                                  m.Pause(ctx, "shut"),
-		`resume schedule "gone" of group "tests"`:                 m.Resume(ctx, "gone", schedule.FromNow),
+		`resume schedule "gone" of group "tests"`:                 m.Resume(ctx, "gone", schedule.ResumeFromNow),
 		`delete schedule "gone" of group "tests"`:                 m.Delete(ctx, "gone"),
 		`trigger schedule "gone" of group "tests"`:                second(m.Trigger(ctx, "gone")),
 		`backfill schedule "gone" of group "tests"`:               backfill("gone", midnight, midnight.Add(time.Hour)),
@@ -260,11 +260,11 @@ func TestManageWithoutZone(t *testing.T) {
 	m := newOperator(db).manage("why", "")
 	testkit.OK(t, m.Pause(t.Context(), "close"))
 	for _, err := range []error{
-		m.Resume(t.Context(), "close", schedule.FromNow), m.Delete(t.Context(), "close"), second(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight)),
+		m.Resume(t.Context(), "close", schedule.ResumeFromNow), m.Delete(t.Context(), "close"), second(m.Backfill(t.Context(), "close", midnight.Add(-time.Hour), midnight)),
 	} {
 		contains(t, err, "Mars/Olympus")
 	}
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.CatchUp)) // CatchUp needs no rule
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeCatchUp)) // it needs no rule
 	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
 }
 
@@ -286,7 +286,7 @@ func TestRetry(t *testing.T) {
 	testkit.OK(t, mail.Put(t.Context(), "close", "tick", hourly, schedule.WithKey("books")))
 	first := func(id int64, err error) int64 { t.Helper(); testkit.OK(t, err); return id }
 	plain := first(mail.Enqueue(t.Context(), "plain", schedule.WithJobKey("ada"), schedule.WithPriority(3)))
-	unique := first(mail.Enqueue(t.Context(), "unique", schedule.WithUnique("inv-7", schedule.Reject)))
+	unique := first(mail.Enqueue(t.Context(), "unique", schedule.WithUnique("inv-7", schedule.OnConflictReject)))
 	w.run()
 	expect(t, w.outcome(plain).Outcome, schedule.OutcomeFailed, "outcome")
 	expect(t, w.outcome(unique).Outcome, schedule.OutcomeFailed, "outcome")
@@ -311,7 +311,7 @@ func TestRetry(t *testing.T) {
 	w.outcome(first(w.Retry(t.Context(), again)))
 	expect(t, testkit.Receive(t, "it runs", calls), call{"retry", "", "ada", "00:00", "0001"}, "call")
 
-	other := first(mail.Enqueue(t.Context(), "fine", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject)))
+	other := first(mail.Enqueue(t.Context(), "fine", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.OnConflictReject)))
 	wraps(t, "to retry beside a living job of the key", second(w.Retry(t.Context(), unique)), schedule.ErrExists)
 	testkit.OK(t, o.manage("not this one", "maria").Cancel(t.Context(), other))
 	if j := w.outcome(other); j.Outcome != schedule.OutcomeCanceled || j.Error != fmt.Sprintf("maria (%s): not this one", one[string](db, "SELECT session_user::text")) || j.Kind != "mail" {
@@ -369,8 +369,8 @@ func TestJobsAreListed(t *testing.T) {
 		schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
 	letters := schedule.InTx(w.Scheduler, "letters", note)
 	testkit.Must(letters.EnqueueMany(t.Context(), make([]string, 600), schedule.WithDelay(time.Hour)))(t)
-	failing := testkit.Must(mail.Enqueue(t.Context(), "x", schedule.WithUnique("inv-7", schedule.Reject)))(t)
-	testkit.Must(mail.Enqueue(t.Context(), "y", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-8", schedule.Reject)))(t)
+	failing := testkit.Must(mail.Enqueue(t.Context(), "x", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "y", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-8", schedule.OnConflictReject)))(t)
 	w.run()
 	testkit.Until(t, "an attempt has failed", func() bool {
 		j := testkit.Must(w.Job(t.Context(), failing))(t)

@@ -137,8 +137,8 @@ func TestOperationsQueriesShow(t *testing.T) {
 	db.polled()
 	stranger.close() // the group is known
 	testkit.OK(t, o.manage("a fire", "").Pause(t.Context(), "halted"))
-	testkit.Must(mail.Enqueue(t.Context(), "hangs", schedule.WithUnique("slow", schedule.Reject)))(t)
-	testkit.Must(mail.Enqueue(t.Context(), "bad job", schedule.WithUnique("once", schedule.Reject)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "hangs", schedule.WithUnique("slow", schedule.OnConflictReject)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "bad job", schedule.WithUnique("once", schedule.OnConflictReject)))(t)
 	db.setClock(tick)
 	is("Late schedules", "tests bad tick mail due its partition has no owner; tests close mail due its partition has no owner; tests stranger telegraph due its partition has no owner")
 	w.run()

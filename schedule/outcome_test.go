@@ -31,7 +31,7 @@ type ledger struct {
 	should  func(after, until time.Time) []time.Time
 	begins  time.Time // when the schedule was made
 	calls   string    // how often its handler is called, where its effects are outside: "at least once", "at most once"
-	entries []schedule.Entry
+	entries []schedule.HistoryEntry
 }
 
 // settled waits until every tick up to now has its outcome, and reads and checks the ledger.
@@ -58,7 +58,7 @@ func (l *ledger) check(now time.Time) {
 	t := l.db.t
 	t.Helper()
 	entries := slices.Clone(l.entries)
-	slices.SortFunc(entries, func(a, b schedule.Entry) int { return a.Until.Compare(b.Until) })
+	slices.SortFunc(entries, func(a, b schedule.HistoryEntry) int { return a.Until.Compare(b.Until) })
 	var sum int64
 	var done, lost []string
 	reached := l.begins

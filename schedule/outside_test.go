@@ -307,10 +307,10 @@ func TestIdempotencyKeyOfReusedID(t *testing.T) {
 	if other == key {
 		t.Errorf("two jobs have the key %s", key)
 	}
-	testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.Reject), schedule.WithDelay(time.Hour)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.OnConflictReject), schedule.WithDelay(time.Hour)))(t)
 	db.exec("CREATE TABLE pgleases.saved AS SELECT * FROM pgleases.jobs")
 	replace := func() string {
-		w.outcome(testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.Replace)))(t))
+		w.outcome(testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.OnConflictReplace)))(t))
 		return testkit.Receive(t, "what replaces it is called", keys)
 	}
 	key = replace()

@@ -76,7 +76,7 @@ type scene struct {
 	takes  time.Duration                 // the run of 2:00; 0: as long as the others
 	fails  func(hour, attempt int) error // nil: no run fails
 	paused bool                          // while away, instead of without a process
-	resume From
+	resume ResumeMode
 	rule   string // from 3:10 on; empty: no other rule
 }
 
@@ -101,10 +101,10 @@ var pictures = map[string]picture{
 		{label: "WithPauseAfter(3)", policy: policy{PauseAfter: 3}, fails: always(2, 3, 4)},
 	}},
 	"pause": {away: [2]time.Duration{90 * time.Minute, 4*time.Hour + 20*time.Minute}, what: "paused", scenes: []scene{
-		{label: "Resume(…, FromNow)", paused: true},
-		{label: "Resume(…, CatchUp)", paused: true, resume: CatchUp},
-		{label: "Resume(…, CatchUp), MissedAll", policy: policy{Missed: MissedAll}, paused: true, resume: CatchUp},
-		{label: "another rule meanwhile, then CatchUp", paused: true, resume: CatchUp, rule: "CRON_TZ=UTC 30 * * * *"},
+		{label: "ResumeFromNow", paused: true},
+		{label: "ResumeCatchUp", paused: true, resume: ResumeCatchUp},
+		{label: "ResumeCatchUp, MissedAll", policy: policy{Missed: MissedAll}, paused: true, resume: ResumeCatchUp},
+		{label: "another rule meanwhile, then ResumeCatchUp", paused: true, resume: ResumeCatchUp, rule: "CRON_TZ=UTC 30 * * * *"},
 	}},
 }
 
@@ -188,7 +188,7 @@ func (p *play) endAway(t *testing.T, at time.Time) {
 		p.cancel(testkit.Must(p.supersede(otherRule))(t))
 		p.Rule, p.Anchor = p.rule, otherRule
 	}
-	if p.resume == FromNow {
+	if p.resume == ResumeFromNow {
 		p.cancel(testkit.Must(p.supersede(at))(t))
 	}
 	p.Due = &at

@@ -213,7 +213,7 @@ func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 	testkit.Until(t, "it is paused", paused)
 	db.polled()
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "outcomes of what is paused") // failed, succeeded, failed, failed
-	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.ResumeCatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 5, schedule.OutcomeSucceeded: 1})
 	testkit.Until(t, "it is paused again", paused)
 }
@@ -229,7 +229,7 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 		}
 		return errors.New("no paper")
 	}, schedule.WithMaxAttempts(2, schedule.Backoff(30*time.Minute, 30*time.Minute)))
-	resumed := func(from schedule.From) func(context.Context, string) error {
+	resumed := func(from schedule.ResumeMode) func(context.Context, string) error {
 		return func(ctx context.Context, name string) error {
 			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, from))
 		}
@@ -242,8 +242,8 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 		"another rule": {func(ctx context.Context, name string) error {
 			return k.Put(ctx, name, args{1}, schedule.Cron("0 0-22 * * *", "UTC"))
 		}, outcomes{schedule.OutcomeCanceled: 1}},
-		"a pause":    {resumed(schedule.CatchUp), outcomes{schedule.OutcomeFailed: 1}},
-		"from now":   {resumed(schedule.FromNow), outcomes{schedule.OutcomeCanceled: 1}},
+		"a pause":    {resumed(schedule.ResumeCatchUp), outcomes{schedule.OutcomeFailed: 1}},
+		"from now":   {resumed(schedule.ResumeFromNow), outcomes{schedule.OutcomeCanceled: 1}},
 		"a deletion": {w.Delete, outcomes{schedule.OutcomeCanceled: 1}},
 	}
 	ledgers := make(map[string]*ledger)

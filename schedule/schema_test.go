@@ -63,7 +63,7 @@ func TestTheSettingsOfTheSessionDoNotMatter(t *testing.T) {
 	db.setClock(midnight.Add(20 * time.Minute))
 	l.settled(w.Scheduler)
 	testkit.OK(t, w.Pause(t.Context(), "close")) // writes the row as it was read
-	testkit.OK(t, w.Resume(t.Context(), "close", schedule.CatchUp))
+	testkit.OK(t, w.Resume(t.Context(), "close", schedule.ResumeCatchUp))
 	db.setClock(midnight.Add(40 * time.Minute))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
@@ -79,7 +79,7 @@ func TestManageNeedsNoClient(t *testing.T) {
 	s := testkit.Must(w.Get(t.Context(), "close"))(t)
 	expect(t, s.PausedAt.IsZero(), false, "that it is not paused")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedules WHERE partition <> pgleases.partition_for(key, 7)"), 0, "schedules in a partition that is not theirs")
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeFromNow))
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.clients"), 1, "clients")
@@ -103,7 +103,7 @@ func TestChangesIgnoreSearchPath(t *testing.T) {
 		expect(t, one[string](db, "SELECT args #>> '{}' FROM pgleases.schedules"), text, "arguments")
 	}
 	testkit.OK(t, m.Pause(t.Context(), "close"))
-	testkit.OK(t, m.Resume(t.Context(), "close", schedule.FromNow))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeFromNow))
 	id := testkit.Must(m.Trigger(t.Context(), "close"))(t)
 	testkit.OK(t, m.Cancel(t.Context(), id))
 	testkit.Must(m.Retry(t.Context(), id))(t)

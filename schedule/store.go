@@ -479,8 +479,8 @@ func (d *db) sendList(ctx context.Context, q querier, f ScheduleFilter, after st
 }
 
 // sendHistory returns the entries of a schedule; if name is nil, of failed jobs.
-func (d *db) sendHistory(ctx context.Context, q querier, name *string, before int64, most int) ([]Entry, error) {
-	return collect[Entry](ctx, q, d.statements.History, d.group, name, before, most)
+func (d *db) sendHistory(ctx context.Context, q querier, name *string, before int64, most int) ([]HistoryEntry, error) {
+	return collect[HistoryEntry](ctx, q, d.statements.History, d.group, name, before, most)
 }
 
 func (d *db) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {

@@ -103,7 +103,7 @@ func TestAroundCallsHandlersOnce(t *testing.T) {
 				schedule.WithTimeout(200*time.Millisecond))
 			other := schedule.InTx(w.Scheduler, "other", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
 			w.run()
-			id := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("u", schedule.Reject)))(t)
+			id := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("u", schedule.OnConflictReject)))(t)
 			if name == "hangs" {
 				testkit.Until(t, "the log names it", func() bool { return log.count("handler still running") == 1 })
 				testkit.Must(other.Enqueue(t.Context(), args{}))(t)

@@ -102,7 +102,7 @@ func TestViewOfJobs(t *testing.T) {
 	}
 	put("runs")
 	put("retries")
-	put("planned", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.Reject), schedule.WithJobKey("ada"), schedule.WithPriority(2))
+	put("planned", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.OnConflictReject), schedule.WithJobKey("ada"), schedule.WithPriority(2))
 	testkit.Must(schedule.InTx(newWorker(db).Scheduler, "unknown", note).Enqueue(t.Context(), "waits"))(t)
 	db.setClock(midnight.Add(time.Minute))
 	db.shows("jobs_status", "runs", "state, why, lateness, owner", "due | its partition has no owner | 00:01:00")

@@ -71,7 +71,7 @@ func newJobFailed() *cobra.Command {
 	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
 	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
-		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR (ARGUMENTS)", all, func(e schedule.Entry) []any {
+		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR (ARGUMENTS)", all, func(e schedule.HistoryEntry) []any {
 			text := orDash(firstLine(e.Error))
 			if e.Args != nil {
 				text += " (" + cut(printable(string(e.Args)), 80) + ")"

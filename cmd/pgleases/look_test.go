@@ -444,8 +444,8 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		cancel()
 		<-ended
 	}()
-	history := func(name string) []schedule.Entry {
-		return decoded[[]schedule.Entry](t, database, "schedules", "history", "reports", name, "-n", "1000")
+	history := func(name string) []schedule.HistoryEntry {
+		return decoded[[]schedule.HistoryEntry](t, database, "schedules", "history", "reports", name, "-n", "1000")
 	}
 	recorded := func(what, query string, args ...any) { // in the history
 		t.Helper()
@@ -529,10 +529,10 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", failed); fmt.Sprint(j.ID) != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
-	if !slices.ContainsFunc(history("bad"), func(e schedule.Entry) bool { return fmt.Sprint(e.Job) == failed }) {
+	if !slices.ContainsFunc(history("bad"), func(e schedule.HistoryEntry) bool { return fmt.Sprint(e.Job) == failed }) {
 		t.Errorf("the history lacks job %s: %+v", failed, history("bad"))
 	}
-	decoded[[]schedule.Entry](t, database, "jobs", "failed", "reports")
+	decoded[[]schedule.HistoryEntry](t, database, "jobs", "failed", "reports")
 	shows(`^`+failed+` +bad +close +failed .* "job 1 failed \\x1b\[2J" \(\{"N": 1\}\)$`, "jobs", "failed", "reports")
 	text := output1(t, database, "jobs", "show", "reports", failed)
 	unprintable(t, "jobs show", text)
@@ -547,11 +547,11 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	retriedJob := ends(number(changed("jobs", "retry", "reports", failed, "--unknown")), "failed")
 	shows(` ago +- +`+retriedJob+` +"job 1 failed`, "jobs", "show", "reports", failed) // RETRY OF, RETRIED AS
 	shows(` ago +`+failed+` +- +"job 1 failed`, "jobs", "show", "reports", retriedJob)
-	tick := slices.DeleteFunc(history("bad"), func(e schedule.Entry) bool { return e.Job != 0 || e.Outcome != "unknown" })[0].Until.Format(time.RFC3339Nano)
+	tick := slices.DeleteFunc(history("bad"), func(e schedule.HistoryEntry) bool { return e.Job != 0 || e.Outcome != "unknown" })[0].Until.Format(time.RFC3339Nano)
 	fails(t, database, "schedules retry reports bad --reason why "+tick, "so it may have been done")
 	retried := ends(number(changed("schedules", "retry", "reports", "bad", tick, "--unknown")), "failed")
 	good := history("good")
-	done := good[slices.IndexFunc(good, func(e schedule.Entry) bool { return e.Outcome == "succeeded" })].Until
+	done := good[slices.IndexFunc(good, func(e schedule.HistoryEntry) bool { return e.Outcome == "succeeded" })].Until
 	again := ends(number(changed("schedules", "backfill", "reports", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
 	shows(`(?s)^JOB.* ATTEMPTS .*\n`+again+` +good +close +.* succeeded +- +1 [^\n]*\n$`, "jobs", "show", "reports", again) // without its arguments
 	hangs := testkit.Must(export.Enqueue(t.Context(), job{}))(t)
@@ -565,7 +565,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	later := testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	shows(`^`+waiting+` +- +close +\S.* planned +\S+ +0 +- +- +- +- +-$`, "jobs", "show", "reports", waiting)
-	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.Reject)))(t)
+	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.OnConflictReject)))(t)
 	listed := func(args ...string) []schedule.Job {
 		return decoded[[]schedule.Job](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
 	}

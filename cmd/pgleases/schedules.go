@@ -143,9 +143,9 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 // nothingToRetry says that no run of a kind can be retried, and which kinds have failed.
 func nothingToRetry(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, kind string) (string, error) {
 	jobs, err := ofGroup(cmd, cmd.Flags().Arg(0), s.FailedJobs(ctx, 0), 1000)
-	jobs = slices.DeleteFunc(jobs, func(e schedule.Entry) bool { return e.Retried != 0 })
+	jobs = slices.DeleteFunc(jobs, func(e schedule.HistoryEntry) bool { return e.Retried != 0 })
 	failing, other := firstOf(s.List(ctx, schedule.ScheduleFilter{Only: schedule.OnlyFailing}), 1000)
-	kinds := slices.Sorted(slices.Values(append(mapped(jobs, func(e schedule.Entry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)))
+	kinds := slices.Sorted(slices.Values(append(mapped(jobs, func(e schedule.HistoryEntry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)))
 	return fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; kinds of failed jobs and failing schedules: %s",
 		shown(kind), cmp.Or(strings.Join(slices.Compact(kinds), ", "), "none")), cmp.Or(err, other)
 }
@@ -237,7 +237,7 @@ func newScheduleHistory() *cobra.Command {
 			_, err = s.Get(ctx, args[1])
 		}
 		now := time.Now()
-		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,RETRIED AS,ERROR", all, func(e schedule.Entry) []any {
+		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,RETRIED AS,ERROR", all, func(e schedule.HistoryEntry) []any {
 			took := map[bool]string{true: dash, false: period(e.EndedAt.Sub(e.StartedAt))}[e.StartedAt.IsZero()]
 			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, idOrDash(e.Retried), orDash(firstLine(e.Error))}
 		}), err

@@ -33,7 +33,7 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 	case "pause_schedule":
 		return nil, s.Pause(ctx, r.Schedule)
 	case "resume_schedule":
-		return nil, s.Resume(ctx, r.Schedule, map[bool]schedule.From{false: schedule.FromNow, true: schedule.CatchUp}[r.CatchUp])
+		return nil, s.Resume(ctx, r.Schedule, map[bool]schedule.ResumeMode{false: schedule.ResumeFromNow, true: schedule.ResumeCatchUp}[r.CatchUp])
 	case "delete_schedule":
 		if r.ID == 0 {
 			return nil, s.Delete(ctx, r.Schedule)

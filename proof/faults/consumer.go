@@ -52,9 +52,9 @@ func (h *handler) consume(ctx context.Context) error {
 			return someFailed(h.handle(ctx, tx, tasksOf(rows...)))
 		})
 	}
-	failure := consumer.BlockKey
+	failure := consumer.OnFailureBlockKey
 	if h.Queue.DeadLetters {
-		failure = consumer.DeadLetter
+		failure = consumer.OnFailureDeadLetter
 	}
 	c, err := consumer.New(ctx, h.client, h.pool, "orders", consumer.Queue{Table: "app.outbox", Key: "customer"}, handler,
 		consumer.WithBatch(20, 1<<20), consumer.WithPoll(100*time.Millisecond), consumer.WithTimeout(5*h.TTL), consumer.WithIdleTimeout(5*h.TTL),

@@ -189,9 +189,9 @@ func (s *Scheduler) Crash(down time.Duration) {
 // Entries returns the outcomes of a schedule's ticks and of its extra runs, oldest first: History
 // in reverse order. The test fails at once if there are none, and no schedule of this name is
 // stored. The first Advance or Run stores what was added.
-func (s *Scheduler) Entries(name string) []schedule.Entry {
+func (s *Scheduler) Entries(name string) []schedule.HistoryEntry {
 	s.world.t.Helper()
-	var entries []schedule.Entry
+	var entries []schedule.HistoryEntry
 	for e, err := range s.History(context.Background(), name, 0) {
 		s.world.must(err)
 		entries = append(entries, e)

@@ -111,13 +111,13 @@ func TestAdvanceRunsInOrder(t *testing.T) {
 	testkit.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
 	s.Advance(0)
 	testkit.Must(k.Enqueue(t.Context(), args{3}, schedule.WithDelay(time.Hour), schedule.WithPriority(3)))(t)
-	testkit.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), schedule.WithUnique("job", schedule.Reject)))(t)
+	testkit.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), schedule.WithUnique("job", schedule.OnConflictReject)))(t)
 	s.Advance(0)
 	s.Advance(time.Hour + 20*time.Minute)
 	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
 	expect(t, "the clock", s.Now(), midnight.Add(80*time.Minute))
-	testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)))(t)
-	if _, err := k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.Reject)); !errors.Is(err, schedule.ErrExists) {
+	testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.OnConflictReject)))(t)
+	if _, err := k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.OnConflictReject)); !errors.Is(err, schedule.ErrExists) {
 		t.Fatalf("a unique key that is taken: %v", err)
 	}
 }
@@ -217,7 +217,7 @@ func TestHandlerPutsAreCommittedWithRun(t *testing.T) {
 	schedule.InTx(s.Scheduler, "main", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		testkit.Must(sub.EnqueueTx(ctx, tx, args{1}))(t)
 		err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.WithUnique("two", schedule.Reject))
+			_, err := sub.EnqueueTx(ctx, tx, args{2}, schedule.WithUnique("two", schedule.OnConflictReject))
 			return err
 		})
 		testkit.OK(t, err)
@@ -382,12 +382,12 @@ func TestExtraRunsKeepZoneWindowAndKey(t *testing.T) {
 	testkit.OK(t, s.Delete(t.Context(), "day"))
 	testkit.Must(s.Retry(t.Context(), retry))(t)
 	s.Advance(time.Second)
-	job := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("inv-7", schedule.Reject)))(t)
+	job := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
 	s.Advance(time.Second)
 	job = testkit.Must(s.Retry(t.Context(), job))(t)
 	s.Advance(time.Second)
 	testkit.Must(s.Retry(t.Context(), job))(t)
-	testkit.Must(k.Enqueue(t.Context(), args{2}, schedule.WithUnique("inv-7", schedule.Replace)))(t)
+	testkit.Must(k.Enqueue(t.Context(), args{2}, schedule.WithUnique("inv-7", schedule.OnConflictReplace)))(t)
 	s.Advance(time.Second)
 	expect(t, "runs", "\n"+strings.Join(did, "\n"), `
 tick 28 00:00 CET from 1 Jan 01 00:00, key 1
