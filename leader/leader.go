@@ -9,7 +9,7 @@
 //
 // The leader is the owner of the only partition of a lease. So each leadership has an epoch, a
 // number that rises with each leader. [Guard] checks it in a transaction, and refuses the writes of
-// a former leader that was frozen. [Epoch] returns it for other systems. [Partition] has a context
+// a former leader that was frozen. [Epoch] returns it for other systems. [Context] returns a context
 // that ends only if the leadership is lost.
 //
 // # What differs from client-go
@@ -18,7 +18,7 @@
 //     longest, so candidates that fail and stand again keep no other one from leading.
 //   - A process that stops leading stands by, and leads again when it is elected.
 //   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in
-//     OnStoppedLeading does not stop work that hangs. The example of [Partition] shows what does.
+//     OnStoppedLeading does not stop work that hangs. The example of [Context] shows what does.
 //   - OnNewLeader is called in order, from one goroutine.
 //   - Each leadership has an epoch.
 //
@@ -49,7 +49,7 @@ type Callbacks struct {
 	// No other process leads before it has returned, unless this process lost the leadership: it
 	// could not renew for 5.7 s, for example because it was frozen. That is the trust deadline of
 	// the default TTL, see pgleases.WithTTL. The other causes are those of
-	// Partition(ctx).Context().
+	// pgleases.Partition.Context.
 	OnStartedLeading func(ctx context.Context)
 	// OnStoppedLeading is called once after each OnStartedLeading, when that has returned and the
 	// leadership has ended or is to end; in a process that never led, not at all. The next leader
@@ -251,12 +251,14 @@ func GuardSQL(ctx context.Context, tx *sql.Tx) error {
 
 var errNotOfLeader = wrap.Errorf("pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
 
-// Partition returns the ownership that is the leadership, from the context of OnStartedLeading or
-// one derived from it. Until the callbacks have returned, its Context ends only if the leadership
-// is lost: finish an item in hand under it, or end the process with it if work may hang. From any
-// other context, Partition returns an ownership that has ended.
-func Partition(ctx context.Context) pgleases.Partition { return of(ctx).Partition }
+// Context returns the context of the leadership, from the context of OnStartedLeading or one derived
+// from it. Until the callbacks have returned, it ends only if the leadership is lost. Its cause is
+// that of pgleases.Partition.Context. Finish an item in hand under it, or end the process with it
+// if work may hang. From any other context, Context returns one that has ended, with the cause
+// pgleases.ErrNotOwner.
+func Context(ctx context.Context) context.Context { return of(ctx).Partition.Context() }
 
-// Epoch returns the epoch (fencing token) of Partition(ctx); 0 if there is none. It is higher than
-// that of each earlier leader. Send it with calls to systems that refuse lower epochs.
-func Epoch(ctx context.Context) int64 { return Partition(ctx).Epoch }
+// Epoch returns the epoch (fencing token) of the leadership, from the context of OnStartedLeading or
+// one derived from it. It is higher than that of each earlier leader. Send it with calls to systems
+// that refuse lower epochs. From any other context, Epoch returns 0.
+func Epoch(ctx context.Context) int64 { return of(ctx).Epoch }

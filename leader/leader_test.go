@@ -86,8 +86,8 @@ func TestNextLeaderBeginsWhenCallbacksReturned(t *testing.T) {
 		t.Errorf("a leads: %v, b: %v; the leader is %q and %q", a.IsLeader(), b.IsLeader(), a.Leader(), b.Leader())
 	}
 	none := context.Background()
-	if leader.Epoch(none) != 0 || leader.Partition(none).Context().Err() == nil {
-		t.Error("an epoch or an ownership without a leadership")
+	if leader.Epoch(none) != 0 || !errors.Is(context.Cause(leader.Context(none)), pgleases.ErrNotOwner) {
+		t.Error("an epoch or a context without a leadership")
 	}
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close()
