@@ -50,7 +50,7 @@ var Checks = []string{"connect", "server", "pooler", "notifications", "round-tri
 
 // DoctorOptions configure Doctor.
 type DoctorOptions struct {
-	Role string // the role of the clients, whose rights are checked; empty: the role that connects, and those of live clients
+	Role string // the role of the clients, whose rights are checked; empty: the role that connects, and those of clients
 	// minimum age of handoffs, waits, late schedules and jobs, idle transactions and expired sessions
 	// that are reported, 10 times that for transactions that work and rows of consumers, and 60 times
 	// that for blocked keys; 0: one minute
@@ -113,7 +113,6 @@ type facts struct {
 	ServerVersion                int  `json:"server_version"`
 	ReadOnly                     bool `json:"read_only"`
 	SeesAll                      bool `json:"sees_all"`
-	RoleExists                   bool `json:"role_exists"`
 	Recovery, Autovacuum, Schema bool
 	Parts                        []string // the tables with the versions of other packages' tables
 	Backend                      uint32
@@ -130,8 +129,6 @@ type facts struct {
 	Triggers   []string
 	Relations  []string // names of tables, views and indexes
 	Executable []string // functions that PUBLIC may execute
-	Rights     []string
-	ofClients  []string // the other roles that live clients use
 }
 
 // A session is a session of the server that makes others wait.
@@ -182,32 +179,34 @@ func (d *doctor) examine(ctx context.Context) {
 	}
 	d.functions(f)
 	d.sessions(f)
+	users, unseen := []user(nil), "a session locks a table"
 	if d.tableLocks(f) {
-		f.ofClients = d.rolesOfClients(ctx, f)
+		users, unseen = d.users(ctx)
 		columns := make(map[string]string)
 		for _, p := range parts {
 			if slices.Contains(f.Parts, p.table) {
-				d.duties(ctx, p.duties, p.flag, columns, append([]any{d.Long.Seconds()}, p.args(f)...)...)
+				args := []any{d.Long.Seconds(), rolesOf(f, users)}
+				d.duties(ctx, p.duties, p.flag, columns, args[:p.args]...)
 			}
 		}
 		d.state(ctx, f, columns, trip)
 	}
-	d.rightsOfClients(ctx, f)
-	d.rights(f)
+	d.rights(ctx, f, users, unseen)
 	d.vacuum(f)
 }
 
 // parts are the packages whose tables may be in the schema too.
 var parts = []struct {
-	table  string             // with their version
-	flag   string             // of migrate and grants; also the name of the check
-	writes string             // a right that only a role that runs them has
-	duties string             // the statement that returns their faults
-	args   func(*facts) []any // of the statement, after the age
+	table  string // with their version
+	flag   string // of migrate and grants; also the name of the check
+	worker string // with a slash, the names of its workers' leases begin so
+	writes right  // that only a role that runs them has
+	duties string // the statement that returns their faults
+	args   int    // how many it has: the age, and the roles
 	files  fs.ReadFileFS
 }{
-	{"schedule_version", "schedules", "schedules UPDATE", "duties", func(*facts) []any { return nil }, schedulesql.Files},
-	{"consumer_version", "consumers", "consumers UPDATE", "queues", func(f *facts) []any { return []any{append([]string{f.Role}, f.ofClients...)} }, consumersql.Files},
+	{"schedule_version", "schedules", "schedule", right{"TABLE", "schedules", "UPDATE", ""}, "duties", 1, schedulesql.Files},
+	{"consumer_version", "consumers", "consumer", right{"TABLE", "consumers", "UPDATE", ""}, "queues", 2, consumersql.Files},
 }
 
 // roundTrip returns the shortest of 5 round trips.
@@ -286,96 +285,6 @@ func (d *doctor) functions(f *facts) {
 			"they differ from this version: %s", listed(changed))
 	}
 	d.fine("functions", "they match this version")
-}
-
-var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+?)(?: \([\w, ]+\))? ON (?:SEQUENCE |FUNCTION )?(pgleases\.[\w., \n]+) TO`)
-
-// lacks returns the rights of a role for applications, from a file of grants, that the role lacks.
-func (f *facts) lacks(files fs.ReadFileFS) (rights []string) {
-	for _, match := range grantPattern.FindAllStringSubmatch(grants(files, ForApplication), -1) {
-		for name := range strings.SplitSeq(match[2], ",") {
-			for kind := range strings.SplitSeq(match[1], ",") {
-				rights = append(rights, strings.TrimPrefix(strings.TrimSpace(name), "pgleases.")+" "+strings.TrimSpace(kind))
-			}
-		}
-	}
-	return slices.DeleteFunc(rights, func(right string) bool { return f.has(right) || f.absent(right) })
-}
-
-// absent reports whether a right is one on a view that is missing, which another check finds.
-func (f *facts) absent(right string) bool {
-	name, kind, _ := strings.Cut(right, " ")
-	return kind != "" && kind != "EXECUTE" && !slices.Contains(f.Relations, name)
-}
-
-func (f *facts) has(right string) bool { return slices.Contains(f.Rights, right) }
-
-// rights compares the rights of the role with those that a role for clients needs, and for
-// schedules and consumers if their tables exist.
-func (d *doctor) rights(f *facts) {
-	writes := regexp.MustCompile(" (INSERT|UPDATE|DELETE)$").MatchString
-	remedy := fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", shell.Word(f.Role))
-	switch lacks := append(slices.DeleteFunc([]string{"USAGE"}, f.has), f.lacks(enginesql.Files)...); {
-	case !f.RoleExists:
-		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
-	case d.Role == "" && f.has("USAGE") && !slices.ContainsFunc(f.Rights, writes): // a reader
-		d.found("rights", OK, "", "not checked, because role %q may write nothing: name the role of the clients with --role", f.Role)
-	case len(lacks) > 0:
-		d.found("rights", Fault, remedy, "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
-	default:
-		d.otherRights(f)
-	}
-}
-
-// rolesOfClients returns the roles that live clients use, unless DoctorOptions name one. An error
-// is found by state, which reads the same table.
-func (d *doctor) rolesOfClients(ctx context.Context, f *facts) []string {
-	if d.Role != "" {
-		return nil
-	}
-	roles, _ := collect(ctx, d.Admin, d.conn, "roles", pgx.RowTo[string])
-	return slices.DeleteFunc(roles, func(role string) bool { return role == f.Role })
-}
-
-// rightsOfClients finds what live clients lack.
-func (d *doctor) rightsOfClients(ctx context.Context, f *facts) {
-	for _, role := range f.ofClients {
-		all, err := collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, role, d.Long.Seconds())
-		if err != nil || !all[0].RoleExists {
-			d.found("rights", Fault, "create it again, or let its clients connect as another", "live clients use the role %q, whose rights cannot be read: %v", role, err)
-			continue
-		}
-		if lacks := append(slices.DeleteFunc([]string{"USAGE"}, all[0].has), all[0].lacks(enginesql.Files)...); len(lacks) > 0 {
-			d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s prints", shell.Word(role)),
-				"live clients use the role %q, which lacks %s", role, listed(lacks))
-		}
-		for _, p := range parts {
-			if lacks := all[0].lacks(p.files); slices.Contains(f.Parts, p.table) && all[0].has(p.writes) && len(lacks) > 0 {
-				d.found("rights", Fault, fmt.Sprintf("as the tables' owner, run what pgleases grants %s --for=%s prints", shell.Word(role), p.flag),
-					"live clients use the role %q, which cannot run %s, it lacks %s", role, p.flag, listed(lacks))
-			}
-		}
-	}
-}
-
-// otherRights is rights for a role that may run clients.
-func (d *doctor) otherRights(f *facts) {
-	what := "clients"
-	for _, p := range parts {
-		if !slices.Contains(f.Parts, p.table) {
-			continue
-		}
-		lacks, remedy := f.lacks(p.files), fmt.Sprintf("as the tables' owner, run what pgleases grants %s --for=%s prints", shell.Word(f.Role), p.flag)
-		switch {
-		case len(lacks) == 0:
-			what += " and " + p.flag
-		case !f.has(p.writes): // perhaps it does not run any
-			d.found("rights", Note, "if it should, "+remedy, "role %q can run clients, but no %s, it lacks %s", f.Role, p.flag, listed(lacks))
-		default:
-			d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", f.Role, p.flag, listed(lacks))
-		}
-	}
-	d.fine("rights", "role %q may run %s", f.Role, what)
 }
 
 // sessions checks long transactions and free connections.
@@ -590,6 +499,7 @@ var duties = []struct {
 	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", Warning},
 	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers delete GROUP --reason '...', and start them", Fault},
 	{"rights", "some", "a role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
+	{"rights", "live", "clients cannot handle rows, because their role lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"rights", "all", "a role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
 	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
 	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},

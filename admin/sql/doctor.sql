@@ -2,7 +2,7 @@
 -- The search_path must be pg_catalog only.
 --
 -- $1 text              schema
--- $2 text              role whose rights are returned; empty: the current role
+-- $2 text              role whose limit of connections is returned; empty: the current role
 -- $3 double precision  minimum age in seconds of returned idle transactions; 10 times that for working transactions
 --
 -- One value, JSON. Only members of pg_read_all_stats see the state of sessions of other roles.
@@ -25,8 +25,8 @@ busy AS MATERIALIZED (
     WHERE p.database = current_database()
 ),
 relations AS MATERIALIZED (
-    SELECT c.oid, c.relname, c.relkind, c.reloptions, r.oid AS role
-    FROM pg_class AS c CROSS JOIN space AS s CROSS JOIN role AS r
+    SELECT c.oid, c.relname, c.relkind, c.reloptions
+    FROM pg_class AS c CROSS JOIN space AS s
     WHERE c.relnamespace = s.oid AND c.relkind IN ('r', 'v', 'S')
 ),
 locks AS MATERIALIZED (
@@ -72,7 +72,6 @@ SELECT json_build_object(
     'sees_all', pg_has_role(current_user, 'pg_read_all_stats', 'usage'),
     'schema', s.oid IS NOT NULL,
     'role', r.name,
-    'role_exists', r.oid IS NOT NULL,
     'room', json_build_array( -- maximum and current number of sessions: of the server, the database and the role
         json_build_object('of', 'the server', 'most', current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
                           'now', (SELECT count(*) FROM sessions)),
@@ -92,18 +91,6 @@ SELECT json_build_object(
                 FROM calls AS d JOIN pg_attribute AS a ON a.attrelid = d.adrelid AND a.attnum = d.adnum AND a.attgenerated <> '' CROSS JOIN LATERAL (SELECT pg_get_expr(d.adbin, d.adrelid)) AS e (text)
                 WHERE starts_with(e.text, quote_ident($1) || '.partition_for(')),
     'triggers', (SELECT coalesce(json_agg(g.tgname), '[]') FROM pg_trigger AS g JOIN relations AS c ON c.oid = g.tgrelid
-                 WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A')),
-    'rights', (
-        SELECT coalesce(json_agg(p.held), '[]')
-        FROM (SELECT c.relname || ' ' || k.kind AS held
-              FROM relations AS c CROSS JOIN unnest('{SELECT,INSERT,UPDATE,DELETE}'::text[]) AS k (kind)
-              WHERE c.relkind <> 'S' AND CASE WHEN k.kind = 'INSERT' THEN has_any_column_privilege(c.role, c.oid, k.kind) -- events: all columns except the actor
-                                              ELSE has_table_privilege(c.role, c.oid, k.kind) END
-              UNION ALL
-              SELECT c.relname || ' ' || k.kind FROM relations AS c CROSS JOIN unnest('{USAGE,SELECT,UPDATE}'::text[]) AS k (kind) WHERE CASE WHEN c.relkind = 'S' THEN has_sequence_privilege(c.role, c.oid, k.kind) END
-              UNION ALL
-              SELECT DISTINCT f.proname || ' EXECUTE' FROM pg_proc AS f WHERE f.pronamespace = s.oid AND has_function_privilege(r.oid, f.oid, 'EXECUTE')
-              UNION ALL
-              SELECT 'USAGE' WHERE has_schema_privilege(r.oid, s.oid, 'USAGE')) AS p)
+                 WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A'))
 )
 FROM role AS r CROSS JOIN space AS s JOIN pg_database AS d ON d.datname = current_database()

@@ -2,7 +2,7 @@
 -- must be pg_catalog only, and enable_seqscan off.
 --
 -- $1 double precision  seconds; a row waits for long after 10 times that, and a key is blocked for long after 60 times that
--- $2 text[]            roles whose rights on queue tables are checked, if they may run consumers
+-- $2 text[]            roles whose rights on queue tables are checked, if they run the consumer or may do so
 --
 -- One row for each fault of a consumer: the check; the fault; the consumer; a count; the name of the worst, or empty; its
 -- seconds or rows; and a reason, the statement that mends it, or the rights that are missing. The row with the fault
@@ -26,15 +26,16 @@ lacking AS MATERIALIZED ( -- columns that a queue table lacks, or has with a typ
     LEFT JOIN pg_attribute AS a ON a.attrelid = q.oid AND a.attname = w.name AND a.attnum > 0
     WHERE w.name IS NOT NULL AND (a.atttypid = ANY (w.types::oid[])) IS NOT TRUE
 ),
-rights AS MATERIALIZED ( -- on queue tables, of the roles that may run consumers
-    SELECT q.consumer, q.queue, r.rolname, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
+rights AS MATERIALIZED ( -- on queue tables, of the roles that run the consumer or may do so
+    SELECT q.consumer, q.queue, r.rolname, o.runs, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ') FILTER (WHERE NOT k.held) AS lacks,
            concat_ws('; ', min(format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, r.rolname)) FILTER (WHERE k.kind = 'USAGE' AND NOT k.held),
                'GRANT ' || string_agg(k.kind, ', ') FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
     FROM queues AS q JOIN pg_roles AS r ON r.rolname = ANY ($2::text[])
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = 'consumer/' || q.consumer AND c.role = r.rolname)) AS o (runs)
     CROSS JOIN LATERAL (VALUES ('USAGE', has_schema_privilege(r.oid, q.nspname, 'USAGE')), ('SELECT', has_table_privilege(r.oid, q.oid, 'SELECT')),
         ('UPDATE', has_any_column_privilege(r.oid, q.oid, 'UPDATE')), ('DELETE', has_table_privilege(r.oid, q.oid, 'DELETE'))) AS k (kind, held)
-    WHERE has_table_privilege(r.oid, 'pgleases.consumers'::regclass, 'UPDATE')
-    GROUP BY q.consumer, q.queue, r.rolname
+    WHERE o.runs OR has_table_privilege(r.oid, 'pgleases.consumers'::regclass, 'UPDATE')
+    GROUP BY q.consumer, q.queue, r.rolname, o.runs
 ),
 vacuums AS ( -- the number of dead rows from which autovacuum removes them, if it is on
     SELECT q.consumer, q.queue, v.n_dead_tup AS dead, greatest(v.last_autovacuum, v.last_vacuum) AS at, coalesce(o.on, true) AS on,
@@ -47,7 +48,7 @@ vacuums AS ( -- the number of dead rows from which autovacuum removes them, if i
 )
 SELECT 'consumers', 'gone', s.consumer, 1, s.queue, 0::float8, '' FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
 UNION ALL SELECT 'consumers', 'lacking', l.consumer, 1, format('%I of %s', l.name, l.queue), 0, l.why FROM lacking AS l
-UNION ALL SELECT 'rights', CASE WHEN r.handles THEN 'some' ELSE 'all' END, r.consumer, 1, format('%s on %s for %I', r.lacks, r.queue, r.rolname), 0, r.grants FROM rights AS r WHERE r.lacks <> ''
+UNION ALL SELECT 'rights', CASE WHEN r.runs THEN 'live' WHEN r.handles THEN 'some' ELSE 'all' END, r.consumer, 1, format('%s on %s for %I', r.lacks, r.queue, r.rolname), 0, r.grants FROM rights AS r WHERE r.lacks <> ''
 UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE INDEX CONCURRENTLY ON %s (%I, %I)', q.queue, q.partition_column, q.id_column) FROM queues AS q
 WHERE NOT EXISTS (SELECT FROM lacking AS l WHERE l.consumer = q.consumer)
   AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column

@@ -425,11 +425,11 @@ func TestDoctorFindsWhatARoleLacks(t *testing.T) {
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
 	role := newRole(t, database)
-	expectIll(t, database, "fault rights", "it lacks USAGE,", "--role", role)
+	expectIll(t, database, "fault rights", "DELETE on clients, ", "--role", role)
 	execute(t, database, output1(t, database, "grants", role))
 	expectIll(t, database, "", "", "--role", role)
 	execute(t, database, "REVOKE INSERT ON pgleases.locks FROM "+role)
-	expectIll(t, database, "fault rights", "it lacks locks INSERT", "--role", role)
+	expectIll(t, database, "fault rights", "it lacks INSERT on locks", "--role", role)
 }
 
 // Faults between the client and the database: a filter makes them.
@@ -569,11 +569,11 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	execute(t, database, "REVOKE SELECT ON pgleases.schedules FROM "+role)
 	expectIll(t, as(t, database, role), "note schedules, note transactions, note snapshots", "")
 	execute(t, database, output1(t, database, "grants", role))
-	expectIll(t, database, "note rights, note schedules", "can run clients, but no schedules, it lacks history DELETE", "--role", role)
+	expectIll(t, database, "note rights, note schedules", "can run clients, but no schedules, it lacks DELETE on history", "--role", role)
 	execute(t, database, output1(t, database, "grants", role, "--for=schedules"))
 	expectIll(t, database, "note schedules", "", "--role", role)
 	execute(t, database, "REVOKE UPDATE ON SEQUENCE pgleases.notified FROM "+role)
-	expectIll(t, database, "fault rights, note schedules", "it lacks notified UPDATE", "--role", role)
+	expectIll(t, database, "fault rights, note schedules", "it lacks UPDATE on notified", "--role", role)
 }
 
 func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
@@ -687,7 +687,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	expectIll(t, as(t, database, reader), "warning consumers", "") // which needs no other rights
 	role := newRole(t, database)
 	execute(t, database, output1(t, database, "grants", role))
-	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks consumer_blocked DELETE", "--role", role)
+	expectIll(t, database, "note rights", "can run clients, but no consumers, it lacks DELETE on consumer_blocked", "--role", role)
 	execute(t, database, output1(t, database, "grants", role, "--for=consumers"))
 	grant = `GRANT USAGE ON SCHEMA "a b" TO ` + role + `; GRANT SELECT, UPDATE, DELETE ON "a b".outbox TO ` + role
 	expectIll(t, database, "note rights", `a role may not handle rows, it lacks rights on queue tables: USAGE, SELECT, UPDATE, DELETE on "a b".outbox for `+role+` of "orders" > if it runs this consumer, as the table's owner: `+grant, "--role", role)
@@ -701,7 +701,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	expectIll(t, database, "fault rights", `a role cannot handle rows, it lacks rights on queue tables: DELETE on "a b".outbox for `+role+` of "orders" > as the table's owner: GRANT DELETE ON "a b".outbox TO `+role, "--role", role)
 	execute(t, database, `GRANT DELETE ON "a b".outbox TO `+role)
 	execute(t, database, "REVOKE DELETE ON pgleases.consumer_blocked FROM "+role)
-	expectIll(t, database, "fault rights", "cannot run consumers, it lacks consumer_blocked DELETE > as the tables' owner, run what pgleases grants", "--role", role)
+	expectIll(t, database, "fault rights", "cannot run consumers, it lacks DELETE on consumer_blocked > as the tables' owner, run what pgleases grants", "--role", role)
 	execute(t, database, "ALTER FUNCTION pgleases.consumer_end RENAME TO elsewhere")
 	expectIll(t, database, "fault functions, fault rights", "missing: consumer_end > as their owner, run pgleases migrate --consumers", "--role", role)
 }
@@ -717,14 +717,14 @@ func TestDoctorChecksTheRolesOfLiveClients(t *testing.T) {
 	execute(t, database, output1(t, database, "grants", role, "--for=consumers"), "UPDATE pgleases.clients SET role = '"+role+"'")
 	expectIll(t, database, "", "")
 	execute(t, database, "REVOKE DELETE ON pgleases.consumer_blocked FROM "+role)
-	expectIll(t, database, "fault rights", `live clients use the role "`+role+`", which cannot run consumers, it lacks consumer_blocked DELETE > as the tables' owner, run what pgleases grants `+role+" --for=consumers prints")
+	expectIll(t, database, "fault rights", `clients use the role "`+role+`", which cannot run consumers, it lacks DELETE on consumer_blocked > as the tables' owner, run what pgleases grants `+role+" --for=consumers prints")
 	execute(t, database, "GRANT DELETE ON pgleases.consumer_blocked TO "+role, "REVOKE UPDATE ON pgleases.partitions FROM "+role)
-	expectIll(t, database, "fault rights", `live clients use the role "`+role+`", which lacks partitions UPDATE > as the tables' owner, run what pgleases grants `+role+" prints")
+	expectIll(t, database, "fault rights", `clients use the role "`+role+`", which lacks UPDATE on partitions > as the tables' owner, run what pgleases grants `+role+" prints")
 	execute(t, database, "GRANT UPDATE ON pgleases.partitions TO "+role, consumer.TableSQL("orders", "", consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 2}),
 		"INSERT INTO pgleases.consumers VALUES ('orders', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 2); GRANT UPDATE, DELETE ON public.outbox TO "+role)
 	expectIll(t, database, "fault rights, note consumers", `it lacks rights on queue tables: SELECT on public.outbox for `+role+` of "orders"`)
 	execute(t, database, "GRANT SELECT ON public.outbox TO "+role, "UPDATE pgleases.clients SET role = 'gone'")
-	expectIll(t, database, "fault rights, note consumers", `live clients use the role "gone", whose rights cannot be read`)
+	expectIll(t, database, "fault rights, note consumers", `clients use the role "gone", which does not exist`)
 }
 
 func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {

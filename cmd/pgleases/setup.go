@@ -148,7 +148,7 @@ var exitCodes = map[admin.Level]int{admin.Warning: 1, admin.Fault: 2}
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Short: "Check the database, the tables and the fleet", Args: cobra.NoArgs}
 	output := outputFlag(cmd)
-	role := cmd.Flags().String("role", "", "role of the clients, whose rights are checked (default: the role that connects, and those of live clients)")
+	role := cmd.Flags().String("role", "", "role of the clients, whose rights are checked (default: the role that connects, and those of clients)")
 	long := cmd.Flags().Duration("long", time.Minute, "minimum age of a handoff, a wait, an idle transaction or an expired session that is reported; 10 times that for a transaction that works or a row of a consumer, 60 times for a blocked key")
 	skip := cmd.Flags().StringSlice("skip", nil, "checks to leave out, with commas between")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

@@ -1,0 +1,229 @@
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"io/fs"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/shell"
+	enginesql "github.com/pgleases/pgleases/sql"
+)
+
+// A right is a privilege on an object of the schema, which rights.sql looks for.
+type right struct{ kind, name, privilege, columns string }
+
+func (r right) String() string {
+	if r.kind == "SCHEMA" {
+		r.name = "schema " + r.name
+	}
+	if r.columns != "" {
+		r.name += " (" + r.columns + ")"
+	}
+	return r.privilege + " on " + r.name
+}
+
+// writes reports whether only a role that runs clients has it.
+func (r right) writes() bool {
+	return r.kind == "TABLE" && r.privilege != "SELECT"
+}
+
+var grantPattern = regexp.MustCompile(`(?m)^GRANT ([A-Z, ]+?)(?: \(([\w, ]+)\))?` +
+	` ON (?:(SEQUENCE|FUNCTION|SCHEMA) )?(pgleases[\w., \n]*) TO`)
+
+func (d *doctor) usage() right { return right{"SCHEMA", d.schema, "USAGE", ""} }
+
+// needed returns the rights of a role for applications, from a file of grants.
+func (d *doctor) needed(files fs.ReadFileFS) (all []right) {
+	for _, match := range grantPattern.FindAllStringSubmatch(grants(files, ForApplication), -1) {
+		if match[3] == "SCHEMA" {
+			all = append(all, d.usage())
+			continue
+		}
+		for name := range strings.SplitSeq(match[4], ",") {
+			for privilege := range strings.SplitSeq(match[1], ",") {
+				name := strings.TrimPrefix(strings.TrimSpace(name), "pgleases.")
+				all = append(all, right{cmp.Or(match[3], "TABLE"), name, strings.TrimSpace(privilege), match[2]})
+			}
+		}
+	}
+	return all
+}
+
+// A user is a role that clients use.
+type user struct {
+	Role     string
+	Runs     []string // of the workers in parts
+	OfClient bool     // otherwise only a session that is named as those of clients has it
+}
+
+// users returns the roles that clients use, or what keeps them from being seen.
+func (d *doctor) users(ctx context.Context) (all []user, unseen string) {
+	if d.Role != "" {
+		return nil, "--role names another"
+	}
+	all, err := collect(ctx, d.Admin, d.conn, "roles", pgx.RowToStructByPos[user])
+	if err != nil {
+		return nil, err.Error()
+	}
+	return all, ""
+}
+
+// rolesOf returns the role that is examined, and those of clients.
+func rolesOf(f *facts, users []user) []string {
+	roles := []string{f.Role}
+	for _, u := range users {
+		if u.Role != f.Role {
+			roles = append(roles, u.Role)
+		}
+	}
+	return roles
+}
+
+// A holder is a role, with the rights that it lacks.
+type holder struct {
+	role   string
+	exists bool
+	lacks  map[right]bool
+}
+
+// of returns which of some rights the role lacks.
+func (h *holder) of(rights []right) (lacks []string) {
+	for _, r := range rights {
+		if h.lacks[r] {
+			lacks = append(lacks, r.String())
+		}
+	}
+	return lacks
+}
+
+// holders returns roles with what they lack of some rights, in one statement.
+func (d *doctor) holders(ctx context.Context, roles []string, rights []right) (map[string]holder, error) {
+	var kinds, names, privileges, columns []string
+	for _, r := range rights {
+		kinds, names = append(kinds, r.kind), append(names, r.name)
+		privileges, columns = append(privileges, r.privilege), append(columns, r.columns)
+	}
+	all := make(map[string]holder)
+	_, err := collect(ctx, d.Admin, d.conn, "rights", func(row pgx.CollectableRow) (h holder, err error) {
+		var positions []int
+		err = row.Scan(&h.role, &h.exists, &positions)
+		h.lacks = make(map[right]bool)
+		for _, i := range positions {
+			h.lacks[rights[i-1]] = true
+		}
+		all[h.role] = h
+		return h, err
+	}, d.schema, roles, kinds, names, privileges, columns)
+	return all, err
+}
+
+// rights compares the rights of the role that is examined, and of those that clients use, with what
+// clients need, and for schedules and consumers if their tables exist.
+func (d *doctor) rights(ctx context.Context, f *facts, users []user, unseen string) {
+	engine := d.needed(enginesql.Files)
+	rights := slices.Clone(engine)
+	for _, p := range parts {
+		rights = append(rights, d.needed(p.files)...)
+	}
+	all, err := d.holders(ctx, rolesOf(f, users), rights)
+	if err != nil {
+		d.found("rights", Warning, "see the log of the server, and run this again", "cannot read them: %v", err)
+		return
+	}
+	fine := []string{}
+	if !slices.ContainsFunc(users, func(u user) bool { return u.Role == f.Role && u.OfClient }) {
+		fine = append(fine, d.rightsOfRole(f, all[f.Role], engine))
+	}
+	for _, u := range users {
+		fine = append(fine, d.rightsOfUser(f, all[u.Role], u, engine))
+	}
+	if unseen != "" {
+		fine = append(fine, "the roles of clients are not checked, because "+unseen)
+	}
+	fine = slices.DeleteFunc(fine, func(text string) bool { return text == "" })
+	fine = append(fine,
+		"not checked: a pool that logs in as another role than its client, and what handlers use besides queue tables")
+	d.fine("rights", "%s", strings.Join(fine, "; "))
+}
+
+// run returns what has to be run so that a role has the rights for a purpose.
+func run(role, purpose string) string {
+	if purpose != "" {
+		purpose = " --for=" + purpose
+	}
+	return fmt.Sprintf("as the tables' owner, run what pgleases grants %s%s prints", shell.Word(role), purpose)
+}
+
+// mayWrite reports whether the role has one of the rights that only a role for clients has.
+func (h *holder) mayWrite(rights []right) bool {
+	return slices.ContainsFunc(rights, func(r right) bool { return r.writes() && !h.lacks[r] })
+}
+
+// rightsOfRole finds what a role lacks that may run clients, and returns what it may do.
+func (d *doctor) rightsOfRole(f *facts, h holder, engine []right) string {
+	lacks := h.of(engine)
+	switch {
+	case !h.exists:
+		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
+		return ""
+	case d.Role == "" && !h.mayWrite(engine) && !h.lacks[d.usage()]:
+		return fmt.Sprintf("role %q is not checked, because it may write nothing: name that of the clients with --role", f.Role)
+	case len(lacks) > 0:
+		d.found("rights", Fault, run(f.Role, ""), "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
+		return ""
+	}
+	what := "clients"
+	for _, p := range parts {
+		lacks, remedy := h.of(d.needed(p.files)), run(f.Role, p.flag)
+		switch {
+		case !slices.Contains(f.Parts, p.table):
+		case len(lacks) == 0:
+			what += " and " + p.flag
+		case h.lacks[p.writes]: // perhaps it does not run any
+			d.found("rights", Note, "if it should, "+remedy,
+				"role %q can run clients, but no %s, it lacks %s", f.Role, p.flag, listed(lacks))
+		default:
+			d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", f.Role, p.flag, listed(lacks))
+		}
+	}
+	return fmt.Sprintf("role %q may run %s", f.Role, what)
+}
+
+// rightsOfUser finds what a role lacks that clients use, and returns what its clients may do.
+func (d *doctor) rightsOfUser(f *facts, h holder, u user, engine []right) string {
+	lacks := h.of(engine)
+	switch {
+	case !u.OfClient:
+		if len(lacks) > 0 && h.mayWrite(engine) { // otherwise it may run clients of another schema
+			d.found("rights", Note, "if it runs clients of this schema, "+run(u.Role, ""),
+				"sessions that are named as those of clients have the role %q, no client has it, and it lacks %s",
+				u.Role, listed(lacks))
+		}
+		return ""
+	case !h.exists:
+		d.found("rights", Fault, "create it again, or let its clients connect as another",
+			"clients use the role %q, which does not exist", u.Role)
+		return ""
+	case len(lacks) > 0:
+		d.found("rights", Fault, run(u.Role, ""), "clients use the role %q, which lacks %s", u.Role, listed(lacks))
+	}
+	what := "clients"
+	for _, p := range parts {
+		lacks, runs := h.of(d.needed(p.files)), slices.Contains(u.Runs, p.worker) || !h.lacks[p.writes]
+		switch {
+		case !slices.Contains(f.Parts, p.table) || !runs:
+		case len(lacks) == 0:
+			what += " and " + p.flag
+		default:
+			d.found("rights", Fault, run(u.Role, p.flag),
+				"clients use the role %q, which cannot run %s, it lacks %s", u.Role, p.flag, listed(lacks))
+		}
+	}
+	return fmt.Sprintf("clients use the role %q, which may run %s", u.Role, what)
+}
