@@ -16,11 +16,12 @@ const keysOfOutage = 3
 type outage struct {
 	log *slog.Logger
 
-	mu     sync.Mutex // guards the following fields
-	failed []string   // keys that failed since the last success
-	away   bool       // it is logged that something is away
-	broke  time.Time  // when it was last logged that a batch was broken off
-	last   string     // the last error
+	mu     sync.Mutex       // guards the following fields
+	failed []string         // keys that failed since the last success
+	away   map[int]struct{} // partitions that were paused since then, of which the first is logged
+	since  time.Time        // when the first of them was paused
+	broke  time.Time        // when it was last logged that a batch was broken off
+	last   string           // the last error
 }
 
 // seems notes that the key of a row failed, and reports whether so many have failed since the last
@@ -35,22 +36,43 @@ func (o *outage) seems(r row) bool {
 	return len(o.failed) >= keysOfOutage
 }
 
-// ends notes that a row was handled, so that nothing is away.
-func (o *outage) ends() {
+// succeeded notes that a row of a partition was handled. If the partition was paused, what was away
+// is back, so all that are paused try again.
+func (o *outage) succeeded(p *part, wasPaused bool) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.failed, o.away = o.failed[:0], false
+	o.failed = o.failed[:0]
+	lasted := time.Since(o.since)
+	ended := wasPaused && len(o.away) > 0
+	if ended {
+		clear(o.away)
+	}
+	o.mu.Unlock()
+	if ended {
+		lasted = lasted.Round(time.Millisecond)
+		o.log.Info("consumer: pause of partitions ended", slog.Int("partition", p.Number), slog.Duration("for", lasted))
+	}
 }
 
-// paused notes that a partition pauses for an error. It is logged once until rows are handled again.
+// paused notes that a partition pauses for an error. It is logged for the first one only.
 func (o *outage) paused(p *part, why error) {
 	o.mu.Lock()
-	logged := o.away
-	o.away, o.last = true, why.Error()
+	first := len(o.away) == 0
+	if first {
+		o.away, o.since = make(map[int]struct{}), time.Now()
+	}
+	o.away[p.Number] = struct{}{}
+	o.last = why.Error()
 	o.mu.Unlock()
-	if !logged {
+	if first {
 		o.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.Any("error", why))
 	}
+}
+
+// left notes that this process handles no rows of a partition any more.
+func (o *outage) left(number int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	delete(o.away, number)
 }
 
 // brokeOff notes that a batch was broken off. It is logged once a second for all partitions.

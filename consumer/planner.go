@@ -103,6 +103,7 @@ func (p *planner) serve(ctx context.Context, owned pgleases.Partition) error {
 	o.halting.Store(true)
 	p.events <- func() { p.queue.leave(of) }
 	<-o.idle
+	p.exec.outage.left(owned.Number)
 	p.ends.note(o)
 	return nil
 }

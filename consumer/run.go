@@ -279,9 +279,10 @@ func (e *execution) advance(parts []*part, o outcome) {
 func (e *execution) succeeded(p *part) {
 	d := p.delayOf(e.job)
 	p.answered = true
-	e.result.handled, e.result.recovered = true, e.result.recovered || d.away > 0
+	wasPaused := d.away > 0
+	e.result.handled, e.result.recovered = true, e.result.recovered || wasPaused
 	*d = delay{}
-	e.outage.ends()
+	e.outage.succeeded(p, wasPaused)
 }
 
 // pauseAll pauses partitions, because a handler said that something is away. If it took its whole

@@ -292,8 +292,14 @@ func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 // end receives the end of a run.
 func (p *planner) end(f finish) {
 	delete(p.cancels, f.subject)
-	if p.queue.end(f, time.Now()) {
+	now := time.Now()
+	since, wasAway := p.queue.outages.Since(f.Kind)
+	if p.queue.end(f, now) {
 		p.s.log.Warn("schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind), slog.Any("error", f.away))
+	}
+	if wasAway && !p.queue.isAway(f.Kind) {
+		lasted := now.Sub(since).Round(time.Millisecond)
+		p.s.log.Info("schedule: pause of a kind ended", slog.String("kind", f.Kind), slog.Duration("for", lasted))
 	}
 	if f.outcome == clockUnstable {
 		p.poller.soon()

@@ -1,9 +1,12 @@
 package schedule
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,4 +91,28 @@ func TestSlowRunsAreCountedByWhatTheyWaitFor(t *testing.T) {
 	expect(1, 2, 1)
 	p.queue.clear() // this process owns no partition
 	expect(1, 0, 0)
+}
+
+// The end of a pause of a kind is logged once, with its length.
+func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := watched()
+		var log bytes.Buffer
+		p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+		end := func(id int64, away error) {
+			p.queue.began(numbered(id), time.Now())
+			time.Sleep(10 * time.Second)
+			p.end(finish{numbered(id), result{outcome: stepped, called: true, away: away}})
+		}
+		end(1, errors.New("no mail server"))
+		end(2, errors.New("no mail server"))
+		end(3, nil)
+		end(4, nil)
+		const ended = `level=INFO msg="schedule: pause of a kind ended" kind=mail for=20s`
+		paused := strings.Count(log.String(), "kind paused")
+		if paused != 1 || strings.Count(log.String(), "pause of a kind ended") != 1 || !strings.Contains(log.String(), ended) {
+			t.Errorf("logged %s, want the pause once, and once %q", log.String(), ended)
+		}
+	})
 }

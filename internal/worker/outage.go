@@ -20,6 +20,7 @@ type Outages struct{ of map[string]outage }
 
 type outage struct {
 	times int
+	since time.Time
 	until time.Time
 }
 
@@ -28,9 +29,12 @@ func (o *Outages) Found(group string, now time.Time) (news bool) {
 	if o.of == nil {
 		o.of = make(map[string]outage)
 	}
-	last := o.of[group]
-	o.of[group] = outage{last.times + 1, now.Add(OutagePause(last.times+1, false))}
-	return last.times == 0
+	last, known := o.of[group]
+	if !known {
+		last.since = now
+	}
+	o.of[group] = outage{last.times + 1, last.since, now.Add(OutagePause(last.times+1, false))}
+	return !known
 }
 
 // Over notes that nothing is away.
@@ -40,4 +44,10 @@ func (o *Outages) Over(group string) { delete(o.of, group) }
 func (o *Outages) Under(group string) (next time.Time, away bool) {
 	last, away := o.of[group]
 	return last.until, away
+}
+
+// Since reports whether something is away, and if so, since when.
+func (o *Outages) Since(group string) (since time.Time, away bool) {
+	last, away := o.of[group]
+	return last.since, away
 }
