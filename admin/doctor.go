@@ -405,9 +405,10 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 	d.fine("row-locks", "no row that clients need is locked")
 	d.columns(f, s, consumers)
 	d.timeline(ctx, s, f.Provider)
-	d.clients(s, trip, locked, d.evicted(ctx, s))
+	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage) // the rest matters more than an error
+	d.clients(s, trip, locked, evicted(s, events))
 	d.clientIDs(ctx)
-	d.leases(ctx, s, locked)
+	d.leases(ctx, s, locked, events)
 	d.overrides(s)
 	d.handoffs(s)
 	if len(waits) > 0 {
@@ -589,14 +590,32 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 }
 
 // evicted returns which clients were evicted in the last 10 minutes, and have not come back.
-func (d *doctor) evicted(ctx context.Context, s *Snapshot) (ids []string) {
-	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage) // the rest matters more than an error
+func evicted(s *Snapshot, events []Event) (ids []string) {
 	for _, e := range events {
-		if id := fmt.Sprintf("%q", e.From); e.Cause == "evicted" && s.At.Sub(e.At) < 10*time.Minute && !s.live(e.From) && !slices.Contains(ids, id) {
+		id := fmt.Sprintf("%q", e.From)
+		if e.Cause == "evicted" && s.At.Sub(e.At) < 10*time.Minute && !s.live(e.From) && !slices.Contains(ids, id) {
 			ids = append(ids, id)
 		}
 	}
 	return ids
+}
+
+// cutOff returns the eviction of a client that was the last to own partitions of a lease and did not
+// leave it in order, as far as the events show it, of which the newest is first.
+func cutOff(l *Lease, events []Event) (eviction Event, found bool) {
+	for _, h := range l.Holdings {
+		evicted := slices.IndexFunc(events, func(e Event) bool { return e.Cause == "evicted" && e.From == h.LastOwner })
+		if h.LastOwner != "" && evicted >= 0 && !leftInOrder(l, h.LastOwner, events) {
+			return events[evicted], true
+		}
+	}
+	return Event{}, false
+}
+
+// leftInOrder reports whether the last that a client did with a lease was to hand over or to leave.
+func leftInOrder(l *Lease, client string, events []Event) bool {
+	last := slices.IndexFunc(events, func(e Event) bool { return e.Lease == l.Name && (e.From == client || e.To == client) })
+	return last >= 0 && events[last].From == client && events[last].Cause != "given"
 }
 
 func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted []string) {
@@ -677,7 +696,7 @@ const exception = ", except of leases that are paused or that no process runs"
 // stays is the time after which orphans are reported: a plan in progress assigns them in much less.
 const stays = 3 * time.Second
 
-func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
+func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool, events []Event) {
 	deserted, drains, left, overdue, crowded, except := []string{}, []string{}, []string{}, []string{}, []string{}, ""
 	for i := range s.Leases {
 		l := &s.Leases[i]
@@ -686,7 +705,10 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool) {
 			continue
 		}
 		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
-			if except = exception; !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was deleted
+			except = exception
+			if e, killed := cutOff(l, events); killed {
+				deserted = append(deserted, fmt.Sprintf("%q%s, when its last owner %q, %s, was evicted", l.Name, when("since", e.At, s.At), e.From, e.Reason))
+			} else if !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was deleted
 				left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 			}
 		} else if s.working(l) == 0 {

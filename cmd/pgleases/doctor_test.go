@@ -18,10 +18,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
 	"github.com/pgleases/pgleases/internal/testkit/command"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -132,6 +134,10 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "all are frozen", fault: "UPDATE pgleases.clients SET expires_at = now() - interval '10 seconds'", want: "fault orphans",
 			text: `for more than 3s: "l" 0-1; no client is live, the last were "a" (host host, pid 7), "b" (host host, pid 7) > continue or restart them; kill -9 what is frozen`},
 		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `no process runs, as after pgleases run --once: "l"`},
+		{name: "the last member left in order, and was killed later", fault: `INSERT INTO pgleases.leases VALUES ('gone', 1, 5, 1, 0, 'infinity', now());
+			INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id) VALUES ('gone', 0, 3, 'c');
+			INSERT INTO pgleases.events (lease, cause, from_id) VALUES ('gone', 'left', 'c'); INSERT INTO pgleases.events (cause, from_id) VALUES ('evicted', 'c')`,
+			want: "note expired, note orphans", text: `evicted in the last 10 min: "c"`},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
 			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
@@ -203,6 +209,30 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	says("orphans", `"$(touch y)" 0, "z" 1 > pgleases explain '$(touch y)/0' says`)
 	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
 	says("expired", "> start one: no client is live")
+}
+
+// If the last client of a lease is killed while clients of other leases live, doctor says since when
+// no client works on the lease, and where the last one was.
+func TestDoctorFindsAFleetThatWasKilled(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	pool := testkit.Pool(t, database)
+	other := clients.New(t, pool, pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	testkit.Must(other.Lease(t.Context(), "other", 1))(t)
+	execute(t, database, `
+		INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp(), '1 second', 'node-7', 9, now());
+		INSERT INTO pgleases.leases VALUES ('gone', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('gone', 13, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('gone', 0, 13, 13, 3, 'c', now());
+		INSERT INTO pgleases.events (lease, cause, to_id) VALUES ('gone', 'joined', 'c')`)
+	testkit.Becomes(t, pool, "the other client has evicted it", int64(1), "SELECT count(*) FROM pgleases.events WHERE cause = 'evicted' AND from_id = 'c'")
+	want := regexp.MustCompile(`^no client works on "gone" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(\S+ ago\), when its last owner "c", host node-7, pid 9, was evicted$`)
+	testkit.Until(t, "doctor says so", func() bool {
+		found, code := examined(t, database)
+		return code == 1 && slices.ContainsFunc(found, func(f admin.Finding) bool {
+			return f.Check == "orphans" && f.Level == admin.Warning && want.MatchString(f.Text) && strings.HasPrefix(f.Remedy, "start a process")
+		})
+	})
 }
 
 // expectIll expects the findings of doctor, and the text and remedy of the first one. Doctor may see sessions
