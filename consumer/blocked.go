@@ -73,6 +73,7 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 		}
 		return false
 	}
+	p.freed = p.freed || end.dead
 	e.report(r, end)
 	return true
 }
@@ -136,7 +137,7 @@ func (e *execution) retryRow() (settled bool) {
 	case handled:
 		settled = true
 		e.succeeded(p)
-		p.due = true // rows of the key wait
+		p.due, p.freed = true, true // rows of the key wait
 	case unavailable:
 		e.pause(p, o.err)
 	case broke:
@@ -165,7 +166,7 @@ func (e *execution) skip() bool {
 		p.blocked.notBefore = time.Now().Add(breakWait)
 		log.Warn("consumer: row not skipped, retried", slog.Any("error", err))
 	case err == nil && text != "":
-		p.due = true // rows of its key wait
+		p.due, p.freed = true, true // rows of its key wait
 		e.counts.dead.Add(1)
 		log.Warn("consumer: row skipped by an operator", slog.String("reason", text))
 	}

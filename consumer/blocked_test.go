@@ -3,7 +3,9 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -62,4 +64,92 @@ func TestLongKeyIsBlocked(t *testing.T) {
 	contains(t, w.RunUntilEmpty(ctx), "only rows of blocked keys are left")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 1 AND attempts = 1"), 1, "rows that block it")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 1, "rows of the other key handled")
+}
+
+// What a poll reads to find rows whose keys are not blocked does not grow with those that are, nor
+// with the rows behind them, and all rows are found: those that come, and those that committed late.
+func TestPollReadsFewRowsBehindBlockedKeys(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t) // see BlocksRead
+	w := newWorker(db, consumer.Each(effect))
+	db.exec("ALTER TABLE pgleases.consumer_blocked SET (autovacuum_enabled = false)") // it would have the plan made anew
+	db.insert(20_000, 20_000)
+	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
+		SELECT 'orders', partition, id, customer, xmin::text, 1, 'infinity' FROM public.outbox`)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT customer, payload FROM public.outbox") // behind them
+	searches, next, open := consumer.NewSearches(partitions), int64(100), int64(0)
+	poll := func() (blocks, found int) {
+		t.Helper()
+		tx := testkit.Must(db.Begin(t.Context()))(t)
+		defer func() { testkit.OK(t, tx.Rollback(context.Background())) }()
+		testkit.Must(tx.Exec(t.Context(), w.OursSQL()))(t)
+		args := searches.Ask("orders")
+		blocks = testkit.BlocksRead(t, tx, strings.TrimSpace(w.PollSQL()), args...)
+		next++
+		oldest := next
+		if open > 0 {
+			oldest = open
+		}
+		rows := testkit.Must(tx.Query(t.Context(), w.PollSQL(), args...))(t)
+		return blocks, testkit.Must(searches.Answer(rows, oldest, next))(t)
+	}
+	expectFew := func(what string, most, found int) {
+		t.Helper()
+		blocks, n := poll()
+		t.Logf("%s: %d blocks", what, blocks)
+		if blocks > most {
+			t.Errorf("%s: %d blocks are read, want at most %d", what, blocks, most)
+		}
+		expect(t, n, found, what+": partitions with rows")
+	}
+	first, _ := poll()
+	t.Logf("the first poll: %d blocks", first)
+	poll()
+	expectFew("no new row", 100, 0)
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT customer, payload FROM public.outbox WHERE id <= 80")
+	expectFew("80 rows behind blocked keys", 1000, 0)
+	late := db.late()
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT customer, payload FROM public.outbox WHERE id <= 80")
+	open = next
+	for range 5 {
+		expectFew("a transaction is open", 2000, 0)
+	}
+	searches.Sweep(3)
+	expectFew("one partition is swept meanwhile", first/partitions+first/10, 0)
+	expectFew("it was swept", 2000, 0)
+	testkit.OK(t, late.Commit(t.Context()))
+	open = 0
+	expectFew("its row has a lower ID than rows before", 2000, 1)
+	expectFew("it is not handled yet", 2000, 1)
+	db.exec("DELETE FROM public.outbox WHERE customer = 'late'")
+	poll()
+	poll()
+	expectFew("nothing is new again", 100, 0)
+	searches.Sweep(3)
+	expectFew("one partition is swept", first/partitions+first/10, 0)
+}
+
+// A row that commits after rows with higher IDs, which are behind a blocked key, is found long before
+// the next sweep, and so are the rows behind a key that is no longer blocked.
+func TestLateRowBesideABlockedKeyIsFound(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	of := db.alike(2)
+	w := newWorker(db, failing(1), attempts(1))
+	w.SweepEvery(time.Hour)
+	w.run()
+	db.put(of[0])
+	testkit.Becomes(t, db.Pool, "it blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	late := testkit.Must(db.Begin(t.Context()))(t)
+	defer func() { _ = late.Rollback(context.Background()) }()
+	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ($1, '1')", of[1]))(t)
+	db.put(of[0], of[0])
+	w.polled(5)
+	testkit.OK(t, late.Commit(t.Context()))
+	testkit.Becomes(t, db.Pool, "the late row is handled", int64(1), "SELECT count(*) FROM public.effects")
+	w.polled(5)
+	db.skip(1)
+	db.empty("the rows behind the blocked one are handled")
+	testkit.OK(t, w.end())
+	db.exact(3)
 }

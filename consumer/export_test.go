@@ -1,6 +1,10 @@
 package consumer
 
-import "time"
+import (
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
 
 // SweepEvery sets the time between two looks for blocked rows that are gone or changed.
 func (c *Consumer) SweepEvery(d time.Duration) { c.times.sweep = d }
@@ -60,3 +64,35 @@ func (c *Consumer) AnswerWithin(d time.Duration) { c.times.answer = d }
 
 // DueSQL returns the statement of due.sql.
 func (c *Consumer) DueSQL() string { return c.sql.Due }
+
+// Searches are polls of a process that owns partitions, without the process.
+type Searches struct {
+	queue  *queue
+	poller poller
+	sent   *poll
+}
+
+// NewSearches returns the polls of a process that owns so many partitions.
+func NewSearches(n int) *Searches { return &Searches{queue: queued(n)} }
+
+// Sweep makes the next poll sweep a partition.
+func (s *Searches) Sweep(partition int) { s.queue.partitions[partition].sweepAt = time.Time{} }
+
+// Ask returns the parameters of the next poll's statement of poll.sql.
+func (s *Searches) Ask(consumer string) []any {
+	of, idle := s.queue.asked()
+	s.sent, _ = s.poller.question(time.Now(), of, idle, 0)
+	s.sent.has, s.sent.to = make(map[int]bool), make(map[int]int64)
+	return []any{s.sent.idle, s.sent.from, consumer}
+}
+
+// Answer takes the answer to the poll, with the oldest open transaction, and the one after the last
+// that has ended. It returns how many partitions have rows.
+func (s *Searches) Answer(rows pgx.Rows, oldest, next int64) (int, error) {
+	err := s.sent.readPartitions(rows)
+	s.sent.oldest, s.sent.next = oldest, next
+	s.poller.after(s.sent, false, false)
+	s.poller.swept(s.sent, time.Now(), defaultTimings.sweep)
+	s.queue.answered(s.sent, time.Now())
+	return len(s.sent.has), err
+}

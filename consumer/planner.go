@@ -312,9 +312,7 @@ func (p *planner) answer(q *poll, err error) {
 		return
 	}
 	p.poller.succeeded(q, !p.untilEmpty && p.announced, idle)
-	if q.sweep {
-		p.poller.swept(now, p.times.sweep)
-	}
+	p.poller.swept(q, now, p.times.sweep)
 	switch {
 	case q.paused && !p.queue.paused:
 		p.log.Warn("consumer: paused by an operator")

@@ -2,6 +2,8 @@ package consumer
 
 import (
 	"context"
+	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -87,20 +89,24 @@ type poller struct {
 	pace
 	conn    *listen.Listener // a poll that is under way uses it
 	polling bool
-	sweepAt time.Time
+	sweepAt time.Time // of RunUntilEmpty: when all partitions of the table are swept
 	failing time.Time // when it was last logged that polls fail; zero: the last one did not
 }
 
 // A poll asks which partitions have something to do.
 type poll struct {
-	ended int // jobs that had ended before
-	sweep bool
-	of    []*partition
-	owned []int32 // which of them have blocked rows that are due
-	idle  []int32 // no job works on them: which have rows
+	ended    int // jobs that had ended before
+	of       []*partition
+	swept    []int32 // in which of them blocked rows are gone or changed
+	owned    []int32 // which of them have blocked rows that are due
+	idle     []int32 // no job works on them: which have rows
+	from     []int64 // where the searches for those begin
+	searches []asked // those for partitions of this process
+	before   int64   // the oldest transaction that was open before
 
 	took       time.Duration
 	has        map[int]bool
+	to         map[int]int64 // where the searches ended
 	blockedDue map[int][]blockedRow
 	paused     bool
 	blocked    bool  // a row blocks its key
@@ -110,26 +116,69 @@ type poll struct {
 	anywhere   bool  // of RunUntilEmpty: some partition of the table has something to do
 }
 
+// An asked search is one that a poll makes for a partition.
+type asked struct {
+	of    *partition
+	from  int64
+	whole bool // the partition is swept, so this search begins with its first row
+}
+
 // isDue reports whether it is time for a poll.
 func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.at) }
 
 // question returns a poll about partitions. If there are none, and not all are asked about, it is
 // not sent.
-func (p *poller) question(now time.Time, of []*partition, idle []int32, all int) (q *poll, send bool) {
+func (p *poller) question(now time.Time, of, idle []*partition, all int) (q *poll, send bool) {
 	p.at = now.Add(p.every)
-	q = &poll{sweep: !now.Before(p.sweepAt), of: of, idle: idle}
-	for _, p := range of {
-		q.owned = append(q.owned, int32(p.Number))
-	}
+	q = &poll{of: of, before: p.oldest}
 	if all > 0 {
-		q.owned = nil
-		for n := range all {
-			q.owned = append(q.owned, int32(n))
+		q.askAll(all, !now.Before(p.sweepAt))
+		p.polling = true
+		return q, true
+	}
+	for _, of := range of {
+		q.owned = append(q.owned, int32(of.Number))
+		if !now.Before(of.sweepAt) {
+			q.swept = append(q.swept, int32(of.Number))
+			if of.busy {
+				of.searched = newSearch() // for the next poll
+			}
 		}
-		q.idle = q.owned
+	}
+	for _, of := range idle {
+		a := asked{of: of, from: of.searched.from}
+		if !now.Before(of.sweepAt) {
+			a.from, a.whole = newSearch().from, true
+		}
+		q.idle = append(q.idle, int32(of.Number))
+		q.from = append(q.from, a.from)
+		q.searches = append(q.searches, a)
 	}
 	p.polling = len(q.owned) > 0
 	return q, p.polling
+}
+
+// end returns where a search ended. A partition without rows begins anew, for example because the
+// table was truncated, and its IDs too.
+func (q *poll) end(a asked) int64 {
+	to, found := q.to[a.of.Number]
+	if !found {
+		return newSearch().from
+	}
+	return to
+}
+
+// askAll makes a poll of RunUntilEmpty, whose end depends on the answer, ask about all rows of the
+// table.
+func (q *poll) askAll(partitions int, sweep bool) {
+	for n := range partitions {
+		q.owned = append(q.owned, int32(n))
+		q.from = append(q.from, newSearch().from)
+	}
+	q.idle = q.owned
+	if sweep {
+		q.swept = q.owned
+	}
 }
 
 // failed notes that a poll has failed, and reports whether it is to be logged: once a minute, while
@@ -150,8 +199,19 @@ func (p *poller) succeeded(q *poll, announced, idle bool) {
 	p.failing = time.Time{}
 }
 
-// swept notes that a poll has looked for blocked rows that are gone or changed.
-func (p *poller) swept(now time.Time, every time.Duration) { p.sweepAt = now.Add(every) }
+// swept notes that a poll has looked for blocked rows that are gone or changed. Partitions come at
+// different times from then on, so that no poll does this for all.
+func (p *poller) swept(q *poll, now time.Time, every time.Duration) {
+	if len(q.swept) == 0 {
+		return
+	}
+	p.sweepAt = now.Add(every)
+	for _, of := range q.of {
+		if slices.Contains(q.swept, int32(of.Number)) {
+			of.sweepAt = now.Add(every - rand.N(every)/2)
+		}
+	}
+}
 
 // ask sends a poll on a connection of its own.
 func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions int) error {
@@ -160,21 +220,21 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 		return err
 	}
 	began := time.Now()
-	q.has, q.blockedDue = make(map[int]bool), make(map[int][]blockedRow)
+	q.has, q.to, q.blockedDue = make(map[int]bool), make(map[int]int64), make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(d.sql.Ours)
-	if q.sweep {
-		inOne := slices.Contains(q.owned, 0) // of all processes
+	if len(q.swept) > 0 {
+		inOne := slices.Contains(q.swept, 0) // of all processes
 		if inOne {
 			batch.Queue(d.sql.Look, d.name) // first, as verbs of operators lock the consumer first
 		}
-		batch.Queue(d.sql.Sweep, d.name, q.owned)
+		batch.Queue(d.sql.Sweep, d.name, q.swept)
 		if inOne {
 			batch.Queue(d.sql.Beyond, d.name, partitions)
 		}
 	}
-	batch.Queue(d.sql.Poll, q.idle, d.name).Query(q.readPartitions)
+	batch.Queue(d.sql.Poll, q.idle, q.from, d.name).Query(q.readPartitions)
 	batch.Queue(d.sql.Due, d.name, q.owned).Query(q.readBlocked)
 	batch.Queue(d.sql.State, d.name, q.owned).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&q.paused, &q.blocked, &q.oldest, &q.next)
@@ -190,8 +250,16 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 
 func (q *poll) readPartitions(rows pgx.Rows) error {
 	var n int
-	_, err := pgx.ForEachRow(rows, []any{&n}, func() error {
-		q.has[n], q.anywhere = true, true
+	var last int64
+	var first *int64
+	_, err := pgx.ForEachRow(rows, []any{&n, &last, &first}, func() error {
+		q.to[n] = last
+		if last < math.MaxInt64 {
+			q.to[n]++
+		}
+		if first != nil {
+			q.has[n], q.to[n], q.anywhere = true, *first, true
+		}
 		return nil
 	})
 	return err

@@ -69,6 +69,9 @@ type partition struct {
 	wasBlocked bool // the last job was one of a blocked row, so rows that are not blocked come next
 	blockedEnd int  // queue.ended after the last such job
 
+	searched search    // for rows that are not blocked
+	sweepAt  time.Time // when it is to be looked for blocked rows that are gone or changed
+
 	answeredAt time.Time // when a job ended in which the handler returned in time; zero: never yet
 	dueAt      time.Time // since when it is due
 	tried      bool      // it was in a job since then in which a call hung
@@ -88,6 +91,7 @@ type part struct {
 	why      worker.Reason // if it is slow
 	healed   bool          // it is no longer slow
 	answered bool          // the handler has returned in time for a row
+	freed    bool          // a row no longer blocks its key
 }
 
 // ownedOf returns the partitions that are not known to be lost.
@@ -205,7 +209,10 @@ type room struct {
 }
 
 // add adds a partition that is owned now.
-func (q *queue) add(p *partition) { q.partitions = append(q.partitions, p) }
+func (q *queue) add(p *partition) {
+	p.searched = newSearch()
+	q.partitions = append(q.partitions, p)
+}
 
 // leave notes that the ownership of a partition is to end. It does so when no job works on it.
 func (q *queue) leave(p *partition) {
@@ -373,6 +380,9 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 		if back.slow {
 			q.fail(p, back.why, j.began, now)
 		}
+		if back.freed {
+			p.searched = newSearch()
+		}
 		p.tried = p.tried || cut
 		if back.answered && !back.slow && !j.isRetry {
 			p.answeredAt, p.dueAt, p.tried = now, now, false
@@ -408,14 +418,14 @@ func (q *queue) endPauses(now time.Time) {
 }
 
 // asked returns the partitions that a poll asks about, and those of them on which no job works.
-func (q *queue) asked() (all []*partition, idle []int32) {
+func (q *queue) asked() (all, idle []*partition) {
 	for _, p := range q.partitions {
 		if !p.begun || !p.busy && p.lost {
 			continue
 		}
 		all = append(all, p)
 		if !p.busy {
-			idle = append(idle, int32(p.Number))
+			idle = append(idle, p)
 		}
 	}
 	return all, idle
@@ -424,10 +434,16 @@ func (q *queue) asked() (all []*partition, idle []int32) {
 // answered takes what a poll has found. ended is the number of jobs that had ended when it was sent.
 func (q *queue) answered(a *poll, now time.Time) {
 	q.paused = a.paused
+	for _, s := range a.searches {
+		s.of.searched.ended(s, a.end(s), a)
+	}
 	for _, p := range a.of {
 		if !p.busy && a.has[p.Number] && !p.due { // a job finds out itself
 			p.due, p.expect = true, max(1, p.expect)
 			p.dueAt, p.tried = now, false
+		}
+		if hasSuspect(p.blockedDue) || hasSuspect(a.blockedDue[p.Number]) {
+			p.searched = newSearch() // the end of the owner before may free them
 		}
 		if p.blockedEnd <= a.ended { // otherwise one that is found here may have failed since, and wait again
 			p.blockedDue = a.blockedDue[p.Number]
@@ -587,6 +603,10 @@ func (q *queue) dueBlocked(now time.Time, hasRoom bool) (retry, suspect *job, wa
 		}
 	}
 	return retry, suspect, wait
+}
+
+func hasSuspect(rows []blockedRow) bool {
+	return slices.ContainsFunc(rows, func(b blockedRow) bool { return b.suspect })
 }
 
 func firstThatIsNoSuspect(rows []blockedRow) (b blockedRow, found bool) {

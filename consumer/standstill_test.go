@@ -78,7 +78,7 @@ func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 	tx := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(tx.Exec(t.Context(), w.OursSQL()))(t)
 	sql := strings.TrimSpace(w.PollSQL())
-	blocks := testkit.BlocksRead(t, tx, sql, []int32{3}, "orders")
+	blocks := testkit.BlocksRead(t, tx, sql, []int32{3}, []int64{0}, "orders")
 	testkit.OK(t, tx.Rollback(t.Context()))
 	if blocks > 100_000 {
 		t.Errorf("a look for rows reads %d blocks", blocks)

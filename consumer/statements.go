@@ -66,7 +66,7 @@ func statementsFor(schema string, names *strings.Replacer) (s statements) {
 
 // namesIn returns what replaces the placeholders in statements on a table.
 func namesIn(t *table, q Queue, h *handler) *strings.Replacer {
-	key := "''::pg_catalog.text"
+	key := `(''::pg_catalog.text COLLATE pg_catalog."C")`
 	if q.Key != "" {
 		key = "(q." + quote(q.Key) + `::pg_catalog.text COLLATE pg_catalog."C")`
 	}
