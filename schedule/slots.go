@@ -37,10 +37,13 @@ func (e *execution) takeSlot(ctx context.Context, tx *handlers.Transaction, outs
 	if !outside {
 		call = nil
 	}
+	var slot *int
 	err = e.db.inTime(ctx, e.db.times.Answer, func(ctx context.Context) error {
-		taken, err = e.db.sendTakeSlot(ctx, tx, e.kind, e.o.Partition, call)
+		slot, err = e.db.sendTakeSlot(ctx, tx, e.kind, e.o.Partition, call)
 		return err
 	})
+	taken = err == nil && slot != nil
+	e.slots = append(e.slots, slot)
 	switch {
 	case err != nil:
 	case taken:
@@ -66,9 +69,13 @@ func (e *execution) freeSlot() {
 		}
 		return true
 	}
+	var slot *int // of one attempt; after several, each of them may have taken one
+	if len(e.slots) == 1 {
+		slot = e.slots[0]
+	}
 	_ = e.db.repeat(life, 1<<30, again, func() error {
 		return e.db.within(life, func(ctx context.Context) error {
-			return e.db.asking(ctx, func(ctx context.Context, q querier) error { return e.db.sendFreeSlot(ctx, q, e.kind.name, e.id) })
+			return e.db.asking(ctx, func(ctx context.Context, q querier) error { return e.db.sendFreeSlot(ctx, q, e.kind.name, slot, e.id) })
 		})
 	})
 }

@@ -404,3 +404,31 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	stop()
 	testkit.Receive(t, "the other group ends", ended)
 }
+
+// What it costs to take and to free a slot does not grow with the calls that had it before, while an
+// old snapshot keeps all row versions.
+func TestSlotsBehindAnOldSnapshotCostTheSame(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t) // see BlocksRead
+	const makes, calls = "SELECT pgleases.schedule_make_slots('" + group + "', 'pay', 3)", 2000
+	db.exec(makes)
+	old := db.begin("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+	testkit.Must(old.Exec(t.Context(), "SELECT FROM pgleases.schedule_slots"))(t)
+	take := "SELECT pgleases.schedule_take_slot('" + group + "', 'pay', 3, 1, 1, 'the call')"
+	free := "SELECT pgleases.schedule_free_slot('" + group + "', 'pay', NULL, 'the call', 1000)"
+	for range calls {
+		db.exec(take)
+		db.exec(free)
+	}
+	for _, statement := range []string{makes, take, free} {
+		testkit.BlocksRead(t, db.Pool, statement) // the session may not know the table yet
+		tx := testkit.Must(db.Begin(t.Context()))(t)
+		n := testkit.BlocksRead(t, tx, statement)
+		t.Logf("%s: %d blocks", statement, n)
+		testkit.OK(t, tx.Rollback(t.Context()))
+		if n > 40 {
+			t.Errorf("after %d calls, %s reads %d blocks", calls, statement, n)
+		}
+	}
+	testkit.OK(t, old.Rollback(t.Context()))
+}

@@ -492,15 +492,16 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.concurrent)
 }
 
-// sendTakeSlot reports whether a slot was free for a run. run is nil if the slot ends with the
-// transaction.
-func (d *db) sendTakeSlot(ctx context.Context, tx *handlers.Transaction, k *kind, p pgleases.Partition, run *string) (taken bool, err error) {
-	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&taken)
-	return taken, err
+// sendTakeSlot returns the slot that a run has taken; nil if none was free. run is nil if the slot ends
+// with the transaction.
+func (d *db) sendTakeSlot(ctx context.Context, tx *handlers.Transaction, k *kind, p pgleases.Partition, run *string) (slot *int, err error) {
+	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&slot)
+	return slot, err
 }
 
-func (d *db) sendFreeSlot(ctx context.Context, q querier, kind, run string) error {
-	return void(ctx, q, d.statements.FreeSlot, d.group, kind, run, time.Second.Milliseconds())
+// sendFreeSlot frees the slot of a call; nil: it is not known which.
+func (d *db) sendFreeSlot(ctx context.Context, q querier, kind string, slot *int, run string) error {
+	return void(ctx, q, d.statements.FreeSlot, d.group, kind, slot, run, time.Second.Milliseconds())
 }
 
 // collect returns the rows of a statement, each as JSON. A row that cannot be read is returned with

@@ -213,8 +213,9 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_slots (
     partition  int,
     epoch      bigint,
     run        pg_catalog.text COLLATE pg_catalog."C",
-    PRIMARY KEY (group_name, kind, slot)
-) WITH (fillfactor = 50);
+    turn       bigint NOT NULL DEFAULT 0,
+    PRIMARY KEY (group_name, kind, slot, turn)
+);
 COMMENT ON TABLE pgleases.schedule_slots IS 'The slots of each kind with a limit, as many as the limit. A run in a transaction locks the row of a slot; any other run writes itself into one.';
 COMMENT ON COLUMN pgleases.schedule_slots.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_slots.kind IS 'The kind.';
@@ -222,6 +223,7 @@ COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'The number of the slot, from 
 COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'The partition of a call outside of a transaction; null: no such call has the slot.';
 COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'The epoch of that partition. When its ownership has ended, the slot is free.';
 COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as in the column call of the schedule or job; null: no such call has the slot.';
+COMMENT ON COLUMN pgleases.schedule_slots.turn IS 'How often the slot was taken or freed by such calls. The version of a row with the highest turn is the first in the index, so versions that an old snapshot keeps are not read.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,

@@ -113,7 +113,7 @@ SELECT pgleases.schedule_make_slots($1::pg_catalog.text, $2::pg_catalog.text, $3
 SELECT pgleases.schedule_take_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::int, $5::bigint, $6::pg_catalog.text);
 
 -- freeslot: frees the slot of a call outside of a transaction.
-SELECT pgleases.schedule_free_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::int)::pg_catalog.text;
+SELECT pgleases.schedule_free_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::pg_catalog.text, $5::int)::pg_catalog.text;
 
 -- enqueue: enqueues jobs, and returns their ids.
 SELECT pgleases.schedule_enqueue($1::pg_catalog.text, $2::int, $3::pg_catalog.jsonb, $4::pg_catalog.text);
