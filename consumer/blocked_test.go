@@ -124,7 +124,7 @@ func TestPollReadsFewRowsBehindBlockedKeys(t *testing.T) {
 	db.exec("DELETE FROM public.outbox WHERE customer = 'late'")
 	poll()
 	poll()
-	expectFew("nothing is new again", 100, 0)
+	expectFew("no new row again", 100, 0)
 	searches.Sweep(3)
 	expectFew("one partition is swept", first/partitions+first/10, 0)
 }

@@ -148,11 +148,11 @@ func TestSearchGoesOnWithTheSecondSweep(t *testing.T) {
 			t.Errorf("it goes on from %d, want %d", s.from, want)
 		}
 	}
-	none := newSearch().from
-	ended(100, true, 5, 20, none)
-	ended(110, false, 5, 25, none) // transaction 5 is open
-	ended(120, true, 5, 30, none)
-	ended(130, false, 5, 40, none)
+	first := newSearch().from
+	ended(100, true, 5, 20, first)
+	ended(110, false, 5, 25, first) // transaction 5 is open
+	ended(120, true, 5, 30, first)
+	ended(130, false, 5, 40, first)
 	ended(140, true, 5, 50, 100)
 	ended(150, false, 5, 60, 100)
 	ended(160, false, 3, 3, 140) // a new primary

@@ -61,7 +61,7 @@ type execution struct {
 	conflicts int
 	breaks    int
 	slot      bool            // it may have a slot
-	slots     []*int          // what each attempt has taken; nil: none, or it is not known
+	slots     []*int          // what each attempt has taken; nil: that is not known, or it has not
 	begun     *attempt        // a recorded call outside of a transaction that has not been made yet
 	late      context.Context // the context of writing; nil before its first use
 	cancel    func()

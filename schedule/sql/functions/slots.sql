@@ -23,7 +23,7 @@ $pgleases_body$;
 -- when the epoch has ended.
 --   p_most: the limit: take only slots with lower numbers
 --   p_run: mark of a call outside of the transaction; null for a run in the transaction
--- Returns the number of the slot; null if none was free.
+-- Returns the number of the slot; null if all were taken.
 CREATE OR REPLACE FUNCTION pgleases.schedule_take_slot(p_group pg_catalog.text, p_kind pg_catalog.text, p_most int, p_partition int, p_epoch bigint, p_run pg_catalog.text) RETURNS int
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
