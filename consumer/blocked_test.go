@@ -69,6 +69,7 @@ func TestLongKeyIsBlocked(t *testing.T) {
 // What a poll reads to find rows whose keys are not blocked does not grow with those that are, nor
 // with the rows behind them, and all rows are found: those that come, and those that committed late.
 func TestPollReadsFewRowsBehindBlockedKeys(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, consumer.Each(effect))

@@ -408,6 +408,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 // What it costs to take and to free a slot does not grow with the calls that had it before, while an
 // old snapshot keeps all row versions.
 func TestSlotsBehindAnOldSnapshotCostTheSame(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	const makes, calls = "SELECT pgleases.schedule_make_slots('" + group + "', 'pay', 3)", 2000
