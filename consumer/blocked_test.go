@@ -67,7 +67,8 @@ func TestLongKeyIsBlocked(t *testing.T) {
 }
 
 // What a poll reads to find rows whose keys are not blocked does not grow with those that are, nor
-// with the rows behind them, and all rows are found: those that come, and those that committed late.
+// with the rows behind them, and all rows are found: those that come, and those that committed
+// late.
 func TestPollReadsFewRowsBehindBlockedKeys(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
@@ -130,8 +131,8 @@ func TestPollReadsFewRowsBehindBlockedKeys(t *testing.T) {
 	expectFew("one partition is swept", first/partitions+first/10, 0)
 }
 
-// A row that commits after rows with higher IDs, which are behind a blocked key, is found long before
-// the next sweep, and so are the rows behind a key that is no longer blocked.
+// A row that commits after rows with higher IDs, which are behind a blocked key, is found long
+// before the next sweep, and so are the rows behind a key that is no longer blocked.
 func TestLateRowBesideABlockedKeyIsFound(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

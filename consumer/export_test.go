@@ -86,8 +86,8 @@ func (s *Searches) Ask(consumer string) []any {
 	return []any{s.sent.idle, s.sent.from, consumer}
 }
 
-// Answer takes the answer to the poll, with the oldest open transaction, and the one after the last
-// that has ended. It returns how many partitions have rows.
+// Answer takes the answer to the poll, with the oldest open transaction, and the one after the
+// last that has ended. It returns how many partitions have rows.
 func (s *Searches) Answer(rows pgx.Rows, oldest, next int64) (int, error) {
 	err := s.sent.readPartitions(rows)
 	s.sent.oldest, s.sent.next = oldest, next

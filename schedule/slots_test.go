@@ -405,8 +405,8 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	testkit.Receive(t, "the other group ends", ended)
 }
 
-// What it costs to take and to free a slot does not grow with the calls that had it before, while an
-// old snapshot keeps all row versions.
+// What it costs to take and to free a slot does not grow with the calls that had it before, while
+// an old snapshot keeps all row versions.
 func TestSlotsBehindAnOldSnapshotCostTheSame(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()

@@ -492,8 +492,8 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 	return void(ctx, q, d.statements.MakeSlots, d.group, k.name, k.limits.concurrent)
 }
 
-// sendTakeSlot returns the slot that a run has taken; nil if all were taken. run is nil if the slot ends
-// with the transaction.
+// sendTakeSlot returns the slot that a run has taken; nil if all were taken. run is nil if the
+// slot ends with the transaction.
 func (d *db) sendTakeSlot(ctx context.Context, tx *handlers.Transaction, k *kind, p pgleases.Partition, run *string) (slot *int, err error) {
 	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&slot)
 	return slot, err
