@@ -118,7 +118,11 @@ func (c *calling) around(rows []row) error {
 	if around == nil {
 		return c.handler.call(c.ctx, c.tx, rows)
 	}
-	info := Info{c.db.name, rows[0].partition.Number, len(rows), rows[0].attempts + 1}
+	first := rows[0]
+	info := Info{
+		Lease: c.db.lease, Kind: c.db.name, Trigger: "row", ID: first.id, Key: first.key, Rows: len(rows),
+		Partition: first.partition.Number, Epoch: first.partition.Epoch, Attempt: first.attempts + 1,
+	}
 	return handlers.Around(
 		func(next func(context.Context) error) error { return around(c.ctx, info, next) },
 		func(ctx context.Context) error { return c.handler.call(ctx, c.tx, rows) },

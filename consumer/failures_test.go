@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
 )
 
 // poisoned is effect, except for one row.
@@ -394,6 +395,31 @@ func TestAroundCallsTheHandlerOnce(t *testing.T) {
 			}
 			expect(t, calls.Load(), c.calls, "calls of the handler")
 		})
+	}
+}
+
+// The function around a handler is told which rows it surrounds, in the same words as that of
+// package schedule.
+func TestAroundIsToldWhatItSurrounds(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(3, 1)
+	var first consumer.Row[Order]
+	var infos []consumer.Info
+	w := newWorker(db, consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []consumer.Row[Order]) error {
+		first = rows[0]
+		return nil
+	}), consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
+		infos = append(infos, info)
+		return next(ctx)
+	}))
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	want := schedule.Info{
+		Lease: "consumer/orders", Kind: "orders", Trigger: "row", ID: first.ID, Key: first.Key, Rows: 3,
+		Partition: first.Partition, Epoch: first.Epoch, Attempt: 1,
+	}
+	if len(infos) != 1 || schedule.Info(infos[0]) != want || first.ID == 0 || first.Key == "" || first.Epoch == 0 {
+		t.Errorf("the calls are about %+v, not %+v", infos, want)
 	}
 }
 

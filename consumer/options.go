@@ -120,12 +120,21 @@ func WithAround(f func(ctx context.Context, info Info, next func(context.Context
 	return func(o *options) { o.around = f }
 }
 
-// Info says what a call of the handler is about.
+// Info says what a call of the handler is about: of a batch, its first row. Package schedule has an
+// Info with the same fields, so one function can serve both packages: it converts the one to the
+// other, as in schedule.Info(info).
 type Info struct {
-	Consumer  string
-	Partition int // of the first row
-	Rows      int
-	Attempt   int // of the first row
+	Lease     string    // "consumer/" and the name of the consumer
+	Kind      string    // the name of the consumer
+	Trigger   string    // "row"
+	Name      string    // empty: rows have no names
+	ID        int64     // of the row
+	Key       string    // of the row
+	At        time.Time // zero: rows are not due at an instant
+	Rows      int       // in the batch; 1 for a handler of Each
+	Partition int       // of the key
+	Epoch     int64     // of the ownership of Partition: a fencing token
+	Attempt   int       // at the row; counts from 1
 }
 
 // WithLease sets further options of the lease. Its drain timeout is that of [WithDrainTimeout],

@@ -91,7 +91,10 @@ func (e *execution) around(ctx context.Context, tx pgx.Tx, h boundHandler, run R
 	if around == nil {
 		return h(ctx, tx, run)
 	}
-	info := Info{e.db.group, e.kind.name, run.Trigger, run.Name, run.Job, run.Key, run.At, run.Partition, run.Epoch, run.Attempt}
+	info := Info{
+		Lease: leaseOf + e.db.group, Kind: e.kind.name, Trigger: string(run.Trigger), Name: run.Name, ID: run.Job, Key: run.Key,
+		At: run.At, Rows: 1, Partition: run.Partition, Epoch: run.Epoch, Attempt: run.Attempt,
+	}
 	return handlers.Around(
 		func(next func(context.Context) error) error { return around(ctx, info, next) },
 		func(ctx context.Context) error { return h(ctx, tx, run) },

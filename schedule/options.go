@@ -102,18 +102,21 @@ func WithAround(f func(ctx context.Context, info Info, next func(context.Context
 	return option("WithAround", func(o *options) { o.around = f })
 }
 
-// Info says what a call of a handler is about. Its fields have the values of those of Run.
+// Info says what a call of a handler is about. Package consumer has an Info with the same fields,
+// so one function can serve both packages: it converts the one to the other, as in
+// consumer.Info(info).
 type Info struct {
-	Group     string
-	Kind      string
-	Trigger   Trigger
-	Name      string
-	Job       int64
-	Key       string
-	At        time.Time
-	Partition int
-	Epoch     int64
-	Attempt   int
+	Lease     string    // "schedule/" and the name of the group
+	Kind      string    // the name of the kind
+	Trigger   string    // the reason for the run: a Trigger
+	Name      string    // of the schedule; of a job: its unique key, or empty
+	ID        int64     // of the job; 0: a tick of a schedule
+	Key       string    // of the schedule or job
+	At        time.Time // the tick, or the At of the job; not the time of the call
+	Rows      int       // 1
+	Partition int       // of the key
+	Epoch     int64     // of the ownership of Partition: a fencing token
+	Attempt   int       // as in Run; counts from 1
 }
 
 // WithoutMigration makes New run no DDL. If the tables are missing or too old, New returns
