@@ -15,6 +15,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -704,37 +705,65 @@ func TestMonitoringPageNamesEachStat(t *testing.T) {
 	}
 }
 
-// The page of errors names each error that a package exports.
+// errorsOnPage returns the errors of a package that the page of errors has sections for, each with
+// the text that the section begins with.
+func errorsOnPage(page, pkg string) map[string]bool {
+	all := make(map[string]bool)
+	for _, section := range regexp.MustCompile("(?m)^### `"+pkg+"\\.(Err\\w+)`\n\n`(.+)`$").FindAllStringSubmatch(page, -1) {
+		all[section[1]+": "+section[2]] = true
+	}
+	return all
+}
+
+// errorsOf returns the errors that a package exports, each with its text.
+func errorsOf(t *testing.T, folder string) map[string]bool {
+	t.Helper()
+	all := make(map[string]bool)
+	for _, name := range testkit.Must(filepath.Glob(folder + "/*.go"))(t) {
+		if strings.HasSuffix(name, "_test.go") {
+			continue
+		}
+		file := testkit.Must(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t)
+		ast.Inspect(file, func(n ast.Node) bool {
+			v, is := n.(*ast.ValueSpec)
+			if !is || !strings.HasPrefix(v.Names[0].Name, "Err") || len(v.Values) == 0 {
+				return true
+			}
+			ast.Inspect(v.Values[0], func(n ast.Node) bool {
+				if literal, is := n.(*ast.BasicLit); is && literal.Kind == token.STRING {
+					all[v.Names[0].Name+": "+testkit.Must(strconv.Unquote(literal.Value))(t)] = true
+				}
+				return true
+			})
+			return true
+		})
+	}
+	return all
+}
+
+// The page of errors has a section for each error that a package exports, with its text, and for
+// each code that the functions of the schema raise.
 func TestErrorsPageIsComplete(t *testing.T) {
 	t.Parallel()
-	sections := strings.Split(readFile(t, "docs/errors.md"), "\n## ")
-	found := 0
-	for title, folder := range map[string]string{"Package pgleases": ".", "Package lock": "lock", "Package fence": "fence", "Package schedule": "schedule", "Package consumer": "consumer", "Package admin": "admin"} {
-		var section string
-		for _, s := range sections {
-			if strings.HasPrefix(s, title+"\n") {
-				section = s
-			}
-		}
-		listed := make(map[string]bool)
-		for _, row := range regexp.MustCompile("(?m)^\\| `(Err\\w+)` \\|").FindAllStringSubmatch(section, -1) {
-			listed[row[1]] = true
-		}
-		declared := make(map[string]bool)
-		for _, name := range testkit.Must(filepath.Glob(folder + "/*.go"))(t) {
-			if strings.HasSuffix(name, "_test.go") {
-				continue
-			}
-			for _, object := range testkit.Must(parser.ParseFile(token.NewFileSet(), name, nil, 0))(t).Scope.Objects {
-				if object.Kind == ast.Var && strings.HasPrefix(object.Name, "Err") {
-					declared[object.Name] = true
-				}
-			}
-		}
-		same(t, "docs/errors.md", title, declared, listed)
-		found += len(declared)
+	page, found := readFile(t, "docs/errors.md"), 0
+	for _, pkg := range []string{"pgleases", "lock", "fence", "schedule", "consumer", "admin"} {
+		exported := errorsOf(t, map[bool]string{true: ".", false: pkg}[pkg == "pgleases"])
+		same(t, "docs/errors.md", "package "+pkg, exported, errorsOnPage(page, pkg))
+		found += len(exported)
 	}
 	if found < 20 {
 		t.Errorf("only %d errors found", found)
 	}
+	raised, listed := make(map[string]bool), make(map[string]bool)
+	for _, pattern := range []string{"sql/schema/*.sql", "schedule/sql/*.sql", "schedule/sql/*/*.sql", "consumer/sql/*.sql", "fence/*.sql"} {
+		for _, file := range testkit.Must(filepath.Glob(pattern))(t) {
+			for _, code := range regexp.MustCompile("ERRCODE = '(P[A-Z]\\d+)'").FindAllStringSubmatch(readFile(t, file), -1) {
+				raised[code[1]] = true
+			}
+		}
+	}
+	for _, code := range regexp.MustCompile(`(?m)^### (P[A-Z]\d+)$`).FindAllStringSubmatch(page, -1) {
+		listed[code[1]] = true
+	}
+	same(t, "docs/errors.md", "codes", raised, listed)
 }
