@@ -26,10 +26,10 @@ type MoveKind string
 
 // The kinds of moves.
 const (
-	Asked  MoveKind = "asked"     // the owner hands them over when its work on them has ended
-	Kept   MoveKind = "kept"      // the owner was asked to hand them over, and keeps them now
-	Expiry MoveKind = "at expiry" // the owner's session is revoked: others take over when it expires, within its TTL
-	AtOnce MoveKind = "at once"   // they have no live owner
+	MoveAsked    MoveKind = "asked"     // the owner hands them over when its work on them has ended
+	MoveKept     MoveKind = "kept"      // the owner was asked to hand them over, and keeps them now
+	MoveAtExpiry MoveKind = "at expiry" // the owner's session is revoked: others take over when it expires, within its TTL
+	MoveAtOnce   MoveKind = "at once"   // they have no live owner
 )
 
 // A Move is a set of partitions of a lease that move in the same way.
@@ -126,17 +126,17 @@ func movings(read []store.LeaseSnapshot) []Move {
 	for _, move := range bridge.Plan(read) {
 		l := leases[move.Lease]
 		owner, target := memberOf(l, l.Owners[move.Partition]), memberOf(l, move.Target)
-		m := Move{Lease: l.Name, From: l.OwnerIDs[move.Partition], Kind: AtOnce}
+		m := Move{Lease: l.Name, From: l.OwnerIDs[move.Partition], Kind: MoveAtOnce}
 		if target != nil {
 			m.To = target.ID
 		}
 		if owner != nil {
-			m.From, m.Kind = owner.ID, Asked
+			m.From, m.Kind = owner.ID, MoveAsked
 			switch {
 			case owner.Session == move.Target:
-				m.Kind = Kept
+				m.Kind = MoveKept
 			case owner.Incarnation < 0:
-				m.Kind = Expiry
+				m.Kind = MoveAtExpiry
 			}
 		}
 		k := [4]string{m.Lease, m.From, m.To, string(m.Kind)}

@@ -58,10 +58,10 @@ func dryRun(t *testing.T, before map[string][]string, p *admin.DryRun) string {
 	for _, m := range p.Moves {
 		for _, r := range m.Partitions {
 			for n := r[0]; n <= r[1]; n++ {
-				if before[m.Lease][n] != m.From && m.Kind != admin.AtOnce {
+				if before[m.Lease][n] != m.From && m.Kind != admin.MoveAtOnce {
 					t.Errorf("partition %d of %s is %s's, and not of %+v", n, m.Lease, before[m.Lease][n], m)
 				}
-				if after[m.Lease][n] = m.To; m.Kind == admin.Kept {
+				if after[m.Lease][n] = m.To; m.Kind == admin.MoveKept {
 					t.Errorf("of a fleet that is quiet: %+v", m)
 				}
 			}
@@ -195,7 +195,7 @@ func TestDryRunOfImpossibleChangesAndEvictions(t *testing.T) {
 	}
 	// Others get the partitions of an evicted client at its expiry.
 	p, err := operator.DryRun(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
-	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.Expiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
+	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.MoveAtExpiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }
@@ -228,7 +228,7 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 		t.Errorf("what is under way is told: %+v, %v", p, err)
 	}
 	p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
-	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.Kept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
+	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.MoveKept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
 }

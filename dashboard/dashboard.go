@@ -31,19 +31,21 @@ import (
 // Access is what a user may do.
 type Access int
 
-// The kinds of access. The zero value is Denied.
+// The kinds of access. The zero value is AccessDenied.
 const (
-	Denied   Access = iota // no access: 403
-	ReadOnly               // see all
-	Operator               // see all, and make changes: all verbs of package admin
+	AccessDenied   Access = iota // no access: 403
+	AccessReadOnly               // see all
+	AccessOperator               // see all, and make changes: all verbs of package admin
 )
 
-// Options configure Handler. With the zero value, everyone who reaches the handler has ReadOnly.
+// Options configure Handler. With the zero value, everyone who reaches the handler has
+// AccessReadOnly.
 type Options struct {
 	// Authorize decides about each request. It returns the access and the name of the user, which the
 	// page shows; with an empty name, it shows no name. Changes are recorded with that name as the
 	// actor. An open page polls each second, so Authorize should be fast. If a session can end,
-	// Authorize must look it up each time. It is called concurrently. nil: all users have ReadOnly.
+	// Authorize must look it up each time. It is called concurrently. nil: all users have
+	// AccessReadOnly.
 	Authorize func(*http.Request) (access Access, actor string)
 
 	// Title is the title of the page, such as the name of the environment; default "Leases".
@@ -82,7 +84,7 @@ func Handler(a *admin.Admin, o Options) (http.Handler, error) {
 	}
 	o.Title = cmp.Or(o.Title, defaultTitle)
 	if o.Authorize == nil {
-		o.Authorize = func(*http.Request) (Access, string) { return ReadOnly, "" }
+		o.Authorize = func(*http.Request) (Access, string) { return AccessReadOnly, "" }
 	}
 	return newHandler(a, o, defaultTimes).guarded(), nil
 }
@@ -155,7 +157,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	head.Set("Cross-Origin-Opener-Policy", "same-origin")
 	head.Set("Cache-Control", "no-store")
 	access, actor := h.options.Authorize(r)
-	if access < ReadOnly {
+	if access < AccessReadOnly {
 		http.Error(w, "You may not see this.", http.StatusForbidden)
 		return
 	}
@@ -190,7 +192,7 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 	var text bytes.Buffer
-	if err := markup.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Operator": access == Operator}); err != nil {
+	if err := markup.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Operator": access == AccessOperator}); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

@@ -66,9 +66,9 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, idle(t), dashboard.Options{Title: `<script>alert("x")</script>`, Authorize: func(r *http.Request) (dashboard.Access, string) {
 		if r.Header.Get("As") == "nobody" {
-			return dashboard.Denied, ""
+			return dashboard.AccessDenied, ""
 		}
-		return dashboard.ReadOnly, `<b>eve</b>`
+		return dashboard.AccessReadOnly, `<b>eve</b>`
 	}})
 	for _, test := range []struct {
 		method, path, as string
@@ -317,7 +317,7 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, 16384)
-	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 300*time.Millisecond, patience, write)
+	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 300*time.Millisecond, patience, write)
 	server, ended := serveNarrow(t, h)
 	v := newViewer(t, server.URL)
 	v.until("the lease", func() bool { return len(v.leases["wide"]) > 1<<17 })
@@ -414,7 +414,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			c := new(testkit.Wire)
 			c.Mute(text)
 			// on a busy machine, a check of the health needs time to get to LISTEN
-			h := dashboard.HandlerWith(newAdmin(t, testkit.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
+			h := dashboard.HandlerWith(newAdmin(t, testkit.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
 			v := newViewer(t, serve(t, h).URL)
 			v.until("it hangs", func() bool { return c.Left() == 0 })
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
@@ -432,7 +432,7 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	scatter(t, url, partitions)
 	c := new(testkit.Wire)
 	a := newAdmin(t, testkit.Pool(t, url, c.Carry))
-	server := serve(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.ReadOnly, "")}, interval, patience, patience))
+	server := serve(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, interval, patience, patience))
 	began := time.Now()
 	var all sync.WaitGroup
 	for range viewers {

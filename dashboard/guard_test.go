@@ -19,7 +19,7 @@ import (
 // scheme is of another origin.
 func TestOriginOfAnotherSchemeIsForeign(t *testing.T) {
 	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
+	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	for _, test := range []struct {
 		origin, site string
 		tls          bool

@@ -62,7 +62,7 @@ func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access,
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", "POST")
 		http.Error(w, "This makes a change: it takes POST.", http.StatusMethodNotAllowed)
-	case access != Operator:
+	case access != AccessOperator:
 		h.reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
 	case kind != "application/json": // forms of other sites cannot send this type
 		h.reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})

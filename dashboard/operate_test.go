@@ -56,12 +56,12 @@ func post(t *testing.T, h http.Handler, path, body string, headers ...string) an
 	return a
 }
 
-// A user with ReadOnly has no buttons, and all requests for changes are refused.
+// A user with AccessReadOnly has no buttons, and all requests for changes are refused.
 func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	t.Parallel()
 	viewer, operator := newHandler(
-		t, idle(t), dashboard.Options{Authorize: as(dashboard.ReadOnly, "vic")},
-	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
+		t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "vic")},
+	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	for _, path := range []string{"/preview", "/apply"} {
 		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why"}`); a.status != 403 || a.Kind != "denied" {
 			t.Errorf("%s: %+v", path, a)
@@ -69,7 +69,7 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	}
 	for name, h := range map[string]http.Handler{
 		"without Authorize":      newHandler(t, idle(t), dashboard.Options{}),
-		"an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator+1, "")}),
+		"an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator+1, "")}),
 	} {
 		if a := post(t, h, "/apply", `{}`); a.status != 403 {
 			t.Errorf("%s: %+v", name, a)
@@ -91,7 +91,7 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 
 func TestWhatIsNoChangeIsRefused(t *testing.T) {
 	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
+	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	for _, test := range []struct {
 		path, body string
 		headers    []string
@@ -144,7 +144,7 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	join(t, newClient(t, pool, "two"), "orders", 8)
 	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
 	var may atomic.Int32
-	may.Store(int32(dashboard.Operator))
+	may.Store(int32(dashboard.AccessOperator))
 	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
 	calm := func(owned ...int) (s *admin.Snapshot) {
 		t.Helper()
@@ -157,19 +157,19 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	}
 	calm(4, 4)
 	p := post(t, h, "/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
-	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].Kind != admin.Asked {
+	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].Kind != admin.MoveAsked {
 		t.Fatalf("preview: %+v", p)
 	}
 	const apply = `{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk"}`
-	may.Store(int32(dashboard.ReadOnly)) // between the preview and this
+	may.Store(int32(dashboard.AccessReadOnly)) // between the preview and this
 	if got := post(t, h, "/apply", apply); got.status != 403 {
 		t.Errorf("of who may not any more: %+v", got)
 	}
-	may.Store(int32(dashboard.Denied))
+	may.Store(int32(dashboard.AccessDenied))
 	if got := post(t, h, "/apply", apply); got.status != 403 {
 		t.Errorf("of who is denied: %+v", got)
 	}
-	may.Store(int32(dashboard.Operator))
+	may.Store(int32(dashboard.AccessOperator))
 	if s := calm(4, 4); len(s.Overrides) != 0 {
 		t.Fatalf("overrides of who may not: %+v", s.Overrides)
 	}
@@ -213,7 +213,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
 	c := new(testkit.Wire)
-	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.Operator, "ann")})
+	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	const body = `{"verb":"freeze","subject":"orders","reason":"why"}`
 	c.Mute(".freeze(")
 	answered := make(chan answer)
@@ -242,7 +242,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 // stuck sends a request to a server, and reads only the beginning of the answer.
 func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url, from string, ended chan string) {
 	t.Helper()
-	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, patience, write))
+	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, patience, write))
 	return server.URL, doNotRead(t, server, say, want), ended
 }
 
@@ -298,7 +298,7 @@ func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		})
-		h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.Operator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
+		h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
 		client := serveInMemory(t, h)
 		var all sync.WaitGroup
 		for range 3 { // the last of which waits for two

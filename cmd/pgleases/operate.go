@@ -244,7 +244,7 @@ func movesOf(change admin.Change, p *admin.DryRun) string {
 	}
 	n := 0
 	moves := table("LEASE,PARTITIONS,FROM,TO,KIND", p.Moves, func(m admin.Move) []any {
-		if m.Kind != admin.Kept {
+		if m.Kind != admin.MoveKept {
 			n += m.Partitions.Count()
 		}
 		return []any{shown(m.Lease), m.Partitions, orDash(m.From), orDash(m.To), m.Kind}

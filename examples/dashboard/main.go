@@ -78,11 +78,11 @@ func pages(pool *pgxpool.Pool, login *login) (http.Handler, error) {
 		Authorize: func(r *http.Request) (dashboard.Access, string) {
 			switch name := login.user(r); name {
 			case "operator":
-				return dashboard.Operator, name
+				return dashboard.AccessOperator, name
 			case "viewer":
-				return dashboard.ReadOnly, name
+				return dashboard.AccessReadOnly, name
 			}
-			return dashboard.Denied, ""
+			return dashboard.AccessDenied, ""
 		},
 	})
 	if err != nil {
