@@ -433,3 +433,34 @@ func TestSlotsBehindAnOldSnapshotCostTheSame(t *testing.T) {
 	}
 	testkit.OK(t, old.Rollback(t.Context()))
 }
+
+// A job that waits makes polls read what has ended since it was due in its own partition, and not in
+// all of them, while an old snapshot keeps the rows of the jobs that have ended.
+func TestWaitingJobBehindAnOldSnapshotCostsOnePartition(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	const partitions, jobs = 128, 12_800
+	db := newDirectDatabase(t) // see BlocksRead
+	old := db.begin("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+	testkit.Must(old.Exec(t.Context(), "SELECT FROM pgleases.jobs"))(t)
+	poll := func(further string) int {
+		t.Helper()
+		statement := fmt.Sprintf(`SELECT pgleases.schedule_poll('%s', ARRAY(SELECT generate_series(0, %d)), '{}', (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint,
+			2000000, ARRAY(SELECT (%s)::bigint FROM generate_series(0, %[2]d) AS n), array_fill(15, ARRAY[%[4]d]), 2000, '{}', '{}', '{}', '{}')`, group, partitions-1, further, partitions)
+		testkit.BlocksRead(t, db.Pool, statement) // the session may not know the tables yet
+		n := testkit.BlocksRead(t, db.Pool, statement)
+		t.Logf("%s: %d blocks", further, n)
+		return n
+	}
+	const waits = "CASE WHEN n = 7 THEN 3600000000 ELSE 0 END"
+	before := poll(waits)
+	db.exec(fmt.Sprintf(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+		SELECT '%s', 'k' || i, i %% %d, 'mail', 'j' || i, 'api', '{}', 1, d.at, d.at
+		FROM generate_series(1, %d) AS i CROSS JOIN (SELECT pgleases.schedule_clock() - interval '10 min' AS at) AS d`, group, partitions, jobs))
+	db.exec("DELETE FROM pgleases.jobs")
+	after, all := poll(waits), poll("3600000000")
+	if after > before+3*jobs/partitions || all < before+jobs/2 {
+		t.Errorf("%d blocks are read beside a job that waits, %d before, %d if one waits in each partition", after, before, all)
+	}
+	testkit.OK(t, old.Rollback(t.Context()))
+}
