@@ -476,6 +476,11 @@ const unseen = "the queue table cannot be read, so rows that wait, or that no pr
 const halted, whileFor, resumed = "paused, so no row is handled", "%[2]q for %[4]v", "when it may go on: pgleases consumers resume GROUP --reason '...'"
 const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `if it hangs (its log says "handler still running"): WHY; SIGTERM would wait for the work`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
 
+const (
+	awayText   = "kinds paused, because something that their handlers need is away"
+	awayRemedy = "repair what the error names; each process tries one run of the kind at a time, and goes on by itself"
+)
+
 // duties are the possible faults of schedules, jobs and consumers. The arguments of format are 1 the
 // count, 2 the group or consumer, and 3 to 5 the worst one: its name, its age, and its number of
 // failures or rows.
@@ -487,6 +492,7 @@ var duties = []struct {
 	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", Warning},
 	{"schedules", "blocked", "blocked, so they wait", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only blocked shows why each waits; " + known, Warning},
 	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
+	{"schedules", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, Warning},
 	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", Warning},
 	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "its handler, or what that calls, must be repaired: pgleases schedules history GROUP SCHEDULE shows the errors\nuntil then: pgleases schedules pause GROUP SCHEDULE --reason '...'; afterwards resume", Warning},
 	{"schedules", "paused", "failed, and paused", suchAs + "%[3]q", "when it is repaired: pgleases schedules resume GROUP SCHEDULE --reason '...'", Note},
@@ -495,6 +501,7 @@ var duties = []struct {
 	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
 	{"jobs", "blocked", "blocked, so they wait", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state blocked shows why each waits; " + known, Warning},
 	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
+	{"jobs", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, Warning},
 	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
 	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
 	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", Warning},

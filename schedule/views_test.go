@@ -85,6 +85,8 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "paused", "state, why, lateness, due", "paused | infinity")
 	db.shows("schedules_status", "waits", `state, split_part(why, ';', 1)`, `blocked | kind "unknown" is not registered`)
 	db.shows("schedules_status", "retries", "state, why ~ '^attempt 2 is at 2026-03-\\d\\dT\\d\\d:\\d\\d:\\d\\dZ$', attempts, failures, error, lateness", "retrying | t | 1 | 0 | no ink | 00:01:00")
+	db.exec("UPDATE pgleases.schedules SET outages = 1, attempts = 0 WHERE name = 'retries'")
+	db.shows("schedules_status", "retries", "state, why ~ '^its kind is paused, because something that the handler needs is away: attempt 1 is at 2026-'", "retrying | t")
 }
 
 // The view shows the state of each job, with its reason.
@@ -110,6 +112,8 @@ func TestViewOfJobs(t *testing.T) {
 	testkit.Receive(t, "one runs", in)
 	db.shows("jobs_status", "runs", "state, lateness, backend IS NULL, owner IS NULL", "running | 00:01:00 | f | f")
 	db.shows("jobs_status", "retries", "state, why ~ '^attempt 2 is at 2026-03-\\d\\dT\\d\\d:\\d\\d:\\d\\dZ$', attempts, error, lateness", "retrying | t | 1 | no ink | 00:01:00")
+	db.exec("UPDATE pgleases.jobs SET outages = 1, attempts = 0 WHERE args = '\"retries\"'")
+	db.shows("jobs_status", "retries", "state, why ~ '^its kind is paused, because something that the handler needs is away: attempt 1 is at 2026-'", "retrying | t")
 	db.shows("jobs_status", "waits", `state, split_part(why, ';', 1)`, `blocked | kind "unknown" is not registered`)
 	db.shows("jobs_status", "planned", "state, why, lateness, kind, name, trigger, key, priority, unique_key, attempts, crashes", "planned | mail | inv-7 | job | ada | 2 | inv-7 | 0 | 0")
 }

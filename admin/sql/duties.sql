@@ -1,5 +1,5 @@
 -- duties.sql: the faults of schedules and jobs, for at most 100 groups. It reads jobs by index, and searches at most
--- 10,000 of a group for failures. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off.
+-- 10,000 of a group for failures and pauses. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off.
 --
 -- $1 double precision  seconds after which a schedule or job is late
 --
@@ -35,6 +35,11 @@ WITH RECURSIVE names AS (
         LIMIT 1000) AS c
     UNION ALL SELECT 'jobs', 'failing', g.name, c.id::text, c.attempts, c.error
     FROM groups AS g CROSS JOIN LATERAL (SELECT j.id, j.attempts, j.error FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000) AS c WHERE c.attempts >= 3
+    UNION ALL SELECT r.check, 'away', g.name, r.kind, extract(epoch FROM pgleases.schedule_since(min(r.began))), max(r.error) -- one for each kind
+    FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
+        (SELECT 'schedules' AS check, s.kind, s.began, s.error, s.outages FROM pgleases.schedules AS s WHERE s.group_name = g.name LIMIT 10000)
+        UNION ALL (SELECT 'jobs', j.kind, j.began, j.error, j.outages FROM pgleases.jobs AS j WHERE j.group_name = g.name LIMIT 10000)) AS r
+    WHERE r.outages > 0 AND r.began < t.now - t.long GROUP BY r.check, g.name, r.kind
     UNION ALL (SELECT CASE WHEN h.job IS NULL THEN 'schedules' ELSE 'jobs' END, h.outcome, h.group_name, CASE WHEN h.job IS NULL THEN h.name ELSE format('%s (%s)', h.job, h.kind) END,
          extract(epoch FROM h.ended_at), CASE WHEN h.job IS NULL THEN 'tick ' || (to_json(h.until) #>> '{}') ELSE h.error END
      FROM t CROSS JOIN pgleases.history AS h

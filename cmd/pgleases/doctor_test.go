@@ -568,6 +568,11 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '30 minutes', failures = 0", "", ""},
 		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now() + interval '30 minutes'", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind) > pgleases jobs list reports shows why`},
 		{`UPDATE pgleases.jobs SET began = now(), attempts = 3, error = 'it broke'`, "UPDATE pgleases.jobs SET began = NULL, attempts = 0, error = NULL", "warning jobs", `3 times (it broke)`},
+		{`UPDATE pgleases.jobs SET began = now() - interval '5 minutes', outages = 9, error = 'no mail server'`, "UPDATE pgleases.jobs SET began = NULL, outages = 0, error = NULL", "warning jobs",
+			`kinds paused, because something that their handlers need is away: 1 of group "reports", such as "mail" for 5m`},
+		{`UPDATE pgleases.schedules SET began = now() - interval '5 minutes', outages = 9, error = 'no printer' WHERE name = 'put'`, "UPDATE pgleases.schedules SET began = NULL, outages = 0, error = NULL", "warning schedules",
+			`kinds paused, because something that their handlers need is away: 1 of group "reports", such as "close" for 5m`},
+		{"UPDATE pgleases.jobs SET began = now(), outages = 1, error = 'no mail server'", "UPDATE pgleases.jobs SET began = NULL, outages = 0, error = NULL", "", ""}, // it began a moment ago
 		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET began = NULL, call = NULL, due = now() + interval '30 minutes'", "warning jobs",
 			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
 		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET began = NULL, call = NULL, due = now() + interval '30 minutes'", "warning schedules",

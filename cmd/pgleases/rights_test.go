@@ -54,6 +54,7 @@ var (
 // A right that is revoked from the role of a client that runs is a fault, until somebody has run
 // what its remedy says.
 func TestDoctorFindsRevokedRights(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.FreshDatabase(t)
 	role := working(t, database)
@@ -113,6 +114,7 @@ func TestDoctorFindsRevokedRights(t *testing.T) {
 
 // Doctor sees a fault even if it connects with the role of the clients, or may read little itself.
 func TestDoctorFindsRevokedRightsAsAnyRole(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.FreshDatabase(t)
 	role, reader := working(t, database), newRole(t, database)

@@ -357,8 +357,10 @@ SELECT s.group_name,
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) s.pause_after
                     THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
            WHEN 'blocked' THEN s.blocked_reason
-           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', s.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+           WHEN 'retrying' THEN pg_catalog.format(CASE WHEN s.outages OPERATOR(pg_catalog.>) 0
+                   THEN 'its kind is paused, because something that the handler needs is away: ' ELSE '' END OPERATOR(pg_catalog.||) 'attempt %s is at %s', s.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
+               WHEN s.outages OPERATOR(pg_catalog.>) 0 THEN 'its kind is paused, because something that the handler needs is away'
                WHEN s.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        s.succeeded,
@@ -462,8 +464,10 @@ SELECT j.id,
        e.state,
        CASE e.state
            WHEN 'blocked' THEN j.blocked_reason
-           WHEN 'retrying' THEN pg_catalog.format('attempt %s is at %s', j.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+           WHEN 'retrying' THEN pg_catalog.format(CASE WHEN j.outages OPERATOR(pg_catalog.>) 0
+                   THEN 'its kind is paused, because something that the handler needs is away: ' ELSE '' END OPERATOR(pg_catalog.||) 'attempt %s is at %s', j.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
+               WHEN j.outages OPERATOR(pg_catalog.>) 0 THEN 'its kind is paused, because something that the handler needs is away'
                WHEN j.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        j.at,
