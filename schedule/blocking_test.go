@@ -209,7 +209,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		`register kind "fast"`:                       w.Run(t.Context()),
 		"WithDrainTimeout means nothing to Schema":   second(schedule.Schema(schedule.WithDrainTimeout(time.Second))),
 		"WithPartitions means nothing to Migrate":    schedule.Migrate(t.Context(), w.pool, schedule.WithPartitions(1)),
-		"From(7)": func() error {
+		"ResumeMode(7)": func() error {
 			testkit.OK(t, put("fine", hourly))
 			testkit.OK(t, w.Pause(t.Context(), "fine"))
 			return w.Resume(t.Context(), "fine", 7)
