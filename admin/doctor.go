@@ -719,16 +719,7 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool, events []
 				left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
 			}
 		} else if s.working(l) == 0 {
-			text, weightless := fmt.Sprintf("%q", l.Name), []string{}
-			for _, m := range l.Members {
-				if m.Weight == 0 {
-					weightless = append(weightless, fmt.Sprintf("%q", m.Client))
-				}
-			}
-			if len(weightless) > 0 {
-				text += fmt.Sprintf(" (of weight 0, for example because the client ends: %s)", listed(weightless))
-			}
-			deserted = append(deserted, text)
+			deserted = append(deserted, idle(l))
 			for _, w := range s.drains(l) {
 				drains = append(drains, w.summary())
 			}
@@ -740,6 +731,30 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool, events []
 			crowded = append(crowded, fmt.Sprintf("%q has %d for %d members", l.Name, l.Partitions, live))
 		}
 	}
+	d.orphans(ctx, s, locked, deserted, drains, left)
+	d.fine("orphans", "each partition has an owner%s", except)
+	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
+		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
+}
+
+// idle names a lease without members that work, with those of weight 0.
+func idle(l *Lease) string {
+	text, weightless := fmt.Sprintf("%q", l.Name), []string{}
+	for _, m := range l.Members {
+		if m.Weight == 0 {
+			weightless = append(weightless, fmt.Sprintf("%q", m.Client))
+		}
+	}
+	if len(weightless) > 0 {
+		text += fmt.Sprintf(" (of weight 0, for example because the client ends: %s)", listed(weightless))
+	}
+	return text
+}
+
+// orphans reports partitions without a live owner, or if there are none, leases that no client works
+// on, with the drains that cause that, or if there are none, leases that all clients have left.
+func (d *doctor) orphans(ctx context.Context, s *Snapshot, locked bool, deserted, drains, left []string) {
 	orphans := d.lastingOrphans(ctx, s)
 	switch {
 	case len(orphans) > 0:
@@ -765,10 +780,6 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool, events []
 	case len(left) > 0:
 		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no process runs, as after pgleases run --once: %s", listed(left))
 	}
-	d.fine("orphans", "each partition has an owner%s", except)
-	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
-		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 }
 
 // Pause returns the pause of a lease, or nil.
