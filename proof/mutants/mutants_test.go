@@ -419,8 +419,8 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a run that finds no slot and goes on", "schedule fleet", `together`, []edit{
 		{"schedule/sql/functions/slots.sql", `    IF taken IS NULL THEN
-        RETURN false;`, `    IF taken IS NULL THEN
-        RETURN true;`, 0},
+        RETURN NULL;`, `    IF taken IS NULL THEN
+        RETURN 0;`, 0},
 	}},
 	{"crashes charged to all that ran", "crashes", `not killed by its job`, []edit{
 		{"schedule/queue.go", `if q.bands[at.band][at.index].Crashes > 0 && len(q.running) > 0 {`, `if false {`, 0},
@@ -578,6 +578,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"an end that is recorded during the batch", "consumer batches", `the end was recorded`, []edit{
 		{"consumer/planner.go", `	<-o.idle
+	p.exec.outage.left(owned.Number)
 	p.ends.note(o)`, `	p.ends.note(o)`, 0},
 	}},
 	{"a crash that a live process leaves counted", "consumer crashes", `only rows of blocked keys|crashes of the suspect`, []edit{
