@@ -155,3 +155,22 @@ func TestLateRowBesideABlockedKeyIsFound(t *testing.T) {
 	testkit.OK(t, w.end())
 	db.exact(3)
 }
+
+// Each key of the application has a range of IDs of its own, so rows of a key come before those of a
+// blocked one. They are found as soon as others, long before the next sweep.
+func TestLowerIDsBesideABlockedKeyAreFound(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	of := db.alike(2)
+	w := newWorker(db, failing(1), attempts(1), consumer.WithAscendingIDs())
+	w.SweepEvery(time.Hour)
+	w.run()
+	db.put(of[0])
+	testkit.Becomes(t, db.Pool, "it blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	w.polled(5)
+	for id := range 3 {
+		db.exec("INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES ($1, $2, '1')", id-10, of[1])
+		testkit.Becomes(t, db.Pool, "the row is handled", int64(id+1), "SELECT count(*) FROM public.effects")
+		w.polled(5)
+	}
+}

@@ -152,7 +152,8 @@ func WithLogger(logger *slog.Logger) Option { return func(o *options) { o.log = 
 // WithAscendingIDs says that the application makes sure itself that IDs are unique, and that
 // those of each key rise with its inserts. New then accepts an ID column that is not drawn from a
 // sequence, for example one with Snowflake IDs, and one without a unique index. Rows of a key
-// whose IDs do not rise are handled out of order.
+// whose IDs do not rise are handled out of order. Each poll then reads the rows behind blocked keys
+// again, because rows of other keys may come before them.
 func WithAscendingIDs() Option { return func(o *options) { o.ascending = true } }
 
 // WithoutMigration makes New run no DDL. If the tables are missing or too old, New returns

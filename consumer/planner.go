@@ -67,7 +67,7 @@ func newPlanner(
 	p := &planner{
 		Consumer: c, lease: lease, share: share, untilEmpty: untilEmpty, stop: stop, life: life,
 		events: make(chan func()), ends: newEnds(), db: c.newDB(life, stop),
-		queue:  queue{times: &c.times, poll: c.options.poll, untilEmpty: untilEmpty},
+		queue:  queue{times: &c.times, poll: c.options.poll, untilEmpty: untilEmpty, ascending: c.options.ascending},
 		poller: poller{pace: pace{every: c.options.poll, quiet: c.times.quiet}, conn: c.newListener()},
 	}
 	p.exec = executor{

@@ -141,6 +141,7 @@ type queue struct {
 	times      *timings
 	poll       time.Duration // the longest that anything waits
 	untilEmpty bool
+	ascending  bool // the application gives the IDs, so rows may come before those of other keys
 	partitions []*partition
 	someGone   bool
 	paused     bool // by an operator
@@ -434,8 +435,10 @@ func (q *queue) asked() (all, idle []*partition) {
 // answered takes what a poll has found. ended is the number of jobs that had ended when it was sent.
 func (q *queue) answered(a *poll, now time.Time) {
 	q.paused = a.paused
-	for _, s := range a.searches {
-		s.of.searched.ended(s, a.end(s), a)
+	if !q.ascending { // otherwise each search is whole
+		for _, s := range a.searches {
+			s.of.searched.ended(s, a.end(s), a)
+		}
 	}
 	for _, p := range a.of {
 		if !p.busy && a.has[p.Number] && !p.due { // a job finds out itself
