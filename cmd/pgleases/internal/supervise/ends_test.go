@@ -268,7 +268,8 @@ func TestProcessThatCannotBeKilledIsNamed(t *testing.T) {
 	testkit.OK(t, os.WriteFile(rooted, testkit.Must(os.ReadFile(setpriv))(t), 0o755))
 	testkit.OK(t, os.Chmod(rooted, 0o755|os.ModeSetuid))
 	testkit.OK(t, os.WriteFile(binary, testkit.Must(os.ReadFile(command.Built))(t), 0o755))
-	script := rooted + ` --reuid 0 --regid 0 --clear-groups sleep 1003 & sleep 0.5`
+	// The program ends once its child belongs to root.
+	script := rooted + ` --reuid 0 --regid 0 --clear-groups sh -c 'touch "$D/up"; exec sleep 1003' & until [ -e "$D/up" ]; do sleep 0.05; done`
 	stderr := testkit.Must(os.Create(filepath.Join(dir, "stderr")))(t)
 	defer stderr.Close()
 	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups",
