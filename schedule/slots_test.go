@@ -355,7 +355,7 @@ func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	pay := schedule.AtLeastOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error {
 		done <- struct{}{}
 		return nil
-	}, schedule.WithMaxConcurrent(1))
+	}, schedule.WithMaxConcurrent(2))
 	held := db.begin("LOCK TABLE pgleases.schedule_slots IN EXCLUSIVE MODE")
 	testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
@@ -432,6 +432,20 @@ func TestSlotsBehindAnOldSnapshotCostTheSame(t *testing.T) {
 		}
 	}
 	testkit.OK(t, old.Rollback(t.Context()))
+}
+
+// A process that was frozen while it made slots holds no other up that finds all that it needs.
+func TestSlotsThatAreThereWaitForNobody(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const makes = "SELECT pgleases.schedule_make_slots('" + group + "', 'pay', %d)"
+	db.exec(fmt.Sprintf(makes, 3))
+	frozen := db.begin(fmt.Sprintf(makes, 4))
+	other := db.begin("SET LOCAL lock_timeout = '100ms'")
+	testkit.Must(other.Exec(t.Context(), fmt.Sprintf(makes, 3)))(t)
+	testkit.OK(t, other.Rollback(t.Context()))
+	testkit.OK(t, frozen.Commit(t.Context()))
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 4, "slots")
 }
 
 // A job that waits makes polls read what has ended since it was due in its own partition, and not in

@@ -223,7 +223,7 @@ COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'The number of the slot, from 
 COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'The partition of a call outside of a transaction; null: no such call has the slot.';
 COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'The epoch of that partition. When its ownership has ended, the slot is free.';
 COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as in the column call of the schedule or job; null: no such call has the slot.';
-COMMENT ON COLUMN pgleases.schedule_slots.turn IS 'How often the slot was taken or freed by such calls. The version of a row with the highest turn is the first in the index, so versions that an old snapshot keeps are not read.';
+COMMENT ON COLUMN pgleases.schedule_slots.turn IS 'How often the slot was taken or freed by such calls. The newest version of a row has the highest turn and is found first, so versions that an old snapshot keeps are not read.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
     group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,

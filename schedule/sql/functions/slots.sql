@@ -1,20 +1,28 @@
 -- functions/slots.sql: the slots of kinds with a limit.
 --
--- Behind an old snapshot each slot has many row versions. The one with the highest turn is the first in the index, so these
--- functions read one version of each slot, and not all.
+-- Behind an old snapshot each slot has many row versions. The newest has the highest turn, by which the index finds it first, so
+-- these functions read one version of each slot, and not all.
 
 -- Creates the missing slots of a kind with a limit.
 --   p_most: the limit
 CREATE OR REPLACE FUNCTION pgleases.schedule_make_slots(p_group pg_catalog.text, p_kind pg_catalog.text, p_most int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off SET jit = off
 AS $pgleases_body$
+DECLARE
+    missing int[];
 BEGIN
-    -- One after the other, so that no slot is created twice: its turn may differ by then.
-    PERFORM pg_advisory_xact_lock(hashtextextended(p_group || '/' || p_kind, 'pgleases.schedule_slots'::regclass::bigint));
-    INSERT INTO pgleases.schedule_slots (group_name, kind, slot)
-    SELECT p_group, p_kind, n FROM generate_series(0, p_most - 1) AS n
-    WHERE (SELECT l.turn FROM pgleases.schedule_slots AS l
-           WHERE l.group_name = p_group AND l.kind = p_kind AND l.slot = n ORDER BY l.turn DESC LIMIT 1) IS NULL;
+    FOR i IN 1 .. 2 LOOP
+        SELECT array_agg(n) INTO missing FROM generate_series(0, p_most - 1) AS n
+        WHERE (SELECT l.turn FROM pgleases.schedule_slots AS l
+               WHERE l.group_name = p_group AND l.kind = p_kind AND l.slot = n ORDER BY l.turn DESC LIMIT 1) IS NULL;
+        IF missing IS NULL THEN
+            RETURN; -- without the lock, which a frozen process may hold
+        ELSIF i = 1 THEN -- one after the other from here on, so that no slot is created twice: its turn may differ by then
+            PERFORM set_config('idle_in_transaction_session_timeout', '5000', true),
+                pg_advisory_xact_lock(hashtextextended(p_group || '/' || p_kind, 'pgleases.schedule_slots'::regclass::bigint));
+        END IF;
+    END LOOP;
+    INSERT INTO pgleases.schedule_slots (group_name, kind, slot) SELECT p_group, p_kind, n FROM unnest(missing) AS n;
 END
 $pgleases_body$;
 
