@@ -66,6 +66,7 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	if end.failed {
 		e.counts.failures.Add(1)
 	}
+	p.freed = p.freed || end.dead && e.job.isRetry // also if the answer was lost
 	if err != nil {
 		if !p.lost {
 			p.delayOf(e.job).notBefore = time.Now().Add(breakWait)
@@ -73,7 +74,6 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 		}
 		return false
 	}
-	p.freed = p.freed || end.dead
 	e.report(r, end)
 	return true
 }
@@ -141,6 +141,7 @@ func (e *execution) retryRow() (settled bool) {
 	case unavailable:
 		e.pause(p, o.err)
 	case broke:
+		p.freed = true // the answer to its commit may be lost
 		e.brokeOff(e.parts, o)
 	case failed, ended:
 		e.result.hung = o.slow
@@ -160,13 +161,15 @@ func (e *execution) skip() bool {
 		text, err = e.db.killSkipped(ctx, tx, p, id, xact)
 		return err
 	})
+	p.freed = true // rows of its key wait; also if the answer was lost
 	log := e.log.With(slog.Int("partition", p.Number), slog.Int64("id", id))
 	switch {
 	case err != nil && !p.lost:
 		p.blocked.notBefore = time.Now().Add(breakWait)
 		log.Warn("consumer: row not skipped, retried", slog.Any("error", err))
 	case err == nil && text != "":
-		p.due, p.freed = true, true // rows of its key wait
+		p.due = true
+		e.outage.left(p.Number)
 		e.counts.dead.Add(1)
 		log.Warn("consumer: row skipped by an operator", slog.String("reason", text))
 	}

@@ -120,9 +120,9 @@ func WithAround(f func(ctx context.Context, info Info, next func(context.Context
 	return func(o *options) { o.around = f }
 }
 
-// Info says what a call of the handler is about: of a batch, its first row. Package schedule has an
-// Info with the same fields, so one function can serve both packages: it converts the one to the
-// other, as in schedule.Info(info).
+// Info says what a call of the handler is about. For a batch, its fields are those of the first
+// row. Package schedule has an Info with the same fields, so one function can serve both packages: it
+// converts the one to the other, as in schedule.Info(info).
 type Info struct {
 	Lease     string    // "consumer/" and the name of the consumer
 	Kind      string    // the name of the consumer

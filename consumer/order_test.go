@@ -104,6 +104,7 @@ func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 				}
 				return effect(ctx, tx, row)
 			}), opts...)
+			w.SweepEvery(time.Hour) // what is behind is found without a sweep
 			w.run()
 			testkit.Becomes(t, db.Pool, "others have passed", int64(2), "SELECT count(*) FROM public.outbox")
 			db.put(of[0])

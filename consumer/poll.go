@@ -103,6 +103,7 @@ type poll struct {
 	from     []int64 // where the searches for those begin
 	searches []asked // those for partitions of this process
 	before   int64   // the oldest transaction that was open before
+	exact    bool    // next is to be exact, which takes a number of a transaction
 
 	took       time.Duration
 	has        map[int]bool
@@ -112,7 +113,7 @@ type poll struct {
 	blocked    bool  // a row blocks its key
 	suspects   bool  // crash suspects are due
 	oldest     int64 // the oldest open transaction
-	next       int64 // the one after the last that has ended
+	next       int64 // the one after the last that has ended, or after all that have begun, if exact
 	anywhere   bool  // of RunUntilEmpty: some partition of the table has something to do
 }
 
@@ -148,8 +149,9 @@ func (p *poller) question(now time.Time, of, idle []*partition, all int) (q *pol
 	for _, of := range idle {
 		a := asked{of: of, from: of.searched.from}
 		if !now.Before(of.sweepAt) {
-			a.from, a.whole = newSearch().from, true
+			a.from, a.whole = firstID, true
 		}
+		q.exact = q.exact || of.searched.waits()
 		q.idle = append(q.idle, int32(of.Number))
 		q.from = append(q.from, a.from)
 		q.searches = append(q.searches, a)
@@ -163,7 +165,7 @@ func (p *poller) question(now time.Time, of, idle []*partition, all int) (q *pol
 func (q *poll) end(a asked) int64 {
 	to, found := q.to[a.of.Number]
 	if !found {
-		return newSearch().from
+		return firstID
 	}
 	return to
 }
@@ -173,7 +175,7 @@ func (q *poll) end(a asked) int64 {
 func (q *poll) askAll(partitions int, sweep bool) {
 	for n := range partitions {
 		q.owned = append(q.owned, int32(n))
-		q.from = append(q.from, newSearch().from)
+		q.from = append(q.from, firstID)
 	}
 	q.idle = q.owned
 	if sweep {
@@ -236,7 +238,7 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 	}
 	batch.Queue(d.sql.Poll, q.idle, q.from, d.name).Query(q.readPartitions)
 	batch.Queue(d.sql.Due, d.name, q.owned).Query(q.readBlocked)
-	batch.Queue(d.sql.State, d.name, q.owned).QueryRow(func(row pgx.Row) error {
+	batch.Queue(d.sql.State, d.name, q.owned, q.exact).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&q.paused, &q.blocked, &q.oldest, &q.next)
 	})
 	batch.Queue("commit")

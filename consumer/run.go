@@ -263,6 +263,7 @@ func (e *execution) advance(parts []*part, o outcome) {
 		p.singly = max(0, p.singly-n)
 		if n == 0 {
 			p.singly = 0 // the rows are gone
+			e.outage.left(p.Number)
 		}
 		p.search = false
 		p.healed = p.healed || p.singly == 0

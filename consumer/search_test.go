@@ -12,6 +12,7 @@ import (
 // A pile has the rows of a partition, most of them behind blocked keys.
 type pile struct {
 	nextID, nextXact int64
+	ended            int64             // the highest number of a transaction that has ended
 	open             map[int64][]int64 // the IDs of the rows of open transactions
 	visible          map[int64]bool    // whether a row's key is not blocked
 }
@@ -46,6 +47,7 @@ func (p *pile) commit(xact int64, r *rand.Rand) {
 		p.visible[id] = r.IntN(20) == 0
 	}
 	delete(p.open, xact)
+	p.ended = max(p.ended, xact)
 }
 
 // search does what poll.sql does.
@@ -64,7 +66,12 @@ func (p *pile) search(q *poll) {
 	case len(p.visible) > 0:
 		q.to[0] = last + 1
 	}
-	q.oldest, q.next = p.oldest(), p.nextXact
+	q.oldest, q.next = min(p.oldest(), p.ended+1), p.ended+1
+	if q.exact {
+		q.next = p.nextXact + 1
+		p.ended = p.nextXact
+		p.nextXact++
+	}
 }
 
 // Polls find all rows whose keys are not blocked, in whatever order their transactions commit, and
@@ -143,7 +150,7 @@ func TestSearchGoesOnWithTheSecondSweep(t *testing.T) {
 	s := newSearch()
 	ended := func(to int64, whole bool, before, next, want int64) {
 		t.Helper()
-		s.ended(asked{from: s.from, whole: whole}, to, &poll{before: before, next: next})
+		s.ended(asked{from: s.from, whole: whole}, to, &poll{before: before, next: next, exact: s.waits()})
 		if s.from != want {
 			t.Errorf("it goes on from %d, want %d", s.from, want)
 		}
