@@ -148,7 +148,7 @@ func (d *doctor) rights(ctx context.Context, f *facts, users []user, unseen stri
 	}
 	fine = slices.DeleteFunc(fine, func(text string) bool { return text == "" })
 	fine = append(fine,
-		"not checked: a pool that logs in as another role than its client, and what handlers use besides queue tables")
+		"not checked: a pool that logs in under a different role from its client, and what handlers use besides queue tables")
 	d.fine("rights", "%s", strings.Join(fine, "; "))
 }
 
@@ -202,7 +202,7 @@ func (d *doctor) rightsOfUser(f *facts, h holder, u user, engine []right) string
 	case !u.OfClient:
 		if len(lacks) > 0 && h.mayWrite(engine) { // otherwise it may run clients of another schema
 			d.found("rights", Note, "if it runs clients of this schema, "+run(u.Role, ""),
-				"sessions that are named as those of clients have the role %q, no client has it, and it lacks %s",
+				"sessions named like those of clients use the role %q, which no known client uses; it lacks %s",
 				u.Role, listed(lacks))
 		}
 		return ""

@@ -8,5 +8,7 @@ FROM pgleases.clients AS c LEFT JOIN pgleases.members AS m ON m.session = c.sess
 GROUP BY c.role
 UNION ALL
 SELECT a.usename::text, '{}', false FROM pg_stat_activity AS a
-WHERE a.datname = current_database() AND a.application_name = 'pgleases' AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.role = a.usename)
+WHERE a.datname = current_database() AND a.application_name = 'pgleases'
+  AND a.usename IS NOT NULL -- the role may have been dropped
+  AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.role = a.usename)
 GROUP BY a.usename

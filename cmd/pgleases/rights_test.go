@@ -147,7 +147,7 @@ func TestDoctorNotesRolesOfClientsWithoutRows(t *testing.T) {
 	defer conn.Close(context.Background())
 	expectIll(t, database, "", "")
 	execute(t, database, "REVOKE UPDATE ON pgleases.clients FROM "+role)
-	expectIll(t, database, "note rights", `have the role "`+role+`", no client has it, and it lacks UPDATE on clients > if it runs clients of this schema, as the tables' owner, run what pgleases grants `+role+` prints`)
+	expectIll(t, database, "note rights", `use the role "`+role+`", which no known client uses; it lacks UPDATE on clients > if it runs clients of this schema, as the tables' owner, run what pgleases grants `+role+` prints`)
 	execute(t, database, "REVOKE ALL ON ALL TABLES IN SCHEMA pgleases FROM "+role) // as a role of another schema's clients
 	expectIll(t, database, "", "")
 }
@@ -167,7 +167,7 @@ func TestDoctorSaysWhoseRightsItCannotSee(t *testing.T) {
 		}
 		t.Errorf("rights lacks %q: %+v", want, found)
 	}
-	says("a pool that logs in as another role than its client, and what handlers use besides queue tables")
+	says("a pool that logs in under a different role from its client, and what handlers use besides queue tables")
 	says("the roles of clients are not checked, because --role names another", "--role", "postgres")
 	conn := newConn(t, database)
 	testkit.Must(conn.Exec(t.Context(), "BEGIN; LOCK TABLE pgleases.clients IN ACCESS EXCLUSIVE MODE", pgx.QueryExecModeSimpleProtocol))(t)
