@@ -16,7 +16,7 @@ import (
 func measureBacklogs(ctx context.Context, l *lab, out *part) {
 	measurePollsBesideRuns(ctx, l, out)
 	measureOnePartition(ctx, l, out)
-	out.note("Handlers of the backlog do nothing. Its jobs have a key each, and all keys are in one partition. Schedules tick every 5 s, and delayed jobs are due in the minute that follows.")
+	out.note("Handlers of the backlog return at once. Its jobs have a key each, and all keys are in one partition. Schedules tick every 5 s, and delayed jobs are due in the minute that follows.")
 }
 
 // measurePollsBesideRuns compares polls of a process by the number of its runs under way.
