@@ -757,7 +757,7 @@ func TestErrorsPageIsComplete(t *testing.T) {
 	raised, listed := make(map[string]bool), make(map[string]bool)
 	for _, pattern := range []string{"sql/schema/*.sql", "schedule/sql/*.sql", "schedule/sql/*/*.sql", "consumer/sql/*.sql", "fence/*.sql"} {
 		for _, file := range testkit.Must(filepath.Glob(pattern))(t) {
-			for _, code := range regexp.MustCompile("ERRCODE = '(P[A-Z]\\d+)'").FindAllStringSubmatch(readFile(t, file), -1) {
+			for _, code := range regexp.MustCompile(`ERRCODE = '(P[A-Z]\d+)'`).FindAllStringSubmatch(readFile(t, file), -1) {
 				raised[code[1]] = true
 			}
 		}

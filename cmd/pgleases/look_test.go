@@ -262,6 +262,7 @@ func TestLocksListsHolders(t *testing.T) {
 
 // During an outage, watch keeps the last view.
 func TestWatchContinuesThroughAnOutage(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	way := command.NewProxy(t, database)

@@ -217,6 +217,7 @@ func TestDropForgetsALeaseThatWasLeft(t *testing.T) {
 
 // After a whole fleet was killed, the remedy of the error makes drop possible.
 func TestDropForgetsALeaseOfAKilledFleet(t *testing.T) {
+	testkit.OnlyInCI(t)
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	fleet := command.Run(t, command.Database(database), "run", "orders", "--ttl", "2s", "--", "sleep", "600")
