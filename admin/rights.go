@@ -123,13 +123,30 @@ func (d *doctor) holders(ctx context.Context, roles []string, rights []right) (m
 	return all, err
 }
 
+// A need is what a role needs that runs the workers of one of parts.
+type need struct {
+	flag, worker string
+	writes       right
+	rights       []right
+}
+
+// needs returns the needs of the parts whose tables exist.
+func (d *doctor) needs(f *facts) (all []need) {
+	for _, p := range parts {
+		if slices.Contains(f.Parts, p.table) {
+			all = append(all, need{p.flag, p.worker, p.writes, d.needed(p.files)})
+		}
+	}
+	return all
+}
+
 // rights compares the rights of the role that is examined, and of those that clients use, with what
 // clients need, and for schedules and consumers if their tables exist.
 func (d *doctor) rights(ctx context.Context, f *facts, users []user, unseen string) {
-	engine := d.needed(enginesql.Files)
+	engine, needs := d.needed(enginesql.Files), d.needs(f)
 	rights := slices.Clone(engine)
-	for _, p := range parts {
-		rights = append(rights, d.needed(p.files)...)
+	for _, n := range needs {
+		rights = append(rights, n.rights...)
 	}
 	all, err := d.holders(ctx, rolesOf(f, users), rights)
 	if err != nil {
@@ -138,10 +155,10 @@ func (d *doctor) rights(ctx context.Context, f *facts, users []user, unseen stri
 	}
 	fine := []string{}
 	if !slices.ContainsFunc(users, func(u user) bool { return u.Role == f.Role && u.OfClient }) {
-		fine = append(fine, d.rightsOfRole(f, all[f.Role], engine))
+		fine = append(fine, d.rightsOfRole(f.Role, all[f.Role], engine, needs))
 	}
 	for _, u := range users {
-		fine = append(fine, d.rightsOfUser(f, all[u.Role], u, engine))
+		fine = append(fine, d.rightsOfUser(all[u.Role], u, engine, needs))
 	}
 	if unseen != "" {
 		fine = append(fine, "the roles of clients are not checked, because "+unseen)
@@ -166,37 +183,36 @@ func (h *holder) mayWrite(rights []right) bool {
 }
 
 // rightsOfRole finds what a role lacks that may run clients, and returns what it may do.
-func (d *doctor) rightsOfRole(f *facts, h holder, engine []right) string {
+func (d *doctor) rightsOfRole(role string, h holder, engine []right, needs []need) string {
 	lacks := h.of(engine)
 	switch {
 	case !h.exists:
-		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", f.Role)
+		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", role)
 		return ""
 	case d.Role == "" && !h.mayWrite(engine) && !h.lacks[d.usage()]:
-		return fmt.Sprintf("role %q is not checked, because it may write nothing: name that of the clients with --role", f.Role)
+		return fmt.Sprintf("role %q is not checked, because it may write nothing: name that of the clients with --role", role)
 	case len(lacks) > 0:
-		d.found("rights", Fault, run(f.Role, ""), "role %q cannot run clients, it lacks %s", f.Role, listed(lacks))
+		d.found("rights", Fault, run(role, ""), "role %q cannot run clients, it lacks %s", role, listed(lacks))
 		return ""
 	}
 	what := "clients"
-	for _, p := range parts {
-		lacks, remedy := h.of(d.needed(p.files)), run(f.Role, p.flag)
+	for _, n := range needs {
+		lacks, remedy := h.of(n.rights), run(role, n.flag)
 		switch {
-		case !slices.Contains(f.Parts, p.table):
 		case len(lacks) == 0:
-			what += " and " + p.flag
-		case h.lacks[p.writes]: // perhaps it does not run any
+			what += " and " + n.flag
+		case h.lacks[n.writes]: // perhaps it does not run any
 			d.found("rights", Note, "if it should, "+remedy,
-				"role %q can run clients, but no %s, it lacks %s", f.Role, p.flag, listed(lacks))
+				"role %q can run clients, but no %s, it lacks %s", role, n.flag, listed(lacks))
 		default:
-			d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", f.Role, p.flag, listed(lacks))
+			d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", role, n.flag, listed(lacks))
 		}
 	}
-	return fmt.Sprintf("role %q may run %s", f.Role, what)
+	return fmt.Sprintf("role %q may run %s", role, what)
 }
 
 // rightsOfUser finds what a role lacks that clients use, and returns what its clients may do.
-func (d *doctor) rightsOfUser(f *facts, h holder, u user, engine []right) string {
+func (d *doctor) rightsOfUser(h holder, u user, engine []right, needs []need) string {
 	lacks := h.of(engine)
 	switch {
 	case !u.OfClient:
@@ -214,15 +230,15 @@ func (d *doctor) rightsOfUser(f *facts, h holder, u user, engine []right) string
 		d.found("rights", Fault, run(u.Role, ""), "clients use the role %q, which lacks %s", u.Role, listed(lacks))
 	}
 	what := "clients"
-	for _, p := range parts {
-		lacks, runs := h.of(d.needed(p.files)), slices.Contains(u.Runs, p.worker) || !h.lacks[p.writes]
+	for _, n := range needs {
+		lacks, runs := h.of(n.rights), slices.Contains(u.Runs, n.worker) || !h.lacks[n.writes]
 		switch {
-		case !slices.Contains(f.Parts, p.table) || !runs:
+		case !runs:
 		case len(lacks) == 0:
-			what += " and " + p.flag
+			what += " and " + n.flag
 		default:
-			d.found("rights", Fault, run(u.Role, p.flag),
-				"clients use the role %q, which cannot run %s, it lacks %s", u.Role, p.flag, listed(lacks))
+			d.found("rights", Fault, run(u.Role, n.flag),
+				"clients use the role %q, which cannot run %s, it lacks %s", u.Role, n.flag, listed(lacks))
 		}
 	}
 	return fmt.Sprintf("clients use the role %q, which may run %s", u.Role, what)
