@@ -97,13 +97,14 @@ type poller struct {
 type poll struct {
 	ended    int // jobs that had ended before
 	of       []*partition
-	swept    []int32 // in which of them blocked rows are gone or changed
-	owned    []int32 // which of them have blocked rows that are due
-	idle     []int32 // no job works on them: which have rows
-	from     []int64 // where the searches for those begin
-	searches []asked // those for partitions of this process
-	before   int64   // the oldest transaction that was open before
-	exact    bool    // next is to be exact, which takes a number of a transaction
+	sweeps   []*partition // which of them are swept
+	swept    []int32      // in which partitions blocked rows are gone or changed
+	owned    []int32      // which of them have blocked rows that are due
+	idle     []int32      // no job works on them: which have rows
+	from     []int64      // where the searches for those begin
+	searches []asked      // those for partitions of this process
+	before   int64        // the oldest transaction that was open before
+	exact    bool         // next is to be exact, which takes a number of a transaction
 
 	took       time.Duration
 	has        map[int]bool
@@ -140,7 +141,7 @@ func (p *poller) question(now time.Time, of, idle []*partition, all int) (q *pol
 	for _, of := range of {
 		q.owned = append(q.owned, int32(of.Number))
 		if !now.Before(of.sweepAt) {
-			q.swept = append(q.swept, int32(of.Number))
+			q.sweeps, q.swept = append(q.sweeps, of), append(q.swept, int32(of.Number))
 			if of.busy {
 				of.searched = newSearch() // for the next poll
 			}
@@ -204,14 +205,11 @@ func (p *poller) succeeded(q *poll, announced, idle bool) {
 // swept notes that a poll has looked for blocked rows that are gone or changed. Partitions come at
 // different times from then on, so that no poll does this for all.
 func (p *poller) swept(q *poll, now time.Time, every time.Duration) {
-	if len(q.swept) == 0 {
-		return
+	if len(q.swept) > 0 {
+		p.sweepAt = now.Add(every)
 	}
-	p.sweepAt = now.Add(every)
-	for _, of := range q.of {
-		if slices.Contains(q.swept, int32(of.Number)) {
-			of.sweepAt = now.Add(every - rand.N(every)/2)
-		}
+	for _, of := range q.sweeps {
+		of.sweepAt = now.Add(every - rand.N(every)/2)
 	}
 }
 

@@ -44,7 +44,7 @@ func (s *search) ended(a asked, to int64, q *poll) {
 	}
 	switch {
 	case a.from > s.from: // it began anew meanwhile
-	case to < s.from, to == s.next && s.from == s.next: // nothing came
+	case to < s.from, to == s.next && s.from == s.next: // its last rows are gone, or nothing came
 		*s = search{from: to, next: to}
 	case s.from == s.next, q.before >= s.after, a.whole && s.swept:
 		*s = search{from: min(s.next, to), next: to, after: after}
