@@ -18,7 +18,7 @@ func TestTableSQLRunsNoPartOfAName(t *testing.T) {
 	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.EmptyDatabase(t))) // psql sends settings, which a pooler mixes up
 	pool := testkit.Pool(t, url)
 	testkit.OK(t, consumer.Migrate(t.Context(), pool))
-	for n, name := range testkit.Some(testkit.HostileNames...) {
+	for n, name := range testkit.HostileNames {
 		column := func(kind string) string { return kind + strings.ToValidUTF8(name[:len(name)-1], "") } // 63 bytes at most
 		q := consumer.Queue{ID: column("i"), Key: column("k"), Partition: column("p"), Time: column("t")}
 		for _, q.Table = range []string{fmt.Sprintf("public.plain%d", n), pgx.Identifier{name}.Sanitize(), name} {

@@ -44,7 +44,7 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 			testkit.OK(t, k.Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
 			w.run().has("send")
 			now := midnight
-			for _, text := range testkit.Some("begin", "schedule_open", "schedule_close", "synchronous_commit", "commit\x00") {
+			for _, text := range []string{"begin", "schedule_open", "schedule_close", "synchronous_commit", "commit\x00"} {
 				for _, after := range []bool{false, true} {
 					if text == "synchronous_commit" && calls == "at least once" {
 						continue // it is not sent

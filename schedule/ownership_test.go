@@ -47,12 +47,12 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 		db.setClock(now)
 	}
 	w := start().has("close 5")
-	for _, end := range testkit.Some(
+	for _, end := range []func(*worker){
 		(*worker).crash,
 		func(w *worker) { w.wire.Lose(1, "commit", false); w.crash() },
 		(*worker).close,
 		(*worker).end,
-	) {
+	} {
 		pass(3)
 		testkit.Receive(t, "a handler runs", inHandler)
 		next := start() // takes half of it over meanwhile

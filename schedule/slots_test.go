@@ -228,7 +228,7 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	for _, waits := range testkit.Some("for a slot", "for a key") {
+	for _, waits := range []string{"for a slot", "for a key"} {
 		t.Run(waits, func(t *testing.T) {
 			t.Parallel()
 			db := newFreshDatabase(t)

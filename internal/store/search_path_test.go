@@ -17,7 +17,7 @@ func TestNoStrangeCodeRunsWhateverTheSearchPath(t *testing.T) {
 	t.Parallel()
 	made := emptyFixture(t, "pgleases")
 	made.ok(pgtest.MakeStrange(t.Context(), made.sql, "../../sql/schema/*.sql", "../../sql/statements/*.sql", "../connect/connect.go", "migrate.go")) // once, as it takes seconds
-	for _, path := range testkit.Some("strange", "strange, pg_catalog") {
+	for _, path := range []string{"strange", "strange, pg_catalog"} {
 		t.Run(path, func(t *testing.T) {
 			f := &fixture{TB: t, ctx: t.Context(), url: made.url, schema: "pgleases", sql: made.sql}
 			f.exec("RESET search_path; DROP SCHEMA IF EXISTS pgleases CASCADE; DROP TABLE IF EXISTS strange.jobs")

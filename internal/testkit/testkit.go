@@ -56,15 +56,17 @@ func Main(m *testing.M) {
 // with other work may not do in time. CI runs it, and so does CI=true go test.
 func OnlyInCI(t testing.TB) {
 	t.Helper()
-	if os.Getenv("CI") == "" {
+	if !inCI() {
 		t.Skip("runs in CI, or with CI=true")
 	}
 }
 
+func inCI() bool { return os.Getenv("CI") != "" }
+
 // Rounds returns how often a test repeats what it does: all times for CI, otherwise a quarter, to
 // save time.
 func Rounds(all int) int {
-	if os.Getenv("CI") != "" {
+	if inCI() {
 		return all
 	}
 	return (all + 3) / 4

@@ -88,7 +88,7 @@ var faults = []fault{
 func TestFaultsNeverRunTwoProgramsOfAPartition(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	number := 2 * testkit.Rounds(len(faults)/4)
+	number := len(faults) / 2
 	if text := os.Getenv(envFaults); text != "" {
 		var err error
 		if number, err = strconv.Atoi(text); err != nil || number < 1 {

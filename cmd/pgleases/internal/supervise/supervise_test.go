@@ -275,7 +275,7 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	for _, test := range testkit.Some([]struct {
+	for _, test := range []struct {
 		name string
 		stop func(t testing.TB, supervisor *command.Command, keeper int, way *command.Proxy)
 	}{
@@ -286,7 +286,7 @@ func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 			way.Set(false, true)
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
 		}},
-	}...) {
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			expectGoneInTime(t, 1, modeFamily, "true", test.stop)
