@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -64,7 +64,7 @@ func (s *Scheduler) Delete(ctx context.Context, name string) error {
 }
 
 func init() {
-	seam.DeleteSchedule = func(ctx context.Context, scheduler any, name string, id int64) error {
+	bridge.DeleteSchedule = func(ctx context.Context, scheduler any, name string, id int64) error {
 		return scheduler.(*Scheduler).edited(ctx, "delete", name, map[string]any{"id": id}, passed)
 	}
 }

@@ -14,8 +14,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/pgtest"
-	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
@@ -105,8 +105,8 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	testkit.OK(t, err)
 	expect(t, fmt.Sprint(len(again), refused), "3 1", "what is retried of a kind: the job of a retry, and two ticks")
 	s := testkit.Must(m.Get(t.Context(), "close"))(t)
-	wraps(t, "to delete another of the name", seam.DeleteSchedule(t.Context(), m, "close", s.ID+1), schedule.ErrNotFound)
-	testkit.OK(t, seam.DeleteSchedule(t.Context(), m, "close", s.ID))
+	wraps(t, "to delete another of the name", bridge.DeleteSchedule(t.Context(), m, "close", s.ID+1), schedule.ErrNotFound)
+	testkit.OK(t, bridge.DeleteSchedule(t.Context(), m, "close", s.ID))
 	testkit.OK(t, m.Delete(t.Context(), "broken"))
 	wraps(t, "to delete it again", m.Delete(t.Context(), "broken"), schedule.ErrNotFound)
 	for _, foreign := range []*schedule.Kind[args]{k, bad} { // jobs that only have its name as a unique key

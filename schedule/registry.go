@@ -6,7 +6,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -77,10 +77,10 @@ func (r *registry) stats() map[string]KindStats {
 }
 
 // delays returns how late the calls of each kind were.
-func (r *registry) delays() map[string]seam.Delays {
+func (r *registry) delays() map[string]bridge.Delays {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	kinds := make(map[string]seam.Delays)
+	kinds := make(map[string]bridge.Delays)
 	for name, k := range r.kinds {
 		kinds[name] = k.counts.delays()
 	}

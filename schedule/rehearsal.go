@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
@@ -18,7 +18,7 @@ import (
 // This file is a process under the clock of a test, for package scheduletest, which decides what
 // runs when.
 
-// A rehearsal is a process. It is a seam.Process, and the fence of its executor.
+// A rehearsal is a process. It is a bridge.Process, and the fence of its executor.
 type rehearsal struct {
 	s     *Scheduler
 	clock serverClock
@@ -34,7 +34,7 @@ type rehearsal struct {
 const rehearsalLockWait = 100 * time.Millisecond
 
 func init() {
-	seam.Rehearse = func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *seam.Stage, opts any) (seam.Process, error) {
+	bridge.Rehearse = func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *bridge.Stage, opts any) (bridge.Process, error) {
 		o, err := newOptions(append(opts.([]Option), WithSchema(schema), WithoutMigration()))
 		if err != nil {
 			return nil, err

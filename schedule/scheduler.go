@@ -16,7 +16,6 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/logqueue"
-	"github.com/pgleases/pgleases/internal/seam"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
@@ -26,7 +25,7 @@ import (
 // of the group. All methods are safe for concurrent use.
 type Scheduler struct {
 	client   *pgleases.Client // nil for Manage
-	stage    *seam.Stage      // the clock of a test; nil: the server's clock counts
+	stage    *bridge.Stage    // the clock of a test; nil: the server's clock counts
 	db       *db
 	options  options
 	log      *slog.Logger

@@ -6,12 +6,12 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
 func init() {
-	seam.Lateness = func(scheduler any) map[string]seam.Delays { return scheduler.(*Scheduler).registry.delays() }
+	bridge.Lateness = func(scheduler any) map[string]bridge.Delays { return scheduler.(*Scheduler).registry.delays() }
 }
 
 // Stats has the numbers of a Scheduler in this process, for metrics and health checks. Counters
@@ -112,7 +112,7 @@ func (c *counts) poll(sent time.Time, err error) {
 type kindCounts struct {
 	mu    sync.Mutex // guards the following fields
 	stats KindStats
-	late  [len(seam.DelayBounds) + 1]int64 // the last counts what is later than all bounds
+	late  [len(bridge.DelayBounds) + 1]int64 // the last counts what is later than all bounds
 }
 
 // count changes the numbers.
@@ -125,7 +125,7 @@ func (c *kindCounts) count(change func(k *KindStats)) {
 // begin counts a call with its lateness, and returns a function that counts the end of the call.
 func (c *kindCounts) begin(late time.Duration) (end func()) {
 	late = max(0, late)
-	bucket, _ := slices.BinarySearch(seam.DelayBounds[:], late)
+	bucket, _ := slices.BinarySearch(bridge.DelayBounds[:], late)
 	c.count(func(k *KindStats) {
 		c.late[bucket]++
 		k.TotalLateness += late
@@ -177,7 +177,7 @@ func (c *kindCounts) now() KindStats {
 }
 
 // delays returns how late the calls were.
-func (c *kindCounts) delays() (d seam.Delays) {
+func (c *kindCounts) delays() (d bridge.Delays) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i, n := range c.late {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -36,7 +36,7 @@ func TestStatsCountRuns(t *testing.T) {
 	mail := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error { return handle(ctx) })
 	testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly))
-	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.OldestRun != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(seam.Lateness(w.Scheduler)) != 3 {
+	if s := w.Stats(); s.Polls != 0 || s.SinceLastPoll != 0 || s.OldestRun != 0 || s.ClockOffset != 0 || len(s.Kinds) != 3 || s.Kinds["books"].Begun != 0 || len(bridge.Lateness(w.Scheduler)) != 3 {
 		t.Errorf("before Run they are %+v", s)
 	}
 	w.run()
@@ -69,8 +69,8 @@ func TestStatsCountRuns(t *testing.T) {
 	db.setClock(midnight.Add(3*time.Hour + 22*time.Minute))
 	testkit.Until(t, "one runs and one waits", func() bool { s := w.Stats(); return s.Running == 1 && s.Waiting == 1 && s.OldestRun > 0 })
 	become("books", "1 run, 1 begun, 0 retried, 0 snoozed, 0 succeeded, 0 failed, 0 unknown, 0 missed, 0 skipped")
-	late := seam.Lateness(w.Scheduler)["books"]
-	for i, bound := range seam.DelayBounds {
+	late := bridge.Lateness(w.Scheduler)["books"]
+	for i, bound := range bridge.DelayBounds {
 		if want := bound >= 20*time.Minute; (late.Within[i] == 1) != want {
 			t.Errorf("%d of the runs, of which one was 20 minutes late, were no later than %v", late.Within[i], bound)
 		}

@@ -1,5 +1,5 @@
-// Package bridge gives the packages of this module, and no others, access to the root package,
-// which sets these variables.
+// Package bridge gives the packages of this module, and no others, access to the root package and to
+// package schedule, which set its variables.
 package bridge
 
 import (
@@ -7,6 +7,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
+// The root package sets these variables.
 var (
 	// CheckLease returns the error of a join that would fail on any database, by a client with those
 	// options, a []pgleases.Option.

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -38,7 +38,7 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 		if r.ID == 0 {
 			return nil, s.Delete(ctx, r.Schedule)
 		}
-		return nil, seam.DeleteSchedule(ctx, s, r.Schedule, r.ID)
+		return nil, bridge.DeleteSchedule(ctx, s, r.Schedule, r.ID)
 	case "trigger_schedule":
 		return one(s.Trigger(ctx, r.Schedule))
 	case "backfill_schedule":

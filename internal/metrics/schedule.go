@@ -3,7 +3,7 @@ package metrics
 import (
 	"time"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -11,13 +11,13 @@ import (
 // scheduler has the numbers of a scheduler.
 type scheduler struct {
 	schedule.Stats
-	late map[string]seam.Delays // by kind
+	late map[string]bridge.Delays // by kind
 }
 
 // Scheduler returns the source for a scheduler.
 func Scheduler(s *schedule.Scheduler) Source {
 	return newSource(ofScheduler, map[string]string{"group": s.Group()}, func() *scheduler {
-		return &scheduler{s.Stats(), seam.Lateness(s)}
+		return &scheduler{s.Stats(), bridge.Lateness(s)}
 	})
 }
 
@@ -78,7 +78,7 @@ var ofScheduler = []entry[scheduler]{
 	{Metric{"pgleases.schedule.lateness", "s", Histogram, "Time from when a run was due to the call of its handler.", []string{"kind"}},
 		nil, func(s *scheduler, to spread) {
 			var bounds []float64
-			for _, bound := range seam.DelayBounds {
+			for _, bound := range bridge.DelayBounds {
 				bounds = append(bounds, bound.Seconds())
 			}
 			for name, k := range s.Kinds {

@@ -62,7 +62,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -78,7 +78,7 @@ const Group = "scheduletest"
 // when its context ends.
 type Scheduler struct {
 	*schedule.Scheduler
-	process seam.Process
+	process bridge.Process
 	world   *world
 
 	starting sync.Mutex // guards started
@@ -107,9 +107,9 @@ func (w *world) newProcess(opts []schedule.Option) *Scheduler {
 		}
 		return a
 	}}))
-	var p seam.Process
+	var p bridge.Process
 	w.must(w.ask(func(ctx context.Context) (err error) {
-		p, err = seam.Rehearse(ctx, w.pool, w.schema, Group, &w.stage, append([]schedule.Option{schedule.WithLogger(log)}, opts...))
+		p, err = bridge.Rehearse(ctx, w.pool, w.schema, Group, &w.stage, append([]schedule.Option{schedule.WithLogger(log)}, opts...))
 		return err
 	}))
 	s := &Scheduler{Scheduler: p.Scheduler().(*schedule.Scheduler), process: p, world: w}

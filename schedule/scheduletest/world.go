@@ -16,7 +16,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/internal/seam"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -36,7 +36,7 @@ type world struct {
 	pool   *pgxpool.Pool
 	schema string
 	text   func(name string) string // of a statement
-	stage  seam.Stage
+	stage  bridge.Stage
 
 	now atomic.Int64 // microseconds since 1970, as in the database
 
@@ -57,7 +57,7 @@ func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
 	w := &world{t: t, pool: pool, schema: "scheduletest_" + strings.ToLower(rand.Text()), begun: make(map[any]int)}
 	w.text = store.Texts(files, w.schema)
 	w.now.Store(at.UnixMicro())
-	w.stage = seam.Stage{
+	w.stage = bridge.Stage{
 		Now: w.time,
 		Wait: func(ctx context.Context) error {
 			if err := w.process().start(ctx); err != nil {

@@ -1,6 +1,4 @@
-// Package seam gives the packages of this module, and no others, access to package schedule, which
-// sets these variables.
-package seam
+package bridge
 
 import (
 	"context"
@@ -9,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// Package schedule sets these variables.
 var (
 	// DeleteSchedule is Delete of a *schedule.Scheduler, for the schedule with this ID. It returns
 	// schedule.ErrNotFound if another schedule has the name by now.
@@ -19,13 +18,17 @@ var (
 
 	// Rehearse returns a *schedule.Scheduler without a client, as a process that package
 	// scheduletest drives, on the tables in a schema. The options are of type []schedule.Option.
-	Rehearse func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *Stage, options any) (Process, error)
+	Rehearse func(
+		ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *Stage, options any,
+	) (Process, error)
 )
 
 // DelayBounds are the bounds of Delays.Within, in order.
 var DelayBounds = [...]time.Duration{
-	5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
-	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second, time.Minute, 5 * time.Minute, time.Hour,
+	5 * time.Millisecond, 10 * time.Millisecond, 25 * time.Millisecond, 50 * time.Millisecond,
+	100 * time.Millisecond, 250 * time.Millisecond, 500 * time.Millisecond,
+	time.Second, 2500 * time.Millisecond, 5 * time.Second, 10 * time.Second, 30 * time.Second,
+	time.Minute, 5 * time.Minute, time.Hour,
 }
 
 // Delays are the delays from due times to calls of handlers.
