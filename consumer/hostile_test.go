@@ -131,8 +131,9 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			tracer := testkit.NewHostileTracer(text, let)
 			db.tracer = tracer
 			log := make(lines, 1000)
-			w := newWorker(db, consumer.Each(effect), consumer.WithTimeout(time.Second), consumer.WithMaxRunning(2),
-				consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+			// A batch that hangs keeps its partitions, so it has one.
+			w := newWorker(db, consumer.Each(effect), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(time.Second),
+				consumer.WithMaxRunning(2), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 			free := closer(t, let) // at the end of the test before the pool is closed
 			w.LogOverrunAfter(50 * time.Millisecond)
 			w.AnswerWithin(2 * time.Second)
