@@ -74,7 +74,7 @@ func beginHeartbeat(e *engine, now time.Time) *operation {
 	}, func(beat store.Beat, err error) {
 		if err != nil {
 			e.session.beatLost(last, e.config.Heartbeat, time.Now())
-			e.expiry.lookAt = when.Never
+			e.expiry.unheard()
 			return
 		}
 		e.heard(sent, received, beat)

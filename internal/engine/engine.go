@@ -59,7 +59,7 @@ func newEngine(c *Client, first Conn) *engine {
 	e := &engine{
 		client: c, config: c.config, log: c.config.Log, wakeAt: now,
 		progress: newProgress(), connection: connection{prepareAt: when.Never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
-		expiry: expiry{lookAt: when.Never, evictAt: when.Never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
+		expiry: expiry{at: when.Never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
 		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: newClosing(),
 		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
 	}

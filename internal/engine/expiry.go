@@ -8,13 +8,37 @@ import (
 	"github.com/pgleases/pgleases/internal/when"
 )
 
-// expiry is when to check for expired sessions, and what is known for that.
+// expiry is what this client does next about expired sessions, and what is known for that.
 type expiry struct {
-	lookAt       time.Time // when to check by an early heartbeat, or never
-	evictAt      time.Time // when to evict, because a session may have expired, or never
-	leftToOthers bool      // this client left a due check to them, and does so only once
-	sessions     int64     // of all clients, approximately
-	toTidy       bool      // a check was made, and the work that can wait is left
+	step     expiryStep
+	at       time.Time // when to take the step
+	left     bool      // this client left a due check to the others, which it does only once
+	sessions int64     // of all clients, approximately
+	toTidy   bool      // a check was made, and the work that can wait is left
+}
+
+// An expiryStep is the next step of a check for expired sessions.
+type expiryStep int
+
+const (
+	// hear waits for the next regular heartbeat, whose answer says when a check is due.
+	hear expiryStep = iota
+	// look makes a heartbeat early, because a check is due by then. Its answer says whether another
+	// client has made the check.
+	look
+	// evict makes the check.
+	evict
+)
+
+// then sets the next step.
+func (x *expiry) then(step expiryStep, at time.Time) { x.step, x.at = step, at }
+
+// due returns when a step is due, if that is the next one.
+func (x *expiry) due(step expiryStep) time.Time {
+	if x.step != step {
+		return when.Never
+	}
+	return x.at
 }
 
 // heard handles what a heartbeat says about the next check. The check is due later, or it is due
@@ -22,42 +46,51 @@ type expiry struct {
 // how far the clock may be ahead of the cutoff.
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
-	if beat.CheckDueIn > 0 {
-		x.lookAt, x.evictAt, x.leftToOthers = x.lookAfter(beat.CheckDueIn, now), when.Never, false
-		return
+	unwatched := MinTTL - watched
+	switch {
+	case beat.CheckDueIn > 0:
+		x.left = false
+		x.lookAfter(beat.CheckDueIn, now)
+	case x.sessions > lookers && x.step == hear && !x.left:
+		x.left = true
+	case unwatched > 0:
+		x.then(look, now.Add(unwatched))
+	default:
+		// After the spread the cutoff has passed the due time too. Heartbeats may be closer together
+		// than the spread: the first one decides.
+		x.then(evict, when.Earlier(x.due(evict), now.Add(spread)))
 	}
-	if x.sessions > lookers && x.lookAt == when.Never && x.evictAt == when.Never && !x.leftToOthers {
-		x.leftToOthers = true
-		return
+}
+
+// unheard notes that a heartbeat failed. A check that is due waits for a heartbeat that succeeds.
+func (x *expiry) unheard() {
+	if x.step == look {
+		x.then(hear, when.Never)
 	}
-	if wait := MinTTL - watched; wait > 0 {
-		x.lookAt, x.evictAt = now.Add(wait), when.Never
-		return
-	}
-	// After the spread the cutoff has passed the due time too. Heartbeats may be closer together
-	// than the spread: the first one decides.
-	x.lookAt, x.evictAt = when.Never, when.Earlier(x.evictAt, now.Add(spread))
 }
 
 // lookers is how many clients, out of all, check for a due check earlier than their next heartbeat.
 // The probability that all of them have crashed or are late is practically 0.
 const lookers = 25
 
-// lookAfter returns when to look for a check that is due after that time: clients look at different
-// times, and of many clients only some look; never: not before the next heartbeat. A client that
-// does not look leaves a due check to the others, the first time.
-func (x *expiry) lookAfter(due time.Duration, now time.Time) time.Time {
+// lookAfter looks for a check that is due after that time. Clients look at different times, and of
+// many clients only some look before their next heartbeat. The first time, a client that does not
+// look leaves a due check to the others.
+func (x *expiry) lookAfter(due time.Duration, now time.Time) {
 	if x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
-		return when.Never
+		x.then(hear, when.Never)
+		return
 	}
-	return now.Add(due + time.Millisecond + rand.N(80*time.Millisecond))
+	x.then(look, now.Add(due+time.Millisecond+rand.N(80*time.Millisecond)))
 }
 
-// evicted handles the answer to an eviction.
+// evicted handles the answer to an eviction. If another client makes the check, or may make it, this
+// client looks again.
 func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Duration, now time.Time) {
-	x.evictAt = when.Never
-	x.lookAt = now.Add(100*time.Millisecond + rand.N(min(heartbeat, MinTTL))) // another client makes the check
-	if err == nil && evicted.CheckDueIn >= 0 {
-		x.lookAt, x.toTidy = x.lookAfter(evicted.CheckDueIn, now), true
+	if err != nil || !evicted.Made {
+		x.then(look, now.Add(100*time.Millisecond+rand.N(min(heartbeat, MinTTL))))
+		return
 	}
+	x.toTidy = true
+	x.lookAfter(evicted.CheckDueIn, now)
 }

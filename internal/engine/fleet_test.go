@@ -144,7 +144,7 @@ func (w *world) executed(client, op string, answer any) {
 	w.calls[op]++
 	switch a := answer.(type) {
 	case store.Evicted:
-		if a.CheckDueIn >= 0 {
+		if a.Made {
 			w.calls["check"]++ // it was due
 		}
 	case store.Applied:

@@ -524,7 +524,7 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 // Evict is evict.sql.
 func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error) {
 	return execute(ctx, c, "evict", true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
-		answer := store.Evicted{CheckDueIn: notDue}
+		var answer store.Evicted
 		due := t.Server.NextCheckAt <= clock || t.Server.Unwatched > 0 && t.Server.Unwatched <= watched ||
 			t.Server.NextCheckAt > clock+second+ttl.Microseconds() // the clock stepped back
 		if !due || clock < cutoff || t.Server.AcceptedTimeline != run.Timeline || !db.on(run) {
@@ -589,6 +589,7 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		}
 		t.Server.NextCheckAt, t.Server.Unwatched = max(clock+50*millisecond, next), unwatched
 		t.Server.Sessions = int64(len(t.Clients))
+		answer.Made = true
 		answer.CheckDueIn = micros(min(t.Server.NextCheckAt, clock+11*minute) - clock)
 		if unwatched > 0 {
 			answer.CheckDueIn = min(answer.CheckDueIn, unwatched-watched)

@@ -28,7 +28,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		run := a.run()
 		clock := a.beat().Clock
 		got := testkit.Must(a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, usualTTL, run))(f)
-		if fmt.Sprint(got.IDs, got.ToPlan) != "[b] [l]" || got.CheckDueIn < 0 || got.CheckDueIn > 50*time.Millisecond {
+		if fmt.Sprint(got.IDs, got.ToPlan) != "[b] [l]" || !got.Made || got.CheckDueIn > 50*time.Millisecond {
 			t.Fatalf("%+v", got)
 		}
 		expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees nothing itself")
@@ -69,7 +69,7 @@ func TestEvictRequiresAWatchOfTheTTL(t *testing.T) {
 		expect(t, dueIn(59*time.Second), time.Second, "due after 59 s in")
 		expect(t, dueIn(time.Minute), 0, "due after a minute in")
 		got = a.evictAs(run, 59*time.Second)
-		expect(t, fmt.Sprint(got.IDs, got.CheckDueIn < 0), "[] true", "a check that is not due for this client: evicted, done")
+		expect(t, fmt.Sprint(got.IDs, got.Made), "[] false", "a check that is not due for this client: evicted, done")
 		got = a.evictAs(run, 115*time.Second)
 		expect(t, strings.Join(got.IDs, " "), "long", "evicted after a minute")
 		expect(t, got.CheckDueIn.Round(time.Second), 5*time.Second, "due for who evicted, when it will have watched for two minutes, in")
@@ -113,7 +113,7 @@ func TestOnlyTheRunThatWasWatchedIsEvictedOn(t *testing.T) {
 			{run.Timeline + 1, run.Started, run.Marker}, {run.Timeline, run.Started + 1, run.Marker}, {run.Timeline, run.Started, run.Marker + 1},
 		} {
 			got := a.evictAs(other, time.Hour)
-			if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
+			if len(got.IDs) > 0 || got.Made {
 				t.Errorf("on %+v, which is not %+v: %+v", other, run, got)
 			}
 		}
@@ -217,7 +217,7 @@ func TestClockThatSteppedBackKeepsNoSessionAlive(t *testing.T) {
 		got := a.evict()
 		expect(t, len(got.IDs), 0, "evicted")
 		left := time.Duration(f.tables().Clients[b.session].ExpiresAt-a.beat().Clock) * time.Microsecond
-		if left < 5*time.Second || left > 6*time.Second || got.CheckDueIn < 0 || got.CheckDueIn > 6*time.Second {
+		if left < 5*time.Second || left > 6*time.Second || !got.Made || got.CheckDueIn > 6*time.Second {
 			t.Fatalf("b has %v left, the check is due in %v", left, got.CheckDueIn)
 		}
 		steppedBack()
@@ -475,12 +475,12 @@ func TestOneEvictsAtATime(t *testing.T) {
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
 	expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted by the first")
 	got := b.evictAs(run, time.Hour) // which does not wait
-	if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
+	if len(got.IDs) > 0 || got.Made {
 		t.Errorf("%+v", got)
 	}
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
 	got = b.evictAs(run, time.Hour)
-	if len(got.IDs) > 0 || got.CheckDueIn >= 0 {
+	if len(got.IDs) > 0 || got.Made {
 		t.Errorf("%+v", got)
 	}
 }

@@ -18,9 +18,10 @@ type Evicted struct {
 	IDs       []string      // client IDs of the evicted sessions
 	ToPlan    []string      // leases that need a plan
 	PlanDueIn time.Duration // the time until it is due for all of them
-	// CheckDueIn is the time until the next check is due for the caller, who made this check and has
-	// to call Tidy; negative: another client makes the check, or may make it.
-	CheckDueIn time.Duration
+	// Made says that the caller made the check, and has to call Tidy. Otherwise another client makes it,
+	// or may make it.
+	Made       bool
+	CheckDueIn time.Duration // the time until the next check is due for the caller, if it made this one
 }
 
 // A Member is a live member of a lease.

@@ -340,7 +340,7 @@ func (c *client) evict() Evicted {
 func (c *client) evictAs(run Incarnation, watched time.Duration) Evicted {
 	c.f.Helper()
 	evicted := testkit.Must(c.Evict(c.f.ctx, c.beat().Clock, watched, usualTTL, run))(c.f)
-	if evicted.CheckDueIn >= 0 {
+	if evicted.Made {
 		toPlan := testkit.Must(c.Tidy(c.f.ctx))(c.f)
 		evicted.ToPlan = slices.Compact(slices.Sorted(slices.Values(append(evicted.ToPlan, toPlan...))))
 	}

@@ -244,7 +244,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/plans.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"internal/engine/expiry.go", `MinTTL - watched; wait > 0`, `MinTTL - watched; wait > MaxTTL`, 0},
+		{"internal/engine/expiry.go", `unwatched > 0`, `unwatched > MaxTTL`, 0},
 		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), MaxTTL,`, 0},
 	}},
 	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
@@ -603,10 +603,10 @@ func asleep() []mutant {
 		if e.progress.rests[t].until.After(now) {
 			due = when.Never
 		}`),
-		asleep("checks", "internal/engine/tasks.go", `return when.Earlier(e.session.nextBeat, e.expiry.lookAt)`, `if e.expiry.lookAt.After(time.Now()) {
+		asleep("checks", "internal/engine/tasks.go", `return when.Earlier(e.session.nextBeat, e.expiry.due(look))`, `if e.expiry.due(look).After(time.Now()) {
 		return e.session.nextBeat
 	}
-	return when.Earlier(e.session.nextBeat, e.expiry.lookAt)`),
+	return when.Earlier(e.session.nextBeat, e.expiry.due(look))`),
 		asleep("the trust deadline", "internal/engine/engine.go", wake, `when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))`),
 		asleep("the end of Close", "internal/engine/engine.go", wake, `when.Earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
 		asleep("warnings", "internal/engine/drains.go", `when.Earlier(a.warnAt, a.limitAt)`, `a.limitAt`),

@@ -11,7 +11,8 @@
 -- with 10. All that can wait is left to tidy.
 CREATE OR REPLACE FUNCTION pgleases.evict(
     p_cutoff bigint, p_watched bigint, p_ttl bigint, p_timeline bigint, p_started bigint, p_marker bigint, p_lock_ms int,
-    OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint, OUT check_due_in bigint)
+    OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint,
+    OUT made pg_catalog.bool, OUT check_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
@@ -23,7 +24,8 @@ BEGIN
     evicted := '{}';
     to_plan := '{}';
     plan_due_in := 0;
-    check_due_in := -1;
+    made := false;
+    check_due_in := 0;
 
     -- Begin the check, or leave it to another client. Is a check due, for all clients or for a client that has watched for
     -- this long, or did the clock step back? And is this still the server incarnation that was watched? SKIP LOCKED,
@@ -40,6 +42,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
+    made := true;
 
     -- Evict, in one statement, so that all of it has one snapshot.
     WITH sessions AS MATERIALIZED ( -- which have expired, by the watch of the caller
