@@ -96,7 +96,7 @@ func (s *session) give(lease string, targets ...int64) {
 	for i, target := range targets {
 		moves = append(moves, store.Move{Lease: lease, Partition: i, Target: target})
 	}
-	applied, err := s.Apply(s.t.Context(), read, moves, store.NotAgain)
+	applied, err := s.Apply(s.t.Context(), read, moves, store.NextPlan{After: 50 * time.Millisecond, OnlyLeftOver: true})
 	s.ok(err)
 	if !applied.Applied {
 		s.t.Fatal("a plan was not applied")

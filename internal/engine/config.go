@@ -97,7 +97,9 @@ type Conn interface {
 	Tidy(ctx context.Context) (toPlan []string, err error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error)
-	Apply(ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, again time.Duration) (store.Applied, error)
+	Apply(
+		ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, next store.NextPlan,
+	) (store.Applied, error)
 
 	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Incarnation, error)
 	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation) (store.LocksReleased, error)

@@ -286,7 +286,7 @@ func (p *planning) snapshot(
 func (p *planning) apply(ctx context.Context, c Conn, batch int) (o outcome) {
 	moves := p.moves[:min(batch, len(p.moves))]
 	began := time.Now()
-	o.applied, o.err = c.Apply(ctx, p.read, moves, p.again(len(moves)))
+	o.applied, o.err = c.Apply(ctx, p.read, moves, p.next(len(moves)))
 	o.took = time.Since(began)
 	if o.err == nil && o.applied.Applied {
 		p.moved(o.applied, len(moves))
@@ -352,18 +352,15 @@ func sharesMembers(read []store.LeaseSnapshot) bool {
 	return slices.ContainsFunc(read, func(r store.LeaseSnapshot) bool { return len(r.Members) > 1 })
 }
 
-// again returns when another plan is due after a statement of n moves; negative: only for the
-// leases with moves left over.
-func (p *planning) again(n int) time.Duration {
+// next returns when another plan is due after a statement of n moves.
+func (p *planning) next(n int) store.NextPlan {
 	switch {
 	case n < len(p.moves):
-		return stalled
+		return store.NextPlan{After: stalled}
 	case p.alone:
-		return p.longest
-	case p.leftOver:
-		return p.retryIn
+		return store.NextPlan{After: p.longest}
 	}
-	return -p.retryIn
+	return store.NextPlan{After: p.retryIn, OnlyLeftOver: !p.leftOver}
 }
 
 // claimLasts returns how long a claim keeps others from a plan of these leases, as in claim.sql.

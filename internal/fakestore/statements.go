@@ -705,7 +705,9 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 }
 
 // Apply is apply.sql.
-func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, again time.Duration) (store.Applied, error) {
+func (c *Conn) Apply(
+	ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, next store.NextPlan,
+) (store.Applied, error) {
 	return execute(ctx, c, "apply", true, func(db *Database, t *Tables, clock int64) (store.Applied, bool) {
 		var answer store.Applied
 		planned := make(map[string]bool)
@@ -771,10 +773,8 @@ func (c *Conn) Apply(ctx context.Context, read []store.LeaseSnapshot, moves []st
 			switch {
 			case slices.ContainsFunc(read, func(p store.LeaseSnapshot) bool { return p.Overtaken }):
 				l.NextCheckAt = clock + second
-			case again >= 0:
-				l.NextCheckAt = clock + again.Microseconds()
-			case leftOver[name]:
-				l.NextCheckAt = clock - again.Microseconds()
+			case !next.OnlyLeftOver || leftOver[name]:
+				l.NextCheckAt = clock + next.After.Microseconds()
 			}
 			t.Leases[name] = l
 		}

@@ -167,10 +167,10 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				for _, k := range some(p, "moves", places) {
 					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
 				}
-				again := draw(p, "again", []time.Duration{NotAgain, NotAgain, 0, time.Second})
+				next := draw(p, "next plan", []NextPlan{onlyLeftOver, onlyLeftOver, {}, {After: time.Second}})
 				p.same("apply", func(c engine.Conn) (any, error) {
 					read := slices.Clone(read)
-					applied, err := c.Apply(f.ctx, read, moves, again)
+					applied, err := c.Apply(f.ctx, read, moves, next)
 					return fmt.Sprintf("%+v of %+v", applied, read), err
 				})
 			},

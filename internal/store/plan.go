@@ -176,15 +176,17 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	return p, nil
 }
 
-// NotAgain means that no other plan is due, except in 50 ms for moves that are left over.
-const NotAgain = -50 * time.Millisecond
+// A NextPlan says when another plan is due after a plan. If a lease was overtaken, another plan of
+// all leases is due after 1 s instead.
+type NextPlan struct {
+	After        time.Duration // at most 1 s
+	OnlyLeftOver bool          // only for leases with moves left over
+}
 
 // Apply writes moves of a plan, for those of its leases that are as they were read. Afterwards read
 // says which leases were overtaken, and has the new generations of the others, so that more of the
-// plan's moves can follow. Another plan is due after the time again, at most 1 s. If again is
-// negative, a plan is due only for leases with moves left over, after -again; but if a lease was
-// overtaken, for all after 1 s. See apply.sql.
-func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, again time.Duration) (Applied, error) {
+// plan's moves can follow. See apply.sql.
+func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, next NextPlan) (Applied, error) {
 	names, generations := make([]string, len(read)), make([]int64, len(read))
 	for i, l := range read {
 		names[i], generations[i] = l.Name, l.Generation
@@ -197,7 +199,8 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ag
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors,
-		runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait, again.Microseconds())
+		runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait,
+		next.After.Microseconds(), next.OnlyLeftOver)
 	overtaken, moved := setOf(got.Overtaken), setOf(got.Moved)
 	for i := range read {
 		read[i].Overtaken = overtaken[read[i].Name]

@@ -183,7 +183,7 @@ func TestPlanLeavesOutLeasesThatChangeMeanwhile(t *testing.T) {
 	read := a.snapshot("one", "two")
 	release := f.lock("UPDATE leases SET generation = generation + 1 WHERE name = 'two'")
 	applying := later(func() Applied {
-		got, _ := a.Apply(f.ctx, read, []Move{{"one", 0, a.session}, {"two", 0, a.session}}, NotAgain)
+		got, _ := a.Apply(f.ctx, read, []Move{{"one", 0, a.session}, {"two", 0, a.session}}, onlyLeftOver)
 		return got
 	})
 	f.blocked(a.pg().Raw())
@@ -210,7 +210,7 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 		UPDATE partitions SET owner = $1, target = $1, owner_id = 'c', epoch = 2 WHERE partition = 2;
 		UPDATE partitions SET epoch = 2 WHERE partition = 3;
 		DELETE FROM clients WHERE id = 'b'`, c.session)
-	applying := later(func() Applied { got, _ := a.Apply(f.ctx, read, moves, NotAgain); return got })
+	applying := later(func() Applied { got, _ := a.Apply(f.ctx, read, moves, onlyLeftOver); return got })
 	f.blocked(a.pg().Raw())
 	release()
 	expect(t, applying(), Applied{Applied: true, Asked: 2, Given: 1}, "applied")
@@ -228,7 +228,7 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	read := b.snapshot("l")
 	release := f.halt("UPDATE ON partitions")
 	applying := later(func() Applied {
-		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, NotAgain)
+		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, onlyLeftOver)
 		return got
 	})
 	f.blocked(b.pg().Raw())
@@ -271,7 +271,7 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
-		expect(t, testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, 0))(f), Applied{Applied: true, Given: 1}, "first part")
+		expect(t, testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, NextPlan{}))(f), Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
 		expect(t, a.apply(a.snapshot("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
 		expect(t, a.beat().Leases[0].DueIn, -time.Microsecond, "the next plan is due in")
@@ -604,7 +604,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 				}
 			}
 		}
-		applied, err := c.Apply(ctx, plans, moves, NotAgain)
+		applied, err := c.Apply(ctx, plans, moves, onlyLeftOver)
 		return fmt.Sprint("apply ", applied.Applied), err
 	case n < 18: // its heartbeats are lost
 		return "expire", c.pg().Exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)

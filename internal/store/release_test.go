@@ -199,7 +199,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
 	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
 	planning := later(func() Applied {
-		applied, _ := c.Apply(f.ctx, []LeaseSnapshot{{Name: "l", Generation: c.beat().Leases[0].Generation}}, []Move{{"l", 2, a.session}}, NotAgain)
+		applied, _ := c.Apply(f.ctx, []LeaseSnapshot{{Name: "l", Generation: c.beat().Leases[0].Generation}}, []Move{{"l", 2, a.session}}, onlyLeftOver)
 		return applied
 	})
 	f.blocked(c.pg().Raw()) // what decides by owners waits

@@ -264,9 +264,12 @@ func (c *client) snapshot(leases ...string) []LeaseSnapshot {
 	return testkit.Must(c.Snapshot(c.f.ctx, leases, false))(c.f)
 }
 
+// onlyLeftOver says that no other plan is due, except for moves that are left over.
+var onlyLeftOver = NextPlan{After: 50 * time.Millisecond, OnlyLeftOver: true}
+
 func (c *client) apply(read []LeaseSnapshot, moves ...Move) Applied {
 	c.f.Helper()
-	return testkit.Must(c.Apply(c.f.ctx, read, moves, NotAgain))(c.f)
+	return testkit.Must(c.Apply(c.f.ctx, read, moves, onlyLeftOver))(c.f)
 }
 
 // give sends partitions to sessions by a fresh plan of the lease; it must be applied.

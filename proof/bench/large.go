@@ -60,7 +60,8 @@ func (d *planned) apply(ctx context.Context, count int, to func(partition int) i
 	for p := range moves {
 		moves[p] = store.Move{Lease: "large", Partition: p, Target: int64(to(p) + 1)}
 	}
-	if applied := must(d.conn.Apply(ctx, d.snapshot, moves, store.NotAgain)); applied.Asked+applied.Given != count {
+	next := store.NextPlan{After: 50 * time.Millisecond, OnlyLeftOver: true}
+	if applied := must(d.conn.Apply(ctx, d.snapshot, moves, next)); applied.Asked+applied.Given != count {
 		panic(failure{fmt.Errorf("of %d moves: %+v", count, applied)})
 	}
 }

@@ -67,7 +67,8 @@ $pgleases_body$;
 -- the owner of a partition does not change from here on; a fence may still raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
     p_names pg_catalog.text[], p_generations bigint[], p_successor_leases pg_catalog.text[], p_successors bigint[],
-    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_moves int[], p_lock_ms int, p_again bigint, p_channel pg_catalog.text,
+    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_moves int[], p_lock_ms int,
+    p_again bigint, p_only_left_over pg_catalog.bool, p_channel pg_catalog.text,
     OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT overtaken pg_catalog.text[], OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -218,8 +219,8 @@ BEGIN
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         next_check_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
-                             WHEN p_again >= 0 THEN clock_timestamp() + p_again * interval '1 microsecond'
-                             WHEN l.name IN (SELECT c.name FROM unnest(late) AS c (name)) THEN clock_timestamp() - p_again * interval '1 microsecond'
+                             WHEN NOT p_only_left_over OR l.name IN (SELECT c.name FROM unnest(late) AS c (name))
+                             THEN clock_timestamp() + p_again * interval '1 microsecond'
                              ELSE 'infinity' END
     WHERE l.name = ANY (unchanged) AND (l.next_check_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
 
