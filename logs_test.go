@@ -82,7 +82,7 @@ func TestRemediesNameLinesOfTheLog(t *testing.T) {
 	logged, _ := logCalls(t)
 	all := strings.Join(slices.Collect(maps.Keys(logged)), "\n")
 	n := 0
-	for _, file := range append(testkit.Must(filepath.Glob("admin/*.go"))(t), "pgleasesprom/alerts.yaml") {
+	for _, file := range append(testkit.Must(filepath.Glob("internal/admin/*.go"))(t), "pgleasesprom/alerts.yaml") {
 		for _, line := range remedyLine.FindAllStringSubmatch(readFile(t, file), -1) {
 			if n++; !strings.Contains(all, line[1]) {
 				t.Errorf("%s: no code logs %q", file, line[1])

@@ -24,8 +24,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/leader"
@@ -383,7 +383,7 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	operator := testkit.Must(admin.New(as("operator")))(t)
 	ofMail := testkit.Must(consumer.Manage(t.Context(), as("operator"), "mail", consumer.WithReason("why", "")))(t)
 	testkit.Must(ofMail.Pause(t.Context()))(t)
-	testkit.OK(t, operator.Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "work", Reason: "why"}))
+	testkit.OK(t, operator.Apply(t.Context(), admin.Change{Verb: admin.VerbFreeze, Subject: "work", Reason: "why"}))
 	reader := as("reader")
 	if all := testkit.Must(testkit.Must(admin.New(reader))(t).Consumers(t.Context()))(t); len(all) != 1 || *all[0].Waiting != 0 || all[0].PausedAt.IsZero() {
 		t.Errorf("consumers, as the reader sees them: %+v", all)
@@ -746,7 +746,7 @@ func errorsOf(t *testing.T, folder string) map[string]bool {
 func TestErrorsPageIsComplete(t *testing.T) {
 	t.Parallel()
 	page, found := readFile(t, "docs/errors.md"), 0
-	for _, pkg := range []string{"pgleases", "lock", "fence", "schedule", "consumer", "admin"} {
+	for _, pkg := range []string{"pgleases", "lock", "fence", "schedule", "consumer"} {
 		exported := errorsOf(t, map[bool]string{true: ".", false: pkg}[pkg == "pgleases"])
 		same(t, "docs/errors.md", "package "+pkg, exported, errorsOnPage(page, pkg))
 		found += len(exported)

@@ -2,9 +2,7 @@
 // they change. It is an http.Handler for an application's own server. Operators can also make
 // changes; for other users it never writes to the database.
 //
-//	a, err := admin.New(pool)
-//	...
-//	leases, err := dashboard.Handler(a, dashboard.Options{Authorize: operatorsOnly})
+//	leases, err := dashboard.Handler(pool, dashboard.Options{Authorize: operatorsOnly})
 //	...
 //	mux.Handle("/ops/leases/", http.StripPrefix("/ops/leases", leases))
 //
@@ -17,7 +15,6 @@ import (
 	"bytes"
 	"cmp"
 	"embed"
-	"errors"
 	"fmt"
 	"html/template"
 	"net/http"
@@ -25,7 +22,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/admin"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Access is what a user may do.
@@ -35,7 +35,7 @@ type Access int
 const (
 	AccessDenied   Access = iota // no access: 403
 	AccessReadOnly               // see all
-	AccessOperator               // see all, and make changes: all verbs of package admin
+	AccessOperator               // see all, and make changes: all verbs of docs/operations.md
 )
 
 // Options configure Handler. With the zero value, everyone who reaches the handler has
@@ -50,10 +50,15 @@ type Options struct {
 
 	// Title is the title of the page, such as the name of the environment; default "Leases".
 	Title string
+
+	// Schema is the schema of the tables, as pgleases.WithSchema sets it for clients; default
+	// "pgleases".
+	Schema string
 }
 
 const (
-	defaultTitle = "Leases"
+	defaultTitle  = "Leases"
+	defaultSchema = "pgleases"
 
 	// policy allows only code, styles and requests of the handler's own files, not of the page
 	// itself.
@@ -70,17 +75,19 @@ var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", 
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
-// Handler returns the dashboard for the schema of a. Mount it at any path that ends in a slash,
-// with http.StripPrefix. All its URLs are relative, so a proxy in front may change the path. If a
-// viewer does not read an answer within 10 s, the handler closes the connection, provided that the
-// server's ResponseWriters support deadlines, as those of net/http do. Middleware that wraps them
-// needs a method Unwrap.
+// Handler returns the dashboard of a schema of the pool's database. Mount it at any path that ends
+// in a slash, with http.StripPrefix. All its URLs are relative, so a proxy in front may change the
+// path. If a viewer does not read an answer within 10 s, the handler closes the connection. For
+// that, the server's ResponseWriters must support deadlines, as those of net/http do. Middleware
+// that wraps them needs a method Unwrap.
 //
-// The handler queries the database only while a page is open. Handler returns an error only for a
-// bad option.
-func Handler(a *admin.Admin, o Options) (http.Handler, error) {
-	if a == nil {
-		return nil, errors.New("dashboard: admin is nil")
+// The handler borrows the pool and never closes it, and queries the database only while a page is
+// open. It needs the rights that pgleases grants ROLE --for=reader prints, and for operators those
+// of --for=operator. Handler returns an error only for a bad option.
+func Handler(pool *pgxpool.Pool, o Options) (http.Handler, error) {
+	a, err := admin.New(pool, admin.WithSchema(cmp.Or(o.Schema, defaultSchema)))
+	if err != nil {
+		return nil, wrap.Errorf("dashboard: %w", err)
 	}
 	o.Title = cmp.Or(o.Title, defaultTitle)
 	if o.Authorize == nil {

@@ -20,28 +20,22 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-func newAdmin(t *testing.T, pool *pgxpool.Pool, opts ...admin.Option) *admin.Admin {
+func newHandler(t *testing.T, pool *pgxpool.Pool, o dashboard.Options) http.Handler {
 	t.Helper()
-	return testkit.Must(admin.New(pool, opts...))(t)
-}
-
-func newHandler(t *testing.T, a *admin.Admin, o dashboard.Options) http.Handler {
-	t.Helper()
-	return testkit.Must(dashboard.Handler(a, o))(t)
+	return testkit.Must(dashboard.Handler(pool, o))(t)
 }
 
 const nowhere = "postgres://nobody@127.0.0.1:1/none"
 
-// idle returns an Admin that is not used.
-func idle(t *testing.T) *admin.Admin {
+// idle returns a pool that is not used.
+func idle(t *testing.T) *pgxpool.Pool {
 	t.Helper()
-	return newAdmin(t, testkit.Pool(t, nowhere))
+	return testkit.Pool(t, nowhere)
 }
 
 func do(t *testing.T, h http.Handler, method, target string, headers ...string) *httptest.ResponseRecorder {
@@ -57,7 +51,11 @@ func do(t *testing.T, h http.Handler, method, target string, headers ...string) 
 
 func TestBadOptionsAreRefused(t *testing.T) {
 	t.Parallel()
-	if _, err := dashboard.Handler(nil, dashboard.Options{}); err == nil || err.Error() != "dashboard: admin is nil" {
+	if _, err := dashboard.Handler(nil, dashboard.Options{}); err == nil || err.Error() != "dashboard: pool is nil" {
+		t.Error(err)
+	}
+	_, err := dashboard.Handler(idle(t), dashboard.Options{Schema: strings.Repeat("s", 64)})
+	if err == nil || !strings.HasPrefix(err.Error(), "dashboard: schema name \"sss") {
 		t.Error(err)
 	}
 }
@@ -247,7 +245,7 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 	pool := newPool(t, pgtest.MigratedDatabase(t))
 	one := newClient(t, pool, "one\n\ndata: \u202e<b>")
 	join(t, one, "orders", 8)
-	server := serve(t, newHandler(t, newAdmin(t, pool), dashboard.Options{}))
+	server := serve(t, newHandler(t, pool, dashboard.Options{}))
 	v := newViewer(t, server.URL)
 	owned := func(want string) func() bool {
 		return func() bool { return strings.Contains(string(v.leases["orders"]), want) }
@@ -317,7 +315,7 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, 16384)
-	h := dashboard.HandlerWith(newAdmin(t, newPool(t, url)), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 300*time.Millisecond, patience, write)
+	h := dashboard.HandlerWith(newPool(t, url), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 300*time.Millisecond, patience, write)
 	server, ended := serveNarrow(t, h)
 	v := newViewer(t, server.URL)
 	v.until("the lease", func() bool { return len(v.leases["wide"]) > 1<<17 })
@@ -384,7 +382,7 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	join(t, newClient(t, newPool(t, url), "one"), "orders", 8)
 	c := new(testkit.Wire)
-	server := serve(t, newHandler(t, newAdmin(t, testkit.Pool(t, url, c.Carry)), dashboard.Options{}))
+	server := serve(t, newHandler(t, testkit.Pool(t, url, c.Carry), dashboard.Options{}))
 	v := newViewer(t, server.URL)
 	owned := func(v *viewer) bool { return strings.Contains(string(v.leases["orders"]), `"owned":8`) }
 	v.until("one owns all", func() bool { return owned(v) && v.status.Seen && !v.status.Stale })
@@ -414,7 +412,7 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			c := new(testkit.Wire)
 			c.Mute(text)
 			// on a busy machine, a check of the health needs time to get to LISTEN
-			h := dashboard.HandlerWith(newAdmin(t, testkit.Pool(t, u.String(), c.Carry)), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
+			h := dashboard.HandlerWith(testkit.Pool(t, u.String(), c.Carry), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
 			v := newViewer(t, serve(t, h).URL)
 			v.until("it hangs", func() bool { return c.Left() == 0 })
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
@@ -431,8 +429,8 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, partitions)
 	c := new(testkit.Wire)
-	a := newAdmin(t, testkit.Pool(t, url, c.Carry))
-	server := serve(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, interval, patience, patience))
+	pool := testkit.Pool(t, url, c.Carry)
+	server := serve(t, dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, interval, patience, patience))
 	began := time.Now()
 	var all sync.WaitGroup
 	for range viewers {

@@ -4,7 +4,9 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/internal/admin"
 )
 
 // The loops of a handler outlive its viewers by some reads. With pauses of a second, the tests would
@@ -12,6 +14,10 @@ import (
 func init() { defaultTimes.look = 200 * time.Millisecond }
 
 // HandlerWith is like Handler, with other times.
-func HandlerWith(a *admin.Admin, o Options, look, answers, write time.Duration) http.Handler {
+func HandlerWith(pool *pgxpool.Pool, o Options, look, answers, write time.Duration) http.Handler {
+	a, err := admin.New(pool)
+	if err != nil {
+		panic(err)
+	}
 	return newHandler(a, o, times{look, answers, write}).guarded()
 }

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 )
 
 // The requests of a page other than polls. For all users together, one read and one change at a

@@ -17,8 +17,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -142,10 +142,11 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	pool := newPool(t, url)
 	join(t, newClient(t, pool, "one"), "orders", 8)
 	join(t, newClient(t, pool, "two"), "orders", 8)
-	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	operators := newPool(t, pgtest.OwnerURL(url))
+	a := testkit.Must(admin.New(operators))(t)
 	var may atomic.Int32
 	may.Store(int32(dashboard.AccessOperator))
-	h := newHandler(t, a, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
+	h := newHandler(t, operators, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
 	calm := func(owned ...int) (s *admin.Snapshot) {
 		t.Helper()
 		testkit.Until(t, fmt.Sprint("they own ", owned), func() bool {
@@ -213,7 +214,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
 	c := new(testkit.Wire)
-	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	const body = `{"verb":"freeze","subject":"orders","reason":"why"}`
 	c.Mute(".freeze(")
 	answered := make(chan answer)
@@ -240,9 +241,9 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 }
 
 // stuck sends a request to a server, and reads only the beginning of the answer.
-func stuck(t *testing.T, a *admin.Admin, write time.Duration, say, want string) (url, from string, ended chan string) {
+func stuck(t *testing.T, pool *pgxpool.Pool, write time.Duration, say, want string) (url, from string, ended chan string) {
 	t.Helper()
-	server, ended := serveNarrow(t, dashboard.HandlerWith(a, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, patience, write))
+	server, ended := serveNarrow(t, dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, patience, write))
 	return server.URL, doNotRead(t, server, say, want), ended
 }
 
@@ -257,7 +258,7 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 			if write < patience { // on a busy machine, the time may be over before anything arrives
 				begin = ""
 			}
-			server, from, ended := stuck(t, newAdmin(t, newPool(t, pgtest.OwnerURL(url))), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", begin)
+			server, from, ended := stuck(t, newPool(t, pgtest.OwnerURL(url)), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", begin)
 			if write < patience {
 				if of := testkit.Receive(t, "its place is free", ended); of != from {
 					t.Errorf("the connection of %s has ended, and not that of %s", of, from)
@@ -298,7 +299,7 @@ func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		})
-		h := dashboard.HandlerWith(newAdmin(t, pool), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
+		h := dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
 		client := serveInMemory(t, h)
 		var all sync.WaitGroup
 		for range 3 { // the last of which waits for two

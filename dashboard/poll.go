@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 )
 
 // The loops of the hub read what all viewers see, while pages poll. The hub keeps parts: JSON

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 

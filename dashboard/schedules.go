@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/manage"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"

@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
@@ -31,7 +31,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 			SELECT 'billing', 's' || lpad(n::text, 6, '0'), 'k' || n, n % 64, 'reports', '{}', '@every 1h', now(), false, now(), now() + interval '1 hour', 1, now() FROM generate_series(0, 19999) AS n`,
 		`ANALYZE pgleases.schedules`)
 	c := new(testkit.Wire)
-	h := newHandler(t, newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry)), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	get := func(query string) (page struct {
 		Rows []struct{ Name, State string }
 		More bool
@@ -119,7 +119,7 @@ func TestAskRunsEachVerb(t *testing.T) {
 	config.ConnConfig.User, config.ConnConfig.Password = role, role
 	operators := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
 	t.Cleanup(operators.Close)
-	h := newHandler(t, newAdmin(t, operators), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, operators, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	exec(t, owner, testkit.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
 	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
@@ -163,7 +163,7 @@ func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
 			VALUES ('billing', 'close', 'close', 0, 'reports', '{}', '@every 1h', now(), false, now(), now() + interval '1 hour', 1, now())`)
 	var actor string
-	h := newHandler(t, newAdmin(t, pool), dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.AccessOperator, actor }})
+	h := newHandler(t, pool, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.AccessOperator, actor }})
 	for i, press := range []struct {
 		actor, token string
 		jobs         int

@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"log"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -14,8 +16,6 @@ func ExampleLocks_Acquire_election() {
 	x := begin()
 	defer x.end()
 	ctx := x.ctx
-	operators, err := admin.New(x.pool)
-	x.Check(err)
 	lead := func(ctx context.Context, token int64) { fmt.Println("it leads:", ctx.Err() == nil && token > 0) }
 
 	candidate := func(locks *lock.Locks) error {
@@ -24,7 +24,7 @@ func ExampleLocks_Acquire_election() {
 			return err
 		}
 		lead(term.Context(), term.Token()) // the context ends when the leadership is lost
-		x.Check(leaders(ctx, operators))
+		x.Check(leaders(ctx, x.pool))
 		return term.Release(context.WithoutCancel(ctx)) // Resign: the next one leads at once
 	}
 
@@ -33,7 +33,7 @@ func ExampleLocks_Acquire_election() {
 			log.Print(err)
 		}
 	}
-	x.Check(leaders(ctx, operators))
+	x.Check(leaders(ctx, x.pool))
 	// Output:
 	// it leads: true
 	// election/reports has a leader: true
@@ -42,17 +42,20 @@ func ExampleLocks_Acquire_election() {
 }
 
 // leaders shows who leads in each election.
-func leaders(ctx context.Context, operators *admin.Admin) error {
+func leaders(ctx context.Context, pool *pgxpool.Pool) error {
 	show := func(election, client, host string, token int64) {
 		fmt.Println(election, "has a leader:", client != "" && host != "" && token > 0)
 	}
-	for election, err := range operators.Locks(ctx, "election/") {
-		if err != nil {
-			return err
-		}
-		for _, holder := range election.Holders {
-			show(election.Name, holder.Client, holder.Host, holder.Token)
-		}
+	rows, err := pool.Query(ctx, `SELECT name, client, host, token FROM pgleases.locks_status
+		WHERE starts_with(name, 'election/') AND state = 'holds' AND client IS NOT NULL`)
+	if err != nil {
+		return err
 	}
-	return nil
+	var election, client, host string
+	var token int64
+	_, err = pgx.ForEachRow(rows, []any{&election, &client, &host, &token}, func() error {
+		show(election, client, host, token)
+		return nil
+	})
+	return err
 }

@@ -25,8 +25,8 @@ import (
 	"github.com/prometheus/common/model"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/metrics"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"

@@ -110,8 +110,8 @@ func (l *Lock) notLeading(why string) error {
 }
 
 // Leading returns the lease and the ownership under which this process leads now, for Guard and for
-// its epoch, and whether it leads. It reads the clock. After a loss it returns the lost ownership, until the
-// elector has stopped.
+// its epoch, and whether it leads. It reads the clock. After a loss it returns the lost ownership,
+// until the elector has stopped.
 func (l *Lock) Leading() (*pgleases.Lease, pgleases.Partition, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -154,7 +154,8 @@ func (l *Lock) join(ctx context.Context) (*pgleases.Lease, error) {
 	return lease, nil
 }
 
-// detach ends the candidacy, and returns a function that leaves the lease, so that another process leads.
+// detach ends the candidacy, and returns a function that leaves the lease, so that another process
+// leads.
 func (l *Lock) detach() (leave func(context.Context) error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

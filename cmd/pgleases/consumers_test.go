@@ -13,8 +13,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -149,7 +149,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		t.Errorf("delete: %s", text)
 	}
 	if found, _ := examined(t, database); slices.ContainsFunc(found, func(f admin.Finding) bool {
-		return f.Check == "orphans" && (f.Level != admin.OK || !strings.HasSuffix(f.Text, "each partition has an owner, except of leases that are paused or that no process runs"))
+		return f.Check == "orphans" && (f.Level != admin.LevelOK || !strings.HasSuffix(f.Text, "each partition has an owner, except of leases that are paused or that no process runs"))
 	}) {
 		t.Errorf("it was deleted, and doctor finds %+v", found)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/clients"
@@ -61,7 +61,7 @@ func examined(t *testing.T, databaseURL string, flags ...string) (found []admin.
 // ill returns the checks that found something, except autovacuum, which the tests' server has off.
 func ill(found []admin.Finding) (checks []string) {
 	for _, f := range found {
-		if f.Level != admin.OK && (f.Check != "autovacuum" || !strings.Contains(f.Text, "off on the server")) {
+		if f.Level != admin.LevelOK && (f.Check != "autovacuum" || !strings.Contains(f.Text, "off on the server")) {
 			checks = append(checks, string(f.Level)+" "+f.Check)
 		}
 	}
@@ -230,7 +230,7 @@ func TestDoctorFindsAFleetThatWasKilled(t *testing.T) {
 	testkit.Until(t, "doctor says so", func() bool {
 		found, code := examined(t, database)
 		return code == 1 && slices.ContainsFunc(found, func(f admin.Finding) bool {
-			return f.Check == "orphans" && f.Level == admin.Warning && want.MatchString(f.Text) && strings.HasPrefix(f.Remedy, "start a process")
+			return f.Check == "orphans" && f.Level == admin.LevelWarning && want.MatchString(f.Text) && strings.HasPrefix(f.Remedy, "start a process")
 		})
 	})
 }
@@ -255,7 +255,7 @@ func expectIll(t *testing.T, databaseURL, want, text string, flags ...string) {
 			break
 		}
 	}
-	i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Level != admin.OK })
+	i := slices.IndexFunc(found, func(f admin.Finding) bool { return f.Level != admin.LevelOK })
 	switch got := strings.Join(ill(found), ", "); {
 	case got != want || code != exits:
 		t.Errorf("found %q with exit code %d, want %q with %d: %+v", got, code, want, exits, found)

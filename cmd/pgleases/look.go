@@ -18,7 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -38,7 +38,7 @@ func newList() *cobra.Command {
 }
 
 func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
-	states, idle := map[admin.Verb]string{admin.Pause: "paused", admin.Freeze: "frozen"}, pausedConsumers(ctx, a, s)
+	states, idle := map[admin.Verb]string{admin.VerbPause: "paused", admin.VerbFreeze: "frozen"}, pausedConsumers(ctx, a, s)
 	return table("LEASE,PARTITIONS,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED,STATE", s.Leases, func(l admin.Lease) []any {
 		moving, orphans, state := 0, s.Orphans(&l).Count(), dash
 		for _, w := range s.OverridesOf(l.Name, "") {

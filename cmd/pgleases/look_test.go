@@ -23,8 +23,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
@@ -22,24 +22,24 @@ import (
 
 func newOperations() []*cobra.Command {
 	return []*cobra.Command{
-		newOperation(admin.Drain, "CLIENT", "Drain a client: make it own no partitions"),
-		newOperation(admin.Undrain, "CLIENT", "Undrain a client: give it its share again"),
-		newOperation(admin.Cordon, "CLIENT", "Cordon a client: assign it no new partitions"),
-		newOperation(admin.Uncordon, "CLIENT", "Uncordon a client: assign it partitions again"),
-		newOperation(admin.Pause, "LEASE", "Pause a lease: leave its partitions unowned"),
-		newOperation(admin.Resume, "LEASE", "Resume a lease: assign its partitions again"),
-		newOperation(admin.Freeze, "LEASE", "Freeze a lease: keep its partitions in place"),
-		newOperation(admin.Unfreeze, "LEASE", "Unfreeze a lease: make its shares even again"),
-		newOperation(admin.Pin, "LEASE/PARTITION CLIENT", "Pin a partition to a client"),
-		newOperation(admin.Unpin, "LEASE/PARTITION", "Unpin a partition"),
-		newOperation(admin.Evict, "CLIENT", "Evict a client: revoke its sessions"),
-		newOperation(admin.Drop, "LEASE", "Drop a lease that has no members"),
-		newOperation(admin.Replace, "LEASE", "Replace a lease without members by another"),
+		newOperation(admin.VerbDrain, "CLIENT", "Drain a client: make it own no partitions"),
+		newOperation(admin.VerbUndrain, "CLIENT", "Undrain a client: give it its share again"),
+		newOperation(admin.VerbCordon, "CLIENT", "Cordon a client: assign it no new partitions"),
+		newOperation(admin.VerbUncordon, "CLIENT", "Uncordon a client: assign it partitions again"),
+		newOperation(admin.VerbPause, "LEASE", "Pause a lease: leave its partitions unowned"),
+		newOperation(admin.VerbResume, "LEASE", "Resume a lease: assign its partitions again"),
+		newOperation(admin.VerbFreeze, "LEASE", "Freeze a lease: keep its partitions in place"),
+		newOperation(admin.VerbUnfreeze, "LEASE", "Unfreeze a lease: make its shares even again"),
+		newOperation(admin.VerbPin, "LEASE/PARTITION CLIENT", "Pin a partition to a client"),
+		newOperation(admin.VerbUnpin, "LEASE/PARTITION", "Unpin a partition"),
+		newOperation(admin.VerbEvict, "CLIENT", "Evict a client: revoke its sessions"),
+		newOperation(admin.VerbDrop, "LEASE", "Drop a lease that has no members"),
+		newOperation(admin.VerbReplace, "LEASE", "Replace a lease without members by another"),
 	}
 }
 
 func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
-	override := slices.Contains([]admin.Verb{admin.Drain, admin.Cordon, admin.Pause, admin.Freeze, admin.Pin}, verb)
+	override := slices.Contains([]admin.Verb{admin.VerbDrain, admin.VerbCordon, admin.VerbPause, admin.VerbFreeze, admin.VerbPin}, verb)
 	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Args: asUsed, Annotations: map[string]string{shared: "change"}}
 	change, wait, dryRun := admin.Change{Verb: verb}, false, false
 	flags := cmd.Flags()
@@ -48,18 +48,18 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	if override {
 		flags.DurationVar(&change.Lasts, "for", 0, "duration of the override, by the clock of the database, such as 2h (default: until it is taken back)")
 	}
-	if verb == admin.Drop {
+	if verb == admin.VerbDrop {
 		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the lease when it is created again (default: the same number)")
 	}
-	if verb == admin.Replace {
+	if verb == admin.VerbReplace {
 		flags.StringVar(&change.By, "by", "", "name of the new lease")
 		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the new lease")
 		_, _ = cmd.MarkFlagRequired("by"), cmd.MarkFlagRequired("partitions")
 	}
-	if verb == admin.Drain {
+	if verb == admin.VerbDrain {
 		flags.BoolVar(&change.Force, "force", false, "drain even the last member that works on a lease")
 	}
-	if verb == admin.Drain || verb == admin.Pause {
+	if verb == admin.VerbDrain || verb == admin.VerbPause {
 		flags.BoolVar(&wait, "wait", false, "return when no partition is owned")
 		cmd.MarkFlagsMutuallyExclusive("dry-run", "wait")
 	}
@@ -77,12 +77,12 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			note := ""
-			if verb == admin.Pause || verb == admin.Resume {
+			if verb == admin.VerbPause || verb == admin.VerbResume {
 				if s, err := a.Snapshot(ctx); err == nil { // otherwise the verb returns its error
 					if err := meansOther(ctx, a, s, string(verb), change.Subject); err != nil {
 						return err
 					}
-					if verb == admin.Pause && s.Lease(change.Subject) == nil {
+					if verb == admin.VerbPause && s.Lease(change.Subject) == nil {
 						note = fmt.Sprintf("pgleases: lease %q does not exist yet: its pause begins when it is created; %spgleases list shows all\n", change.Subject, similarLease(s, change.Subject))
 					}
 				}
@@ -153,7 +153,7 @@ func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.
 			err = awaitDone(ctx, notes, a, change)
 		}
 	}
-	if wait || slices.Contains([]admin.Verb{admin.Evict, admin.Drop, admin.Replace}, change.Verb) {
+	if wait || slices.Contains([]admin.Verb{admin.VerbEvict, admin.VerbDrop, admin.VerbReplace}, change.Verb) {
 		state = "done"
 	}
 	return state, err
@@ -234,7 +234,7 @@ func done(cmd *cobra.Command, args []string, state string) string {
 
 func movesOf(change admin.Change, p *admin.DryRun) string {
 	switch {
-	case change.Verb == admin.Replace:
+	case change.Verb == admin.VerbReplace:
 		return fmt.Sprintf("%s would be closed: it has no members. Its %s would be forgotten, and %s would have %s.\n",
 			shown(change.Subject), ranges.Many(p.Forgets, "partition"), shown(change.By), ranges.Many(change.Next, "partition"))
 	case p.Forgets > 0:
@@ -272,7 +272,7 @@ func warnsOfLast(ctx context.Context, a *admin.Admin, change admin.Change) strin
 // awaitDone returns when no partition is owned that a drain or a pause concerns. After some seconds
 // it notes what it waits for.
 func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Change) error {
-	polls, back := 0, map[admin.Verb]admin.Verb{admin.Drain: admin.Undrain, admin.Pause: admin.Resume}[c.Verb]
+	polls, back := 0, map[admin.Verb]admin.Verb{admin.VerbDrain: admin.VerbUndrain, admin.VerbPause: admin.VerbResume}[c.Verb]
 	for limited := range eachSecond(ctx) {
 		s, err := a.Snapshot(limited)
 		if ctx.Err() != nil {

@@ -18,8 +18,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
@@ -89,7 +89,7 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	output1(t, database, "unfreeze", "orders", "--reason", "why")
 	decoded[admin.Change](t, database, "resume", "orders", "--reason", "why")
 	output1(t, database, "pin", "orders/3", odd, "--reason", "why", "--for", "2h")
-	if overrides := decoded[[]admin.Override](t, database, "overrides"); len(overrides) != 1 || overrides[0].Verb != admin.Pin || overrides[0].Of() != "orders/3" || overrides[0].Client != odd || overrides[0].Until.IsZero() {
+	if overrides := decoded[[]admin.Override](t, database, "overrides"); len(overrides) != 1 || overrides[0].Verb != admin.VerbPin || overrides[0].Of() != "orders/3" || overrides[0].Client != odd || overrides[0].Until.IsZero() {
 		t.Errorf("overrides %+v", overrides)
 	}
 	output1(t, database, "unpin", "orders/3", "--reason", "why")

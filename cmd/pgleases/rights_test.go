@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/clients"
@@ -61,7 +61,7 @@ func TestDoctorFindsRevokedRights(t *testing.T) {
 	doctor := testkit.Must(admin.New(testkit.Pool(t, database)))(t)
 	faults := func() (all []admin.Finding) {
 		for _, f := range doctor.Doctor(t.Context(), admin.DoctorOptions{}) {
-			if f.Check == "rights" && f.Level != admin.OK {
+			if f.Check == "rights" && f.Level != admin.LevelOK {
 				all = append(all, f)
 			}
 		}
@@ -94,7 +94,7 @@ func TestDoctorFindsRevokedRights(t *testing.T) {
 	} {
 		execute(t, database, "REVOKE "+test.revoked+" FROM "+role+test.from)
 		all := faults()
-		if len(all) != 1 || all[0].Level != admin.Fault || !strings.Contains(all[0].Text, test.want) || !strings.Contains(all[0].Text, role) {
+		if len(all) != 1 || all[0].Level != admin.LevelFault || !strings.Contains(all[0].Text, test.want) || !strings.Contains(all[0].Text, role) {
 			t.Errorf("without %s: %+v, want a fault that names %q and %q", test.revoked, all, role, test.want)
 		}
 		for _, f := range all {
@@ -123,7 +123,7 @@ func TestDoctorFindsRevokedRightsAsAnyRole(t *testing.T) {
 	for _, as := range []string{as(t, database, role), as(t, database, reader), database} {
 		doctor, n := testkit.Must(admin.New(testkit.Pool(t, as)))(t), 0
 		for _, f := range doctor.Doctor(t.Context(), admin.DoctorOptions{}) {
-			if f.Check == "rights" && f.Level == admin.Fault && strings.Contains(f.Text, role) {
+			if f.Check == "rights" && f.Level == admin.LevelFault && strings.Contains(f.Text, role) {
 				n++
 			}
 		}
@@ -161,7 +161,7 @@ func TestDoctorSaysWhoseRightsItCannotSee(t *testing.T) {
 		t.Helper()
 		found, _ := examined(t, database, flags...)
 		for _, f := range found {
-			if f.Check == "rights" && f.Level == admin.OK && strings.Contains(f.Text, want) {
+			if f.Check == "rights" && f.Level == admin.LevelOK && strings.Contains(f.Text, want) {
 				return
 			}
 		}

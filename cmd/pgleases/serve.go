@@ -13,8 +13,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/metrics"
 )
 
@@ -35,7 +35,8 @@ func newServe() *cobra.Command {
 			if _, err := a.Snapshot(ctx); err != nil {
 				return err
 			}
-			handler, err := dashboard.Handler(a, dashboard.Options{Title: *title})
+			pool, schema := a.Database()
+			handler, err := dashboard.Handler(pool, dashboard.Options{Title: *title, Schema: schema})
 			if err != nil {
 				return err
 			}

@@ -17,10 +17,10 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/cmd/pgleases/internal/supervise"
 	"github.com/pgleases/pgleases/consumer"
 	consumersql "github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
@@ -143,7 +143,7 @@ func newGrants() *cobra.Command {
 }
 
 // exitCodes are those of doctor; the worst level decides.
-var exitCodes = map[admin.Level]int{admin.Warning: 1, admin.Fault: 2}
+var exitCodes = map[admin.Level]int{admin.LevelWarning: 1, admin.LevelFault: 2}
 
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Short: "Check the database, the tables and the fleet", Args: cobra.NoArgs}

@@ -20,7 +20,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/dashboard"
 )
 
@@ -69,11 +68,7 @@ func run(ctx context.Context, databaseURL string, login *login) error {
 
 // pages are the application's own, and the dashboard.
 func pages(pool *pgxpool.Pool, login *login) (http.Handler, error) {
-	a, err := admin.New(pool)
-	if err != nil {
-		return nil, err
-	}
-	leases, err := dashboard.Handler(a, dashboard.Options{
+	leases, err := dashboard.Handler(pool, dashboard.Options{
 		Title: "Orders, production",
 		Authorize: func(r *http.Request) (dashboard.Access, string) {
 			switch name := login.user(r); name {

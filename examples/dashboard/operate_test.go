@@ -12,7 +12,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )

@@ -20,7 +20,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
@@ -80,7 +80,7 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	// What an operator wants is seen where it acts.
 	a, err := admin.New(pool)
 	if err == nil {
-		err = a.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
+		err = a.Apply(t.Context(), admin.Change{Verb: admin.VerbDrain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
 	}
 	testkit.OK(t, err)
 	x.until(rows("#override-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && !document.querySelector("#overrides").hidden`)

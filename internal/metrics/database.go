@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 )
 
 // database has what the tables say about all clients.

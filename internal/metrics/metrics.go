@@ -1,6 +1,6 @@
 // Package metrics lists the metrics of pgleases once, for the modules pgleasesprom and pgleasesotel
-// and for pgleases serve. Names and units are those of OpenTelemetry's conventions, from which the names of
-// Prometheus follow.
+// and for pgleases serve. Names and units are those of OpenTelemetry's conventions, from which the
+// names of Prometheus follow.
 package metrics
 
 import (

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
@@ -65,7 +65,7 @@ func TestMetricsHaveSamplesOfTheirLabels(t *testing.T) {
 func TestMetricsOfPausesAndUnknownAges(t *testing.T) {
 	at, hour, two := time.Now(), time.Hour, 2
 	pause := func(lease string, until time.Time) admin.Override {
-		return admin.Override{Verb: admin.Pause, Lease: lease, Since: at.Add(-time.Minute), Until: until}
+		return admin.Override{Verb: admin.VerbPause, Lease: lease, Since: at.Add(-time.Minute), Until: until}
 	}
 	vacant := []admin.Holding{{Partitions: admin.Ranges{{0, 1}}}}
 	d := &database{&admin.Snapshot{At: at, Overrides: []admin.Override{pause("paused", time.Time{}), pause("ends", at.Add(hour))},

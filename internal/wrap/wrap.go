@@ -8,7 +8,7 @@ import (
 )
 
 // Names are the names with which texts of errors begin.
-var Names = []string{"pgleases", "schedule", "consumer", "admin", "dashboard"}
+var Names = []string{"pgleases", "schedule", "consumer", "dashboard"}
 
 // Errorf is fmt.Errorf. The errors among args lose the name of the package with which they begin,
 // unless the new text begins with one of them.

@@ -27,7 +27,7 @@ func TestErrorfNamesThePackageOnce(t *testing.T) {
 			`schedule: run group "a": run lease "b": closed`},
 		{wrap.Errorf("pgleases: close: %w", errors.Join(errClosed, errClosed)), "pgleases: close: closed\nclosed"},
 		{wrap.Errorf("%w: %w", errClosed, errClosed), "pgleases: closed: closed"},
-		{wrap.Errorf("admin: list leases: %v", errClosed), "admin: list leases: closed"},
+		{wrap.Errorf("dashboard: list leases: %v", errClosed), "dashboard: list leases: closed"},
 	} {
 		if test.err.Error() != test.want {
 			t.Errorf("got  %s\nwant %s", test.err, test.want)

@@ -6,8 +6,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/pgleases/pgleases/admin"
-	"github.com/pgleases/pgleases/admin/sql"
+	"github.com/pgleases/pgleases/internal/admin"
+	"github.com/pgleases/pgleases/internal/admin/sql"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"

@@ -96,7 +96,7 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	case errors.Is(err, errDryRun):
 		return effect(c, read), nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
-		return nil, refusef("admin: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
+		return nil, refusef("pgleases: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
 	}
 	return nil, a.refusal(c, err)
 }

@@ -43,7 +43,7 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		return "", err
 	}
 	if role == "" || len(role) > maxSchemaBytes || !utf8.ValidString(role) || strings.Contains(role, "\x00") {
-		return "", fmt.Errorf("admin: role %q is out of range: an identifier of 1 to %d bytes of UTF-8", role, maxSchemaBytes)
+		return "", fmt.Errorf("pgleases: role %q is out of range: an identifier of 1 to %d bytes of UTF-8", role, maxSchemaBytes)
 	}
 	var text string
 	switch purpose {
@@ -60,7 +60,7 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 	case ForConsumerOperators:
 		text = grants(enginesql.Files, ForReader) + grants(consumersql.Files, ForOperator)
 	default:
-		return "", fmt.Errorf("admin: purpose %q is none of %v", purpose, Purposes)
+		return "", fmt.Errorf("pgleases: purpose %q is none of %v", purpose, Purposes)
 	}
 	quoted := pgx.Identifier{role}.Sanitize()
 	return store.Named(text, schema, role, "pgleases_app", quoted, "pgleases_reader", quoted, "pgleases_operator", quoted), nil

@@ -1,14 +1,15 @@
-// Package admin reads the leases of a schema from outside, for operators and their tools. It shows
-// owners, live clients, waits, events and faults. The command pgleases and the dashboard use it:
+// Package admin reads the leases of a schema from outside, for the command and the dashboard. It
+// shows owners, live clients, waits, events and faults:
 //
 //	a, err := admin.New(pool)
 //	for lock, err := range a.Locks(ctx, "election/") { ... } // who holds what
 //
-// You need no client for it, and you join no lease. Only Apply writes. It makes an operator's change
-// to clients or leases, and DryRun shows its effect in advance. To change schedules, jobs and
-// consumers, use schedule.Manage and consumer.Manage.
+// It needs no client, and joins no lease. Only Apply writes. It makes an operator's change to
+// clients or leases, and DryRun shows its effect in advance. Changes to schedules, jobs and
+// consumers are in schedule.Manage and consumer.Manage.
 //
-// If an application needs to know what it owns itself, it uses its own Lease.
+// Applications do not import it. A program that looks from outside reads the views, such as
+// locks_status, and calls the verbs in SQL. To know what it owns itself, it uses its own Lease.
 package admin
 
 import (
@@ -22,7 +23,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin/sql"
+	"github.com/pgleases/pgleases/internal/admin/sql"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
@@ -58,12 +59,12 @@ func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
 	a := &Admin{pool: pool, schema: defaultSchema}
 	for _, opt := range opts {
 		if opt == nil {
-			return nil, errors.New("admin: option is nil")
+			return nil, errors.New("pgleases: option is nil")
 		}
 		opt(a)
 	}
 	if pool == nil {
-		return nil, errors.New("admin: pool is nil")
+		return nil, errors.New("pgleases: pool is nil")
 	}
 	if err := checkSchema(a.schema); err != nil {
 		return nil, err
@@ -77,7 +78,7 @@ func (a *Admin) Database() (pool *pgxpool.Pool, schema string) { return a.pool, 
 
 func checkSchema(name string) error {
 	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) || strings.Contains(name, "\x00") {
-		return fmt.Errorf("admin: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8", name, maxSchemaBytes)
+		return fmt.Errorf("pgleases: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8", name, maxSchemaBytes)
 	}
 	return nil
 }
@@ -134,7 +135,7 @@ func (a *Admin) failure(doing string, err error) error {
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
 	default:
-		return wrap.Errorf("admin: %s: %w", doing, err)
+		return wrap.Errorf("pgleases: %s: %w", doing, err)
 	}
-	return wrap.Errorf("admin: %s: %w\n%s", doing, err, remedy)
+	return wrap.Errorf("pgleases: %s: %w\n%s", doing, err, remedy)
 }

@@ -72,7 +72,7 @@ type ConsumerChange struct {
 }
 
 // ErrNoConsumers is returned if the database has no tables of package consumer, or too old ones.
-var ErrNoConsumers = errors.New("admin: there are no consumers here")
+var ErrNoConsumers = errors.New("pgleases: there are no consumers here")
 
 // Consumers returns the consumers by name. What waits in a table is known if the role may read the
 // table. Consumers returns ErrNoConsumers, or an error of the database.

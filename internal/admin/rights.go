@@ -150,7 +150,7 @@ func (d *doctor) rights(ctx context.Context, f *facts, users []user, unseen stri
 	}
 	all, err := d.holders(ctx, rolesOf(f, users), rights)
 	if err != nil {
-		d.found("rights", Warning, "see the log of the server, and run this again", "cannot read them: %v", err)
+		d.found("rights", LevelWarning, "see the log of the server, and run this again", "cannot read them: %v", err)
 		return
 	}
 	fine := []string{}
@@ -187,12 +187,12 @@ func (d *doctor) rightsOfRole(role string, h holder, engine []right, needs []nee
 	lacks := h.of(engine)
 	switch {
 	case !h.exists:
-		d.found("rights", Fault, "name an existing one with --role", "there is no role %q", role)
+		d.found("rights", LevelFault, "name an existing one with --role", "there is no role %q", role)
 		return ""
 	case d.Role == "" && !h.mayWrite(engine) && !h.lacks[d.usage()]:
 		return fmt.Sprintf("role %q is not checked, because it may write nothing: name that of the clients with --role", role)
 	case len(lacks) > 0:
-		d.found("rights", Fault, run(role, ""), "role %q cannot run clients, it lacks %s", role, listed(lacks))
+		d.found("rights", LevelFault, run(role, ""), "role %q cannot run clients, it lacks %s", role, listed(lacks))
 		return ""
 	}
 	what := "clients"
@@ -202,10 +202,10 @@ func (d *doctor) rightsOfRole(role string, h holder, engine []right, needs []nee
 		case len(lacks) == 0:
 			what += " and " + n.flag
 		case h.lacks[n.writes]: // perhaps it does not run any
-			d.found("rights", Note, "if it should, "+remedy,
+			d.found("rights", LevelNote, "if it should, "+remedy,
 				"role %q can run clients, but no %s, it lacks %s", role, n.flag, listed(lacks))
 		default:
-			d.found("rights", Fault, remedy, "role %q cannot run %s, it lacks %s", role, n.flag, listed(lacks))
+			d.found("rights", LevelFault, remedy, "role %q cannot run %s, it lacks %s", role, n.flag, listed(lacks))
 		}
 	}
 	return fmt.Sprintf("role %q may run %s", role, what)
@@ -217,17 +217,17 @@ func (d *doctor) rightsOfUser(h holder, u user, engine []right, needs []need) st
 	switch {
 	case !u.OfClient:
 		if len(lacks) > 0 && h.mayWrite(engine) { // otherwise it may run clients of another schema
-			d.found("rights", Note, "if it runs clients of this schema, "+run(u.Role, ""),
+			d.found("rights", LevelNote, "if it runs clients of this schema, "+run(u.Role, ""),
 				"sessions named like those of clients use the role %q, which no known client uses; it lacks %s",
 				u.Role, listed(lacks))
 		}
 		return ""
 	case !h.exists:
-		d.found("rights", Fault, "create it again, or let its clients connect as another",
+		d.found("rights", LevelFault, "create it again, or let its clients connect as another",
 			"clients use the role %q, which does not exist", u.Role)
 		return ""
 	case len(lacks) > 0:
-		d.found("rights", Fault, run(u.Role, ""), "clients use the role %q, which lacks %s", u.Role, listed(lacks))
+		d.found("rights", LevelFault, run(u.Role, ""), "clients use the role %q, which lacks %s", u.Role, listed(lacks))
 	}
 	what := "clients"
 	for _, n := range needs {
@@ -237,7 +237,7 @@ func (d *doctor) rightsOfUser(h holder, u user, engine []right, needs []need) st
 		case len(lacks) == 0:
 			what += " and " + n.flag
 		default:
-			d.found("rights", Fault, run(u.Role, n.flag),
+			d.found("rights", LevelFault, run(u.Role, n.flag),
 				"clients use the role %q, which cannot run %s, it lacks %s", u.Role, n.flag, listed(lacks))
 		}
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -77,7 +77,7 @@ func TestDryRunInEveryModeOfPgx(t *testing.T) {
 	joined(t, newClient(t, newPool(t, url), "one"), "orders", 4)
 	for _, mode := range testkit.Modes(url) {
 		a := newAdmin(t, testkit.Pool(t, pgtest.OwnerURL(url), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
-		if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "one", Force: true}); err != nil {
+		if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.VerbDrain, Subject: "one", Force: true}); err != nil {
 			t.Errorf("%v: %v", mode, err)
 		}
 	}
@@ -115,23 +115,23 @@ func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 	}
 	moved := 0
 	for _, c := range []admin.Change{
-		{Verb: admin.Drain, Subject: "y"},
-		{Verb: admin.Cordon, Subject: "z", Lasts: time.Hour},
-		{Verb: admin.Undrain, Subject: "y"},
-		{Verb: admin.Pin, Subject: "orders", Partition: 3, Client: "x"},
-		{Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x"},
-		{Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "z"},
-		{Verb: admin.Uncordon, Subject: "z"},
-		{Verb: admin.Freeze, Subject: "mails"},
-		{Verb: admin.Drain, Subject: "x"},
-		{Verb: admin.Drain, Subject: "y", Force: true},
-		{Verb: admin.Undrain, Subject: "x"},
-		{Verb: admin.Unfreeze, Subject: "mails"},
-		{Verb: admin.Undrain, Subject: "y"},
-		{Verb: admin.Pause, Subject: "orders"},
-		{Verb: admin.Resume, Subject: "orders"},
-		{Verb: admin.Unpin, Subject: "orders", Partition: 4},
-		{Verb: admin.Unpin, Subject: "orders", Partition: 3},
+		{Verb: admin.VerbDrain, Subject: "y"},
+		{Verb: admin.VerbCordon, Subject: "z", Lasts: time.Hour},
+		{Verb: admin.VerbUndrain, Subject: "y"},
+		{Verb: admin.VerbPin, Subject: "orders", Partition: 3, Client: "x"},
+		{Verb: admin.VerbPin, Subject: "orders", Partition: 4, Client: "x"},
+		{Verb: admin.VerbPin, Subject: "orders", Partition: 4, Client: "z"},
+		{Verb: admin.VerbUncordon, Subject: "z"},
+		{Verb: admin.VerbFreeze, Subject: "mails"},
+		{Verb: admin.VerbDrain, Subject: "x"},
+		{Verb: admin.VerbDrain, Subject: "y", Force: true},
+		{Verb: admin.VerbUndrain, Subject: "x"},
+		{Verb: admin.VerbUnfreeze, Subject: "mails"},
+		{Verb: admin.VerbUndrain, Subject: "y"},
+		{Verb: admin.VerbPause, Subject: "orders"},
+		{Verb: admin.VerbResume, Subject: "orders"},
+		{Verb: admin.VerbUnpin, Subject: "orders", Partition: 4},
+		{Verb: admin.VerbUnpin, Subject: "orders", Partition: 3},
 	} {
 		name := fmt.Sprintf("%s %s/%d %s", c.Verb, c.Subject, c.Partition, c.Client)
 		s := awaitQuiet(t, a, members)
@@ -184,17 +184,17 @@ func TestDryRunOfImpossibleChangesAndEvictions(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for want, c := range map[string]admin.Change{
-		`client "none" is not known`:     {Verb: admin.Evict, Subject: "none"},
+		`client "none" is not known`:     {Verb: admin.VerbEvict, Subject: "none"},
 		`verb "lose" is none of`:         {Verb: "lose", Subject: "orders"},
-		"partitions would have no owner": {Verb: admin.Drain, Subject: "y\n"},
-		"give a time above 0":            {Verb: admin.Drain, Subject: "x", Lasts: -time.Hour},
+		"partitions would have no owner": {Verb: admin.VerbDrain, Subject: "y\n"},
+		"give a time above 0":            {Verb: admin.VerbDrain, Subject: "x", Lasts: -time.Hour},
 	} {
 		if p, err := operator.DryRun(ctx, c); p != nil || err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("dry run of %+v: %v, want %q", c, err, want)
 		}
 	}
 	// Others get the partitions of an evicted client at its expiry.
-	p, err := operator.DryRun(ctx, admin.Change{Verb: admin.Evict, Subject: "x"})
+	p, err := operator.DryRun(ctx, admin.Change{Verb: admin.VerbEvict, Subject: "x"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.MoveAtExpiry || p.Moves[0].From != "x" || p.Moves[0].To != "y\n" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -224,10 +224,10 @@ func TestADryRunTellsWhatIsKept(t *testing.T) {
 		m := s.Lease("orders").Members
 		return len(m) == 2 && m[0].Outgoing == 2 && s.Lease("orders").Due.IsZero()
 	})
-	if p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"}); err != nil || len(p.Moves) != 0 {
+	if p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.VerbCordon, Subject: "x"}); err != nil || len(p.Moves) != 0 {
 		t.Errorf("what is under way is told: %+v, %v", p, err)
 	}
-	p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y"})
+	p, err := operator.DryRun(t.Context(), admin.Change{Verb: admin.VerbDrain, Subject: "y"})
 	if err != nil || len(p.Moves) != 1 || p.Moves[0].Kind != admin.MoveKept || p.Moves[0].From != "x" || p.Moves[0].To != "x" || p.Moves[0].Partitions.Count() != 2 {
 		t.Errorf("%+v, %v", p, err)
 	}
@@ -246,7 +246,7 @@ func TestDryRunOfStoppedProgramLocksNoLease(t *testing.T) {
 	free := wire.Delay(".freeze(")
 	answer := make(chan error, 1)
 	go func() {
-		_, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "wide"})
+		_, err := a.DryRun(t.Context(), admin.Change{Verb: admin.VerbFreeze, Subject: "wide"})
 		answer <- err
 	}()
 	defer func() {
@@ -284,7 +284,7 @@ func TestDryRunDelaysHeartbeatsByAQuarterTTLAtMost(t *testing.T) {
 	exec(t, url, "UPDATE pgleases.clients SET ttl = '1 s'")
 	tx := testkit.Must(owner.Begin(t.Context()))(t) // what the server reads takes for ever
 	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.partitions IN ACCESS EXCLUSIVE MODE"))(t)
-	if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.Cordon, Subject: "x"}); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "25 % of the shortest TTL") {
+	if _, err := a.DryRun(t.Context(), admin.Change{Verb: admin.VerbCordon, Subject: "x"}); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), "25 % of the shortest TTL") {
 		t.Error(err)
 	}
 	testkit.OK(t, tx.Rollback(t.Context()))

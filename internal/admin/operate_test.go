@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgleases/pgleases/admin"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -37,18 +37,18 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	awaitSnapshot(t, a, "shares", owns(2, 2))
-	apply(admin.Change{Verb: admin.Drain, Subject: "y", Reason: "its host goes", Actor: "maria"})
+	apply(admin.Change{Verb: admin.VerbDrain, Subject: "y", Reason: "its host goes", Actor: "maria"})
 	s := awaitSnapshot(t, a, "y is drained", owns(4, 0))
 	if m := s.Lease("orders").Members; m[0].Share != 4 || m[1].Share != 0 {
 		t.Errorf("shares of %+v", m)
 	}
-	if w := s.OverridesOf("orders", "y"); len(w) != 1 || len(s.OverridesOf("orders", "x")) != 0 || w[0].Verb != admin.Drain || w[0].Client != "y" || w[0].Lease != "" ||
+	if w := s.OverridesOf("orders", "y"); len(w) != 1 || len(s.OverridesOf("orders", "x")) != 0 || w[0].Verb != admin.VerbDrain || w[0].Client != "y" || w[0].Lease != "" ||
 		!strings.HasPrefix(w[0].Actor, "maria (") || w[0].Reason != "its host goes" || !w[0].Until.IsZero() || w[0].Since.IsZero() {
 		t.Errorf("overrides %+v", s.Overrides)
 	}
-	apply(admin.Change{Verb: admin.Undrain, Subject: "y", Reason: "it stays"})
+	apply(admin.Change{Verb: admin.VerbUndrain, Subject: "y", Reason: "it stays"})
 	awaitSnapshot(t, a, "y has its own back", owns(2, 2))
-	apply(admin.Change{Verb: admin.Pause, Subject: "orders", Reason: "maintenance", Lasts: time.Hour})
+	apply(admin.Change{Verb: admin.VerbPause, Subject: "orders", Reason: "maintenance", Lasts: time.Hour})
 	s = awaitSnapshot(t, a, "nobody owns it", owns(0, 0))
 	if w := s.OverridesOf("orders", "x"); len(w) != 1 || w[0].Until.Before(s.At) {
 		t.Errorf("overrides %+v", s.Overrides)
@@ -58,15 +58,15 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 		t.Errorf("%v, %v", e, err)
 	}
 	for _, f := range a.Doctor(t.Context(), admin.DoctorOptions{}) {
-		if f.Check == "orphans" && f.Level != admin.OK {
+		if f.Check == "orphans" && f.Level != admin.LevelOK {
 			t.Errorf("of a lease that is paused: %+v", f)
 		}
 	}
-	apply(admin.Change{Verb: admin.Resume, Subject: "orders", Reason: "done"})
+	apply(admin.Change{Verb: admin.VerbResume, Subject: "orders", Reason: "done"})
 	awaitSnapshot(t, a, "shares again", owns(2, 2))
 
-	apply(admin.Change{Verb: admin.Pin, Subject: "orders", Partition: 2, Client: "x", Reason: "its data is near"})
-	apply(admin.Change{Verb: admin.Pin, Subject: "orders", Partition: 2, Client: "y", Reason: "they moved", Lasts: time.Hour})
+	apply(admin.Change{Verb: admin.VerbPin, Subject: "orders", Partition: 2, Client: "x", Reason: "its data is near"})
+	apply(admin.Change{Verb: admin.VerbPin, Subject: "orders", Partition: 2, Client: "y", Reason: "they moved", Lasts: time.Hour})
 	s = awaitSnapshot(t, a, "the partition is with y, and the others are shared", func(s *admin.Snapshot) bool {
 		for _, h := range s.Lease("orders").Holdings {
 			if h.Partitions.Contains(2) && (h.Owner != "y" || h.Moves()) {
@@ -85,40 +85,40 @@ func TestOverridesAreObeyedShownAndTakenBack(t *testing.T) {
 			t.Errorf("partition %d: %v, %v", partition, e, err)
 		}
 	}
-	apply(admin.Change{Verb: admin.Unpin, Subject: "orders", Partition: 2, Reason: "it is over"})
+	apply(admin.Change{Verb: admin.VerbUnpin, Subject: "orders", Partition: 2, Reason: "it is over"})
 	awaitSnapshot(t, a, "shares without the pin", owns(2, 2))
 
 	if last, err := a.Events(ctx, "orders", 1); err != nil || len(last) != 1 || last[0].Lease != "orders" {
 		t.Errorf("the last event of orders: %+v, %v", last, err)
 	}
 	for name, c := range map[string]admin.Change{
-		`client "none" is not known`:  {Verb: admin.Drain, Subject: "none", Reason: "why"},
-		"give a name and a reason":    {Verb: admin.Cordon, Subject: "x"},
+		`client "none" is not known`:  {Verb: admin.VerbDrain, Subject: "none", Reason: "why"},
+		"give a name and a reason":    {Verb: admin.VerbCordon, Subject: "x"},
 		`verb "lose" is none of`:      {Verb: "lose", Subject: "x", Reason: "why"},
-		"Force for drain":             {Verb: admin.Cordon, Subject: "x", Reason: "why", Force: true},
-		"It has those from 0 to 3":    {Verb: admin.Pin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
-		"numbered from 0":             {Verb: admin.Pin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
-		"Pin takes a client":          {Verb: admin.Pin, Subject: "orders", Reason: "why"},
-		"no other verb does":          {Verb: admin.Unpin, Subject: "orders", Client: "x", Reason: "why"},
-		"Partition for pin and unpin": {Verb: admin.Freeze, Subject: "orders", Partition: 1, Reason: "why"},
-		"for -2h0m0s: give a time":    {Verb: admin.Drain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
-		"Lasts is for":                {Verb: admin.Undrain, Subject: "x", Reason: "why", Lasts: time.Hour},
-		"Next for drop and replace":   {Verb: admin.Freeze, Subject: "orders", Reason: "why", Next: 3},
-		"drop_lease with 70000":       {Verb: admin.Drop, Subject: "orders", Reason: "why", Next: 70_000},
-		"takes the name of another":   {Verb: admin.Replace, Subject: "orders", Reason: "why", Next: 3},
-		"with 0 partitions":           {Verb: admin.Replace, Subject: "orders", Reason: "why", By: "more"},
-		`"orders" has members: x, y`:  {Verb: admin.Replace, Subject: "orders", Reason: "why", By: "more", Next: 8},
-		"has an option of another":    {Verb: admin.Unpin, Subject: "orders", Reason: "why", Lasts: time.Hour},
+		"Force for drain":             {Verb: admin.VerbCordon, Subject: "x", Reason: "why", Force: true},
+		"It has those from 0 to 3":    {Verb: admin.VerbPin, Subject: "orders", Partition: 4, Client: "x", Reason: "why"},
+		"numbered from 0":             {Verb: admin.VerbPin, Subject: "orders", Partition: -1, Client: "x", Reason: "why"},
+		"Pin takes a client":          {Verb: admin.VerbPin, Subject: "orders", Reason: "why"},
+		"no other verb does":          {Verb: admin.VerbUnpin, Subject: "orders", Client: "x", Reason: "why"},
+		"Partition for pin and unpin": {Verb: admin.VerbFreeze, Subject: "orders", Partition: 1, Reason: "why"},
+		"for -2h0m0s: give a time":    {Verb: admin.VerbDrain, Subject: "x", Reason: "why", Lasts: -2 * time.Hour},
+		"Lasts is for":                {Verb: admin.VerbUndrain, Subject: "x", Reason: "why", Lasts: time.Hour},
+		"Next for drop and replace":   {Verb: admin.VerbFreeze, Subject: "orders", Reason: "why", Next: 3},
+		"drop_lease with 70000":       {Verb: admin.VerbDrop, Subject: "orders", Reason: "why", Next: 70_000},
+		"takes the name of another":   {Verb: admin.VerbReplace, Subject: "orders", Reason: "why", Next: 3},
+		"with 0 partitions":           {Verb: admin.VerbReplace, Subject: "orders", Reason: "why", By: "more"},
+		`"orders" has members: x, y`:  {Verb: admin.VerbReplace, Subject: "orders", Reason: "why", By: "more", Next: 8},
+		"has an option of another":    {Verb: admin.VerbUnpin, Subject: "orders", Reason: "why", Lasts: time.Hour},
 	} {
 		if err := operator.Apply(t.Context(), c); !errors.Is(err, admin.ErrRefused) || !strings.Contains(err.Error(), name) {
 			t.Errorf("%+v: %v, want a refusal with %q", c, err, name)
 		}
 	}
-	apply(admin.Change{Verb: admin.Drain, Subject: "x", Reason: "away"})
-	if err := operator.Apply(t.Context(), admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away"}); !errors.Is(err, admin.ErrLast) {
+	apply(admin.Change{Verb: admin.VerbDrain, Subject: "x", Reason: "away"})
+	if err := operator.Apply(t.Context(), admin.Change{Verb: admin.VerbDrain, Subject: "y", Reason: "away"}); !errors.Is(err, admin.ErrLast) {
 		t.Error(err)
 	}
-	apply(admin.Change{Verb: admin.Drain, Subject: "y", Reason: "away", Force: true})
+	apply(admin.Change{Verb: admin.VerbDrain, Subject: "y", Reason: "away", Force: true})
 	awaitSnapshot(t, a, "nobody works", owns(0, 0))
 }
 
@@ -133,7 +133,7 @@ func TestOverrideEndsByTheDatabasesClock(t *testing.T) {
 			return true, conn.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&last)
 		}
 	})
-	testkit.OK(t, newAdmin(t, pool).Apply(t.Context(), admin.Change{Verb: admin.Freeze, Subject: "l", Reason: "why", Lasts: time.Hour}))
+	testkit.OK(t, newAdmin(t, pool).Apply(t.Context(), admin.Change{Verb: admin.VerbFreeze, Subject: "l", Reason: "why", Lasts: time.Hour}))
 	began := last
 	var until time.Time
 	testkit.OK(t, pool.QueryRow(t.Context(), "SELECT until FROM pgleases.overrides").Scan(&until))

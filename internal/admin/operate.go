@@ -23,30 +23,30 @@ type Verb string
 
 // The verbs. Undrain, Uncordon, Resume, Unfreeze and Unpin take an override back.
 const (
-	Drain    Verb = "drain" // the client owns no partitions
-	Undrain  Verb = "undrain"
-	Cordon   Verb = "cordon" // the client gets no new partitions
-	Uncordon Verb = "uncordon"
-	Pause    Verb = "pause" // the partitions of the lease have no owner
-	Resume   Verb = "resume"
-	Freeze   Verb = "freeze" // only partitions without a live owner move
-	Unfreeze Verb = "unfreeze"
-	Pin      Verb = "pin" // the client owns the partition
-	Unpin    Verb = "unpin"
-	Evict    Verb = "evict"   // revokes the sessions of a client
-	Drop     Verb = "drop"    // deletes a lease without members
-	Replace  Verb = "replace" // closes a lease without members for good, and creates the lease that replaces it
+	VerbDrain    Verb = "drain" // the client owns no partitions
+	VerbUndrain  Verb = "undrain"
+	VerbCordon   Verb = "cordon" // the client gets no new partitions
+	VerbUncordon Verb = "uncordon"
+	VerbPause    Verb = "pause" // the partitions of the lease have no owner
+	VerbResume   Verb = "resume"
+	VerbFreeze   Verb = "freeze" // only partitions without a live owner move
+	VerbUnfreeze Verb = "unfreeze"
+	VerbPin      Verb = "pin" // the client owns the partition
+	VerbUnpin    Verb = "unpin"
+	VerbEvict    Verb = "evict"   // revokes the sessions of a client
+	VerbDrop     Verb = "drop"    // deletes a lease without members
+	VerbReplace  Verb = "replace" // closes a lease without members for good, and creates the lease that replaces it
 )
 
-var overrides, takenBack = []Verb{Drain, Cordon, Pause, Freeze, Pin}, []Verb{Undrain, Uncordon, Resume, Unfreeze, Unpin}
+var overrides, takenBack = []Verb{VerbDrain, VerbCordon, VerbPause, VerbFreeze, VerbPin}, []Verb{VerbUndrain, VerbUncordon, VerbResume, VerbUnfreeze, VerbUnpin}
 
 // ErrLast is returned by Apply for a Drain without Force of the last client that works on a lease,
 // because the partitions of the lease would have no owner.
-var ErrLast = errors.New("admin: partitions would have no owner")
+var ErrLast = errors.New("pgleases: partitions would have no owner")
 
 // ErrRefused matches errors of DryRun and Apply if the change is invalid, or the database refuses
 // it in its present state. The text of the error names the remedy. The change was not made.
-var ErrRefused = errors.New("admin: refused")
+var ErrRefused = errors.New("pgleases: refused")
 
 // A refused error matches ErrRefused.
 type refused struct{ error }
@@ -58,7 +58,7 @@ func refusef(format string, args ...any) error { return refused{wrap.Errorf(form
 
 // ErrUnknown is returned by Apply if the connection failed after the change was sent, so the change
 // may or may not have been made. The overrides and the events show which.
-var ErrUnknown = errors.New("admin: it is not known whether that was done")
+var ErrUnknown = errors.New("pgleases: it is not known whether that was done")
 
 // A Change is an operator's change to a client or to a lease.
 type Change struct {
@@ -78,10 +78,10 @@ type Change struct {
 
 // Apply makes a change. It writes an override, or takes it back. The clients then re-plan within
 // one heartbeat, and partitions move as always: the work on them ends first. Evict revokes the
-// client's sessions. Drop deletes the lease. Replace closes it, so that a process of before that
-// comes back cannot join it again: docs/changing-n.md explains when to use it. Apply needs the rights that Grants returns for
-// ForOperator. It returns ErrRefused for a change that is invalid or impossible, for example of an
-// unknown name, and ErrUnknown if the connection fails after the change was sent.
+// client's sessions. Drop deletes the lease. Replace closes it, so that an old process that comes
+// back cannot join it again: docs/changing-n.md explains when to use it. Apply needs the rights that
+// Grants returns for ForOperator. It returns ErrRefused for a change that is invalid or impossible,
+// for example of an unknown name, and ErrUnknown if the connection fails after the change was sent.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	statement, args, err := a.call(c)
 	if err != nil {
@@ -100,38 +100,38 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 }
 
 // functions are the SQL functions of the verbs whose function has another name.
-var functions = map[Verb]string{Evict: "evict_client", Drop: "drop_lease", Replace: "replace_lease"}
+var functions = map[Verb]string{VerbEvict: "evict_client", VerbDrop: "drop_lease", VerbReplace: "replace_lease"}
 
 func (c *Change) overrides() bool { return slices.Contains(overrides, c.Verb) }
 
 // closes reports whether a change leaves a lease without partitions.
-func (c *Change) closes() bool { return c.Verb == Drop || c.Verb == Replace }
+func (c *Change) closes() bool { return c.Verb == VerbDrop || c.Verb == VerbReplace }
 
-func (c *Change) ofPartition() bool { return c.Verb == Pin || c.Verb == Unpin }
+func (c *Change) ofPartition() bool { return c.Verb == VerbPin || c.Verb == VerbUnpin }
 func (c *Change) ofClient() bool {
-	return slices.Contains([]Verb{Drain, Undrain, Cordon, Uncordon, Evict}, c.Verb)
+	return slices.Contains([]Verb{VerbDrain, VerbUndrain, VerbCordon, VerbUncordon, VerbEvict}, c.Verb)
 }
 
 // check returns an error if a change is invalid.
 func (c *Change) check() error {
 	switch {
 	case !c.overrides() && !slices.Contains(takenBack, c.Verb) && functions[c.Verb] == "":
-		return refusef("admin: verb %q is none of %v, %v, %v, %v, %v", c.Verb, overrides, takenBack, Evict, Drop, Replace)
+		return refusef("pgleases: verb %q is none of %v, %v, %v, %v, %v", c.Verb, overrides, takenBack, VerbEvict, VerbDrop, VerbReplace)
 	case c.Subject == "" || c.Reason == "":
-		return refusef("admin: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
-	case (c.Verb == Pin) != (c.Client != ""):
-		return refusef("admin: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
-	case (c.Verb == Replace) != (c.By != ""):
-		return refusef("admin: %s of %q by lease %q: Replace takes the name of another lease, and no other verb does", c.Verb, c.Subject, c.By)
-	case c.Verb == Replace && c.Next < 1:
-		return refusef("admin: %s of %q by %q with %d partitions: give the number of partitions of %[3]q, 1 to 65536", c.Verb, c.Subject, c.By, c.Next)
-	case c.Force && c.Verb != Drain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != Drop && c.Verb != Replace:
-		return refusef("admin: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v and %v",
-			c.Verb, overrides, Drain, Pin, Unpin, Drop, Replace)
+		return refusef("pgleases: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
+	case (c.Verb == VerbPin) != (c.Client != ""):
+		return refusef("pgleases: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
+	case (c.Verb == VerbReplace) != (c.By != ""):
+		return refusef("pgleases: %s of %q by lease %q: Replace takes the name of another lease, and no other verb does", c.Verb, c.Subject, c.By)
+	case c.Verb == VerbReplace && c.Next < 1:
+		return refusef("pgleases: %s of %q by %q with %d partitions: give the number of partitions of %[3]q, 1 to 65536", c.Verb, c.Subject, c.By, c.Next)
+	case c.Force && c.Verb != VerbDrain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != VerbDrop && c.Verb != VerbReplace:
+		return refusef("pgleases: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v and %v",
+			c.Verb, overrides, VerbDrain, VerbPin, VerbUnpin, VerbDrop, VerbReplace)
 	case c.Lasts < 0:
-		return refusef("admin: %s for %v: give a time above 0, or 0 for an override until it is taken back", c.Verb, c.Lasts)
+		return refusef("pgleases: %s for %v: give a time above 0, or 0 for an override until it is taken back", c.Verb, c.Lasts)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
-		return refusef("admin: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
+		return refusef("pgleases: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
 	return nil
 }
@@ -154,16 +154,16 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 	}{
 		{true, "$%d::pg_catalog.text", c.Subject},
 		{c.ofPartition(), "$%d::pg_catalog.int4", c.Partition},
-		{c.Verb == Pin, "$%d::pg_catalog.text", c.Client},
-		{c.Verb == Replace, "$%d::pg_catalog.text", c.By},
-		{c.Verb == Replace, "$%d::pg_catalog.int4", c.Next},
+		{c.Verb == VerbPin, "$%d::pg_catalog.text", c.Client},
+		{c.Verb == VerbReplace, "$%d::pg_catalog.text", c.By},
+		{c.Verb == VerbReplace, "$%d::pg_catalog.int4", c.Next},
 		{true, "$%d::pg_catalog.text", c.Reason},
 		{true, "$%d::pg_catalog.text", c.Actor},
 		{c.overrides(),
 			"coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')",
 			lasts},
-		{c.Verb == Drain, "$%d::pg_catalog.bool", c.Force},
-		{c.Verb == Drop && c.Next != 0, "$%d::pg_catalog.int4", c.Next},
+		{c.Verb == VerbDrain, "$%d::pg_catalog.bool", c.Force},
+		{c.Verb == VerbDrop && c.Next != 0, "$%d::pg_catalog.int4", c.Next},
 	} {
 		if p.is {
 			args = append(args, p.value)
@@ -186,11 +186,11 @@ func (a *Admin) refusal(c Change, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return wrap.Errorf("admin: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.schema)
-	case errors.As(err, &told) && told.Code == "55006" && c.Verb == Drain:
-		return refusef("admin: %s: %w: %w", doing, ErrLast, err)
+		return wrap.Errorf("pgleases: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.schema)
+	case errors.As(err, &told) && told.Code == "55006" && c.Verb == VerbDrain:
+		return refusef("pgleases: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &told) && told.Hint != "":
-		err = wrap.Errorf("admin: %s: %w\n%s", doing, err, told.Hint)
+		err = wrap.Errorf("pgleases: %s: %w\n%s", doing, err, told.Hint)
 	default:
 		err = a.failure(doing, err)
 	}

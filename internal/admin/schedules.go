@@ -33,7 +33,7 @@ type OutcomeCount struct {
 }
 
 // ErrNoSchedules is returned if the database has no tables of package schedule, or too old ones.
-var ErrNoSchedules = errors.New("admin: there are no schedules here")
+var ErrNoSchedules = errors.New("pgleases: there are no schedules here")
 
 // ScheduleGroups returns the groups of schedules, at most 100, by name. It returns ErrNoSchedules,
 // or an error of the database.

@@ -32,7 +32,7 @@ const eventPage = 1000
 // of them, 1 to 1000. The oldest is first.
 func (a *Admin) Events(ctx context.Context, lease string, most int) (events []Event, err error) {
 	if most < 1 || most > eventPage {
-		return nil, fmt.Errorf("admin: %d events is out of range: 1 to %d", most, eventPage)
+		return nil, fmt.Errorf("pgleases: %d events is out of range: 1 to %d", most, eventPage)
 	}
 	events, err = collect(ctx, a, a.pool, "events", pgx.RowTo[Event], lease, most)
 	slices.Reverse(events)

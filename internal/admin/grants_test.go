@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
-	"github.com/pgleases/pgleases/admin"
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -210,10 +210,10 @@ func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 	lease := joined(t, newClient(t, owner, "c"), "l", 2)
 	testkit.OK(t, owner.AcquireFunc(t.Context(), func(c *pgxpool.Conn) error { return pgtest.Overload(t.Context(), c.Conn()) }))
 	for _, c := range []admin.Change{
-		{Verb: admin.Drain, Subject: "c", Force: true, Lasts: time.Hour}, {Verb: admin.Undrain, Subject: "c"}, {Verb: admin.Cordon, Subject: "c"}, {Verb: admin.Uncordon, Subject: "c"},
-		{Verb: admin.Pause, Subject: "l"}, {Verb: admin.Resume, Subject: "l"}, {Verb: admin.Freeze, Subject: "l"}, {Verb: admin.Unfreeze, Subject: "l"},
-		{Verb: admin.Pin, Subject: "l", Partition: 1, Client: "c"}, {Verb: admin.Unpin, Subject: "l", Partition: 1},
-		{Verb: admin.Pause, Subject: "l", Lasts: time.Hour}, {Verb: admin.Evict, Subject: "c"},
+		{Verb: admin.VerbDrain, Subject: "c", Force: true, Lasts: time.Hour}, {Verb: admin.VerbUndrain, Subject: "c"}, {Verb: admin.VerbCordon, Subject: "c"}, {Verb: admin.VerbUncordon, Subject: "c"},
+		{Verb: admin.VerbPause, Subject: "l"}, {Verb: admin.VerbResume, Subject: "l"}, {Verb: admin.VerbFreeze, Subject: "l"}, {Verb: admin.VerbUnfreeze, Subject: "l"},
+		{Verb: admin.VerbPin, Subject: "l", Partition: 1, Client: "c"}, {Verb: admin.VerbUnpin, Subject: "l", Partition: 1},
+		{Verb: admin.VerbPause, Subject: "l", Lasts: time.Hour}, {Verb: admin.VerbEvict, Subject: "c"},
 	} {
 		c.Reason = "why"
 		if err := a.Apply(t.Context(), c); err != nil {
@@ -222,7 +222,7 @@ func TestVerbsCallNoOverloadOfAStrangers(t *testing.T) {
 	}
 	testkit.Receive(t, "the client ends", lease.Done())
 	testkit.Execute(t, owner, "UPDATE pgleases.overrides SET until = now(); SELECT pgleases.end_overrides(), pgleases.new_server_generation(); DELETE FROM pgleases.members")
-	testkit.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.Drop, Subject: "l", Reason: "why"}))
+	testkit.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.VerbDrop, Subject: "l", Reason: "why"}))
 	if testkit.Value[bool](t, owner, pgtest.OverloadCalled) {
 		t.Error("a function of a stranger's was called")
 	}

@@ -236,7 +236,7 @@ func (s *Snapshot) working(l *Lease) (n int) {
 
 // works reports whether a member may own partitions of a lease, if its weight is not 0.
 func (s *Snapshot) works(lease string, c *Client) bool {
-	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), func(w Override) bool { return w.Verb == Drain || w.Verb == Pause })
+	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), func(w Override) bool { return w.Verb == VerbDrain || w.Verb == VerbPause })
 }
 
 // Orphans returns the partitions of a lease without a live owner.
@@ -251,7 +251,7 @@ func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 
 // ErrNoSuchPartition is returned by Explain for an unknown lease, and for a number that is not a
 // partition of the lease.
-var ErrNoSuchPartition = errors.New("admin: there is no such partition")
+var ErrNoSuchPartition = errors.New("pgleases: there is no such partition")
 
 // An Explanation says why a client owns a partition.
 type Explanation struct {

@@ -30,10 +30,10 @@ type Level string
 
 // The levels.
 const (
-	OK      Level = "ok"
-	Note    Level = "note"    // it may be intended, or the check cannot see everything
-	Warning Level = "warning" // it works, but not as well as it could, or not for long
-	Fault   Level = "fault"   // it does not work
+	LevelOK      Level = "ok"
+	LevelNote    Level = "note"    // it may be intended, or the check cannot see everything
+	LevelWarning Level = "warning" // it works, but not as well as it could, or not for long
+	LevelFault   Level = "fault"   // it does not work
 )
 
 // A Finding is the result of one check.
@@ -71,12 +71,12 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 		if store.Full(err) {
 			remedy = full
 		}
-		d.found("connect", Fault, remedy, "%s", strings.ReplaceAll(err.Error(), "\n\t", " "))
+		d.found("connect", LevelFault, remedy, "%s", strings.ReplaceAll(err.Error(), "\n\t", " "))
 		return d.findings
 	}
 	defer conn.Release()
 	d.conn = conn
-	d.found("connect", OK, "", "connected")
+	d.found("connect", LevelOK, "", "connected")
 	d.examine(ctx)
 	slices.SortStableFunc(d.findings, func(a, b Finding) int { return slices.Index(Checks, a.Check) - slices.Index(Checks, b.Check) })
 	return d.findings
@@ -96,14 +96,14 @@ func (d *doctor) found(check string, level Level, remedy, format string, args ..
 // fine adds an OK finding for a check without findings.
 func (d *doctor) fine(check, format string, args ...any) {
 	if !slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Check == check }) {
-		d.found(check, OK, "", format, args...)
+		d.found(check, LevelOK, "", format, args...)
 	}
 }
 
 // judge adds the finding of a check: OK if well, otherwise the given one.
 func (d *doctor) judge(check string, well bool, fine string, level Level, remedy, format string, args ...any) {
 	if well {
-		level, remedy, format, args = OK, "", "%s", []any{fine}
+		level, remedy, format, args = LevelOK, "", "%s", []any{fine}
 	}
 	d.found(check, level, remedy, format, args...)
 }
@@ -164,7 +164,7 @@ func (d *doctor) examine(ctx context.Context) {
 	trip, err := d.roundTrip(ctx)
 	all, other := collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, d.Role, d.Long.Seconds())
 	if err := cmp.Or(err, other); err != nil {
-		d.found("server", Fault, "see its log", "cannot examine it: %v", err)
+		d.found("server", LevelFault, "see its log", "cannot examine it: %v", err)
 		return
 	}
 	f := &all[0]
@@ -174,7 +174,7 @@ func (d *doctor) examine(ctx context.Context) {
 	}
 	d.listen(ctx, f)
 	if !f.Schema {
-		d.found("schema", Fault, "name it with --schema, or run pgleases migrate", "schema %q is missing in this database", d.schema)
+		d.found("schema", LevelFault, "name it with --schema, or run pgleases migrate", "schema %q is missing in this database", d.schema)
 		return
 	}
 	d.functions(f)
@@ -223,11 +223,11 @@ func (d *doctor) roundTrip(ctx context.Context) (least time.Duration, err error)
 func (d *doctor) server(f *facts) {
 	switch {
 	case f.Recovery:
-		d.found("server", Fault, "name the primary, or several hosts with target_session_attrs=read-write", "it is a standby, which takes no writes")
+		d.found("server", LevelFault, "name the primary, or several hosts with target_session_attrs=read-write", "it is a standby, which takes no writes")
 	case f.ReadOnly:
-		d.found("server", Fault, "set it to off, unless writes are stopped on purpose", "default_transaction_read_only is on: clients cannot write")
+		d.found("server", LevelFault, "set it to off, unless writes are stopped on purpose", "default_transaction_read_only is on: clients cannot write")
 	case f.ServerVersion < 140000:
-		d.found("server", Fault, "PostgreSQL 14 is the oldest that serves", "it is PostgreSQL %d", f.ServerVersion/10000)
+		d.found("server", LevelFault, "PostgreSQL 14 is the oldest that serves", "it is PostgreSQL %d", f.ServerVersion/10000)
 	}
 	d.fine("server", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
 }
@@ -235,11 +235,11 @@ func (d *doctor) server(f *facts) {
 // listen checks, as clients do, whether a notification that the connection sends to itself arrives.
 func (d *doctor) listen(ctx context.Context, f *facts) {
 	if pid := d.conn.Conn().PgConn().PID(); pid != f.Backend {
-		d.found("pooler", Warning, "configure a direct connection with WithConnConfig, see docs/pgbouncer.md; or ignore this with --skip=pooler",
+		d.found("pooler", LevelWarning, "configure a direct connection with WithConnConfig, see docs/pgbouncer.md; or ignore this with --skip=pooler",
 			"a connection pooler is between: its clients see changes only at their next heartbeat")
 		return
 	}
-	d.found("pooler", OK, "", "there is no pooler")
+	d.found("pooler", LevelOK, "", "there is no pooler")
 	channel := pgx.Identifier{"pgleases_doctor_" + rand.Text()}.Sanitize()
 	conn := d.conn.Conn()
 	err := conn.PgConn().Exec(ctx, "LISTEN "+channel+"; NOTIFY "+channel).Close()
@@ -249,7 +249,7 @@ func (d *doctor) listen(ctx context.Context, f *facts) {
 		cancel()
 	}
 	d.judge("notifications", err == nil, "notifications arrive",
-		Warning, "find the proxy that does not deliver them; clients see changes only at their next heartbeat",
+		LevelWarning, "find the proxy that does not deliver them; clients see changes only at their next heartbeat",
 		"a notification did not arrive within 3 s")
 	if err := conn.PgConn().Exec(ctx, "UNLISTEN *").Close(); err != nil { // the pool uses the connection again
 		_ = conn.Close(ctx)
@@ -273,15 +273,15 @@ func (d *doctor) functions(f *facts) {
 	remedy := fmt.Sprintf("as their owner, run pgleases migrate%s, or what pgleases schema%[1]s prints", flags)
 	switch {
 	case len(missing) > 0:
-		d.found("functions", Fault, remedy, "missing: %s", listed(missing))
+		d.found("functions", LevelFault, remedy, "missing: %s", listed(missing))
 	case len(absent) > 0:
-		d.found("functions", Fault, remedy, "views or indexes are missing: %s", listed(absent))
+		d.found("functions", LevelFault, remedy, "views or indexes are missing: %s", listed(absent))
 	case len(public) > 0:
-		d.found("functions", Fault, remedy, "every role may execute functions for operators, or for the tables' owner: %s", listed(public))
+		d.found("functions", LevelFault, remedy, "every role may execute functions for operators, or for the tables' owner: %s", listed(public))
 	case !slices.Contains(f.Triggers, "changed"):
-		d.found("functions", Fault, remedy+"; or ALTER TABLE leases ENABLE TRIGGER changed", "the trigger changed of leases is missing or disabled: clients receive no notifications")
+		d.found("functions", LevelFault, remedy+"; or ALTER TABLE leases ENABLE TRIGGER changed", "the trigger changed of leases is missing or disabled: clients receive no notifications")
 	case len(changed) > 0:
-		d.found("functions", Warning, remedy+", unless newer code has created them",
+		d.found("functions", LevelWarning, remedy+", unless newer code has created them",
 			"they differ from this version: %s", listed(changed))
 	}
 	d.fine("functions", "they match this version")
@@ -289,9 +289,9 @@ func (d *doctor) functions(f *facts) {
 
 // sessions checks long transactions and free connections.
 func (d *doctor) sessions(f *facts) {
-	level, see, hidden := OK, "", ""
+	level, see, hidden := LevelOK, "", ""
 	if !f.SeesAll {
-		level, see, hidden = Note, "to see all sessions, GRANT pg_monitor to the role that runs this", "; the role that runs this sees only its own sessions"
+		level, see, hidden = LevelNote, "to see all sessions, GRANT pg_monitor to the role that runs this", "; the role that runs this sees only its own sessions"
 	}
 	for _, c := range []struct {
 		check, are, means, remedy string
@@ -307,31 +307,31 @@ func (d *doctor) sessions(f *facts) {
 			if c.sessions[0].PID == 0 {
 				c.remedy = c.sessions[0].end()
 			}
-			d.found(c.check, Warning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
+			d.found(c.check, LevelWarning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
 			continue
 		}
 		d.found(c.check, level, see, "no %s is %s for more than %v%s", strings.TrimSuffix(c.check, "s"), c.are, c.long, hidden)
 	}
 	for _, r := range f.Room {
 		if left := r.Most - r.Now; r.Most >= 0 && left < max(3, r.Most/20) {
-			d.found("connections", Warning, "raise the limit, or use fewer: each client has one connection besides its pool",
+			d.found("connections", LevelWarning, "raise the limit, or use fewer: each client has one connection besides its pool",
 				"%d of %d are left for %s", max(0, left), r.Most, r.Of)
 			return
 		}
 	}
-	d.found("connections", OK, "", "%d of %d are left for the server", f.Room[0].Most-f.Room[0].Now, f.Room[0].Most)
+	d.found("connections", LevelOK, "", "%d of %d are left for the server", f.Room[0].Most-f.Room[0].Now, f.Room[0].Most)
 }
 
 // tableLocks checks whether a session locks tables, and reports whether the tables can be read.
 func (d *doctor) tableLocks(f *facts) bool {
 	if len(f.Locked) == 0 {
-		d.found("table-locks", OK, "", "no session locks the tables")
+		d.found("table-locks", LevelOK, "", "no session locks the tables")
 		return true
 	}
-	l, level, means := f.Locked[0], Fault, "others cannot write it, so heartbeats or plans fail"
+	l, level, means := f.Locked[0], LevelFault, "others cannot write it, so heartbeats or plans fail"
 	switch {
 	case l.Guards:
-		level, means = Warning, "the partitions that it guards keep their owner until it ends, even if that owner crashes"
+		level, means = LevelWarning, "the partitions that it guards keep their owner until it ends, even if that owner crashes"
 	case l.Hides:
 		means = "others cannot read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
 	}
@@ -343,9 +343,9 @@ func (d *doctor) tableLocks(f *facts) bool {
 func (d *doctor) vacuum(f *facts) {
 	switch {
 	case len(f.Unvacuumed) > 0:
-		d.found("autovacuum", Warning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows are never removed", listed(f.Unvacuumed))
+		d.found("autovacuum", LevelWarning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows are never removed", listed(f.Unvacuumed))
 	case !f.Autovacuum:
-		d.found("autovacuum", Warning, "set autovacuum and track_counts to on", "it is off on the server: dead rows are never removed")
+		d.found("autovacuum", LevelWarning, "set autovacuum and track_counts to on", "it is off on the server: dead rows are never removed")
 	}
 	d.fine("autovacuum", "it is on")
 }
@@ -363,11 +363,11 @@ type wait struct {
 func toRead(err error, flag string) (Level, string) {
 	switch {
 	case store.Denied(err):
-		return Note, "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
+		return LevelNote, "as the tables' owner, run what pgleases grants ROLE --for=reader prints"
 	case !worker.Whose(err).Final(): // the tables may be in order
-		return Warning, "check table-locks, the load and the log of the server, and run this again"
+		return LevelWarning, "check table-locks, the load and the log of the server, and run this again"
 	}
-	return Fault, "run pgleases migrate" + flag
+	return LevelFault, "run pgleases migrate" + flag
 }
 
 // state checks the content of the tables. consumers are the names of consumers by the columns of
@@ -379,27 +379,27 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 	lockers, noLockers := collect(ctx, d.Admin, d.conn, "rowlocks", pgx.RowToStructByPos[session])
 	if err := cmp.Or(err, noWaits, noStrangers, noLockers); err != nil {
 		_, remedy := toRead(err, "")
-		d.found("schema", Fault, remedy, "cannot read it: %v", err)
+		d.found("schema", LevelFault, remedy, "cannot read it: %v", err)
 		return
 	}
 	switch {
 	case s.Version < store.Version:
-		d.found("schema", Fault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
+		d.found("schema", LevelFault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
 		return
 	case s.MinCode > store.Version:
-		d.found("schema", Fault, "run a newer version of this program",
+		d.found("schema", LevelFault, "run a newer version of this program",
 			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.MinCode, store.Version)
 		return
 	}
-	d.found("schema", OK, "", "version %d", s.Version)
+	d.found("schema", LevelOK, "", "version %d", s.Version)
 	if len(strangers) > 0 {
 		w := strangers[0]
-		d.found("advisory-locks", Warning, w.end()+"; see docs/roles.md", "%d held or awaited by other programs: that for %s by %v", len(strangers), w.Of, w)
+		d.found("advisory-locks", LevelWarning, w.end()+"; see docs/roles.md", "%d held or awaited by other programs: that for %s by %v", len(strangers), w.Of, w)
 	}
 	d.fine("advisory-locks", "no other program holds those of the library")
 	locked := len(lockers) > 0 && lockers[0].Seconds >= 0 // otherwise it may be a client's own statement: this role cannot see its age
 	if len(lockers) > 0 {
-		l, level := lockers[0], map[bool]Level{true: Fault, false: Note}[locked]
+		l, level := lockers[0], map[bool]Level{true: LevelFault, false: LevelNote}[locked]
 		d.found("row-locks", level, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, l)
 	}
 	d.fine("row-locks", "no row that clients need is locked")
@@ -412,10 +412,10 @@ func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]strin
 	d.overrides(s)
 	d.handoffs(s)
 	if len(waits) > 0 {
-		w, level := waits[0], Note // a leader may hold a lock for its lifetime
+		w, level := waits[0], LevelNote // a leader may hold a lock for its lifetime
 		remedy := "if the holder is a leader, ignore this; otherwise find out what it does: ending its process frees the lock"
 		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" || w.Lost }); i >= 0 {
-			w, level = waits[i], Warning
+			w, level = waits[i], LevelWarning
 		}
 		if w.Lost {
 			remedy = "the holder has lost the lock, and has not released it: make its program call Release when Context has ended, or end its process"
@@ -453,12 +453,12 @@ func (d *doctor) columns(f *facts, s *Snapshot, consumers map[string]string) {
 		}
 	}
 	if len(others) > 0 {
-		d.found("columns", Fault, "rows of a partition that the lease does not have are not handled: end the consumer's processes, pgleases drop LEASE --partitions N --reason '...', and start them",
+		d.found("columns", LevelFault, "rows of a partition that the lease does not have are not handled: end the consumer's processes, pgleases drop LEASE --partitions N --reason '...', and start them",
 			"generated for another number of partitions than the lease has: %s", listed(others))
 		return
 	}
 	d.judge("columns", len(wrong) == 0, "none is generated for a number of partitions that no lease has",
-		Warning, "start the consumer that reads it; if none does, drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
+		LevelWarning, "start the consumer that reads it; if none does, drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
 		"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
 }
 
@@ -488,46 +488,46 @@ var duties = []struct {
 	check, fault, text, format, remedy string
 	level                              Level
 }{
-	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group; if a program enqueues jobs under a wrong name, correct it: pgleases jobs list GROUP shows them", Warning},
-	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", Warning},
-	{"schedules", "blocked", "blocked, so they wait", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only blocked shows why each waits; " + known, Warning},
-	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, Warning},
-	{"schedules", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, Warning},
-	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", Warning},
-	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "its handler, or what that calls, must be repaired: pgleases schedules history GROUP SCHEDULE shows the errors\nuntil then: pgleases schedules pause GROUP SCHEDULE --reason '...'; afterwards resume", Warning},
-	{"schedules", "paused", "failed, and paused", suchAs + "%[3]q", "when it is repaired: pgleases schedules resume GROUP SCHEDULE --reason '...'", Note},
-	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", Warning},
-	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", Note},
-	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", Warning},
-	{"jobs", "blocked", "blocked, so they wait", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state blocked shows why each waits; " + known, Warning},
-	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, Warning},
-	{"jobs", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, Warning},
-	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", Warning},
-	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", Warning},
-	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", Warning},
-	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers delete GROUP --reason '...', and start them", Fault},
-	{"rights", "some", "a role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
-	{"rights", "live", "clients cannot handle rows, because their role lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
-	{"rights", "all", "a role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", Note},
-	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", Fault},
-	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", Fault},
-	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", Warning},
-	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or if all attempts failed, by pgleases consumers retry GROUP --all --reason '...'", Note},
-	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", Warning},
-	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers delete GROUP --reason '...'", Warning},
-	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers delete GROUP --reason '...'", Note},
-	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", Warning},
-	{"consumers", "unlooked", "no process can read their queue tables, so no row is handled", "%[2]q for %[4]v", "the log says why, such as \"consumer: poll failed\"; see also rights", Warning},
-	{"consumers", "still", "the oldest row that is not blocked stays the same", "row %[3]s of %[2]q for %[4]v", "find out what its handler waits for: the log of its process says \"consumer: partition paused\" in an outage, and \"handler still running\" if it hangs; pgleases describe LEASE shows who runs", Warning},
-	{"consumers", "forgotten", halted, whileFor, resumed, Warning},
-	{"consumers", "paused", halted, whileFor, resumed, Note},
-	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; when the cause is repaired, pgleases consumers return GROUP --all --reason '...', or one of them; or delete them from consumer_dead_letters as the tables' owner", Note},
-	{"consumers", "unread", unseen, "%[3]s of %[2]q", "WHY", Warning},
-	{"consumers", "closed", unseen, "%[3]s of %[2]q", "if it should, WHY", Note},
-	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", Note},
-	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", Warning},
-	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", Warning},
-	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", Warning},
+	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group; if a program enqueues jobs under a wrong name, correct it: pgleases jobs list GROUP shows them", LevelWarning},
+	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", LevelWarning},
+	{"schedules", "blocked", "blocked, so they wait", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only blocked shows why each waits; " + known, LevelWarning},
+	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, LevelWarning},
+	{"schedules", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, LevelWarning},
+	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", LevelWarning},
+	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "its handler, or what that calls, must be repaired: pgleases schedules history GROUP SCHEDULE shows the errors\nuntil then: pgleases schedules pause GROUP SCHEDULE --reason '...'; afterwards resume", LevelWarning},
+	{"schedules", "paused", "failed, and paused", suchAs + "%[3]q", "when it is repaired: pgleases schedules resume GROUP SCHEDULE --reason '...'", LevelNote},
+	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", LevelWarning},
+	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", LevelNote},
+	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", LevelWarning},
+	{"jobs", "blocked", "blocked, so they wait", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state blocked shows why each waits; " + known, LevelWarning},
+	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, LevelWarning},
+	{"jobs", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, LevelWarning},
+	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", LevelWarning},
+	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", LevelWarning},
+	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", LevelWarning},
+	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers delete GROUP --reason '...', and start them", LevelFault},
+	{"rights", "some", "a role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", LevelFault},
+	{"rights", "live", "clients cannot handle rows, because their role lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", LevelFault},
+	{"rights", "all", "a role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", LevelNote},
+	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", LevelFault},
+	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", LevelFault},
+	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", LevelWarning},
+	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or if all attempts failed, by pgleases consumers retry GROUP --all --reason '...'", LevelNote},
+	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", LevelWarning},
+	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers delete GROUP --reason '...'", LevelWarning},
+	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers delete GROUP --reason '...'", LevelNote},
+	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", LevelWarning},
+	{"consumers", "unlooked", "no process can read their queue tables, so no row is handled", "%[2]q for %[4]v", "the log says why, such as \"consumer: poll failed\"; see also rights", LevelWarning},
+	{"consumers", "still", "the oldest row that is not blocked stays the same", "row %[3]s of %[2]q for %[4]v", "find out what its handler waits for: the log of its process says \"consumer: partition paused\" in an outage, and \"handler still running\" if it hangs; pgleases describe LEASE shows who runs", LevelWarning},
+	{"consumers", "forgotten", halted, whileFor, resumed, LevelWarning},
+	{"consumers", "paused", halted, whileFor, resumed, LevelNote},
+	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; when the cause is repaired, pgleases consumers return GROUP --all --reason '...', or one of them; or delete them from consumer_dead_letters as the tables' owner", LevelNote},
+	{"consumers", "unread", unseen, "%[3]s of %[2]q", "WHY", LevelWarning},
+	{"consumers", "closed", unseen, "%[3]s of %[2]q", "if it should, WHY", LevelNote},
+	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", LevelNote},
+	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", LevelWarning},
+	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", LevelWarning},
+	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", LevelWarning},
 }
 
 // duties checks schedules and jobs, or consumers, which a statement reads. It adds the names of
@@ -584,13 +584,13 @@ func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
 	}
 	switch now := s.Server.Timeline - s.Server.Tables; {
 	case now == 0:
-		d.found("timeline", Warning, own, "the server does not report it: failovers and copies are not detected")
+		d.found("timeline", LevelWarning, own, "the server does not report it: failovers and copies are not detected")
 	case now < 1<<32: // an identifier is larger
-		d.found("timeline", Warning, own, "the server does not report its identifier: copies are not detected")
+		d.found("timeline", LevelWarning, own, "the server does not report its identifier: copies are not detected")
 	case number == 0:
-		d.found("timeline", Warning, call, "the server reports only its identifier: failovers are not detected")
+		d.found("timeline", LevelWarning, call, "the server reports only its identifier: failovers are not detected")
 	case s.Server.unaccepted():
-		d.found("timeline", Warning, "wait until a client has watched the server for the longest TTL; start a client if none runs",
+		d.found("timeline", LevelWarning, "wait until a client has watched the server for the longest TTL; start a client if none runs",
 			"the server was promoted, or is a copy, and is not accepted: no partition moves")
 	}
 	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
@@ -637,20 +637,20 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 	}
 	d.refused(s)
 	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "no crash since the last client connected",
-		Warning, "wait for a heartbeat; if none arrives, check the clients",
+		LevelWarning, "wait for a heartbeat; if none arrives, check the clients",
 		"the server has crashed or was promoted, and no client has connected since: no client takes over from expired sessions")
 	var all []string
 	for _, ttl := range slices.Backward(slices.Sorted(maps.Keys(ttls))) {
 		all, shortest = append(all, fmt.Sprintf("%v (%d)", ttl, ttls[ttl])), ttl
 	}
 	d.judge("ttl", len(ttls) <= 1, ranges.Many(len(s.Clients), "client")+", with one TTL",
-		Warning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
+		LevelWarning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
 	// As in the library: a client whose round trips take longer than half the margin cannot watch the
 	// clock.
 	most := max(shortest/20, 100*time.Millisecond) / 2
 	trip = trip.Round(10 * time.Microsecond)
 	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
-		Warning, "run clients closer to the database, or set a longer TTL",
+		LevelWarning, "run clients closer to the database, or set a longer TTL",
 		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
 	remedy := "start one: no client is live, and the partitions of the expired ones move only to a live client"
 	if locked {
@@ -659,9 +659,9 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 		remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
 	}
 	if len(expired) > 0 {
-		d.found("expired", Warning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
+		d.found("expired", LevelWarning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
 	} else if len(evicted) > 0 {
-		d.found("expired", Note, "pgleases events has its host and pid: if it is frozen (state T in ps), continue it or kill -9 it; if it has ended, and nothing has started it again, start it", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
+		d.found("expired", LevelNote, "pgleases events has its host and pid: if it is frozen (state T in ps), continue it or kill -9 it; if it has ended, and nothing has started it again, start it", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
 	}
 	d.fine("expired", "no session is expired")
 }
@@ -670,7 +670,7 @@ func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted [
 func (d *doctor) refused(s *Snapshot) {
 	for _, c := range s.Clients {
 		for _, lease := range slices.Sorted(maps.Keys(c.Refused)) {
-			d.found("joins", Warning, "start its process again with the number that the lease has", "client %q, host %s, pid %d, has %d partitions of %q, and the lease has another number: it cannot join it again",
+			d.found("joins", LevelWarning, "start its process again with the number that the lease has", "client %q, host %s, pid %d, has %d partitions of %q, and the lease has another number: it cannot join it again",
 				c.ID, c.Host, c.PID, c.Refused[lease], lease)
 		}
 	}
@@ -686,10 +686,10 @@ func (d *doctor) clientIDs(ctx context.Context) {
 	}
 	ids, err := collect(ctx, d.Admin, d.conn, "ids", pgx.RowToStructByPos[contended])
 	if err != nil {
-		d.found("client-ids", Note, "see the log of the server", "cannot read them: %v", err)
+		d.found("client-ids", LevelNote, "see the log of the server", "cannot read them: %v", err)
 	}
 	for _, c := range ids {
-		d.found("client-ids", Warning, "give every live process an ID of its own (WithClientID, pgleases run --id), or leave the option out; see docs/kubernetes.md",
+		d.found("client-ids", LevelWarning, "give every live process an ID of its own (WithClientID, pgleases run --id), or leave the option out; see docs/kubernetes.md",
 			"processes with the client ID %q have ended each other %d times, within 5 min each time: %s", c.ID, c.Takeovers, c.Processes)
 	}
 	d.fine("client-ids", "no live processes share one")
@@ -733,8 +733,8 @@ func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool, events []
 	}
 	d.orphans(ctx, s, locked, deserted, drains, left)
 	d.fine("orphans", "each partition has an owner%s", except)
-	d.judge("plans", len(overdue) == 0, "no plan is overdue", Warning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", Note,
+	d.judge("plans", len(overdue) == 0, "no plan is overdue", LevelWarning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
+	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", LevelNote,
 		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
 }
 
@@ -774,29 +774,29 @@ func (d *doctor) orphans(ctx context.Context, s *Snapshot, locked bool, deserted
 			}
 			text, remedy = text+"; no client is live, the last were "+listed(last), "continue or restart them; kill -9 what is frozen"
 		}
-		d.found("orphans", Fault, remedy, "%s", text)
+		d.found("orphans", LevelFault, remedy, "%s", text)
 	case len(deserted) > 0:
-		d.found("orphans", Warning, map[bool]string{true: "pgleases undrain CLIENT --reason '...' for each of them, or start another process", false: "start a process"}[len(drains) > 0]+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
+		d.found("orphans", LevelWarning, map[bool]string{true: "pgleases undrain CLIENT --reason '...' for each of them, or start another process", false: "start a process"}[len(drains) > 0]+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
 	case len(left) > 0:
-		d.found("orphans", Note, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no process runs, as after pgleases run --once: %s", listed(left))
+		d.found("orphans", LevelNote, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no process runs, as after pgleases run --once: %s", listed(left))
 	}
 }
 
 // Pause returns the pause of a lease, or nil.
 func (s *Snapshot) Pause(l *Lease) *Override {
-	return find(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == Pause })
+	return find(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == VerbPause })
 }
 
 // drains returns the drains of members of a lease that would work on it otherwise.
 func (s *Snapshot) drains(l *Lease) []Override {
 	return slices.DeleteFunc(slices.Clone(s.Overrides), func(w Override) bool {
-		return w.Verb != Drain || !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 })
+		return w.Verb != VerbDrain || !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 })
 	})
 }
 
 // stops reports whether an override stops all work on a lease.
 func (s *Snapshot) stops(w Override) bool {
-	return w.Verb == Pause || w.Verb == Drain && slices.ContainsFunc(s.Leases, func(l Lease) bool {
+	return w.Verb == VerbPause || w.Verb == VerbDrain && slices.ContainsFunc(s.Leases, func(l Lease) bool {
 		return s.Pause(&l) == nil && s.working(&l) == 0 && slices.Contains(s.drains(&l), w)
 	})
 }
@@ -814,21 +814,21 @@ func (w Override) summary() string {
 // overrides finds those without an end that stop all work on a lease, or are old.
 func (d *doctor) overrides(s *Snapshot) {
 	texts, remedies := make(map[Level][]string), make(map[Level][]string)
-	is, means := map[Verb]string{Pause: "paused", Drain: "drained"}, map[Verb]string{Pause: "no work is done", Drain: "a lease of it has no member that works"}
+	is, means := map[Verb]string{VerbPause: "paused", VerbDrain: "drained"}, map[Verb]string{VerbPause: "no work is done", VerbDrain: "a lease of it has no member that works"}
 	for _, w := range s.Overrides {
 		age, stops := s.At.Sub(w.Since), s.stops(w)
-		level, text, remedy := Note, "older than a day, without an end: "+w.summary(), "if it is no longer needed: "
+		level, text, remedy := LevelNote, "older than a day, without an end: "+w.summary(), "if it is no longer needed: "
 		switch {
 		case !w.Until.IsZero() || !stops && age <= old:
 			continue
 		case stops:
-			level = map[bool]Level{true: Warning, false: Note}[age > time.Hour]
+			level = map[bool]Level{true: LevelWarning, false: LevelNote}[age > time.Hour]
 			text = fmt.Sprintf("%q is %s by %s%s, without an end: %q: %s", w.Of(), is[w.Verb], w.Actor, when("since", w.Since, s.At), w.Reason, means[w.Verb])
 			remedy = "when it may go on: "
 		}
 		texts[level], remedies[level] = append(texts[level], text), append(remedies[level], remedy+w.back())
 	}
-	for _, level := range []Level{Warning, Note} {
+	for _, level := range []Level{LevelWarning, LevelNote} {
 		if all := remedies[level]; len(all) > 0 {
 			d.found("overrides", level, strings.Join(all[:min(5, len(all))], "\n"), "%s", listed(texts[level]))
 		}
@@ -850,7 +850,7 @@ func (d *doctor) handoffs(s *Snapshot) {
 		}
 	}
 	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
-		Warning, unblock, "asked for and not handed over: %s", listed(draining))
+		LevelWarning, unblock, "asked for and not handed over: %s", listed(draining))
 }
 
 // lastingOrphans returns the partitions, by lease, that have no live owner for the time stays.
