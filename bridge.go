@@ -20,5 +20,6 @@ func init() {
 	bridge.On = func(double *engine.Double) any {
 		return Option{"on a double", func(o *options) { o.Double = double }}
 	}
+	bridge.OpenError = openError
 	bridge.Plan = replan
 }

@@ -94,7 +94,7 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 	}
 	if err != nil {
 		first.Close()
-		return nil, store.OpenError(ctx, "pgleases", "open client", o.Schema, ErrSchema, err)
+		return nil, openError(ctx, "pgleases", "open client", o.Schema, err)
 	}
 	return start(ctx, first, func(ctx context.Context) (engine.Conn, error) {
 		c, err := connector.Connect(ctx, time.Second)
@@ -116,7 +116,7 @@ func start(ctx context.Context, first engine.Conn, connect func(context.Context)
 	}
 	e, err := engine.Start(ctx, first, o.Config)
 	if err != nil {
-		return nil, store.OpenError(ctx, "pgleases", fmt.Sprintf("open client: register %q", o.ClientID), o.Schema, ErrSchema, err)
+		return nil, openError(ctx, "pgleases", fmt.Sprintf("open client: register %q", o.ClientID), o.Schema, err)
 	}
 	return &Client{engine: e, options: o}, nil
 }
@@ -136,7 +136,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 		return wrap.Errorf("pgleases: migrate: %w", err)
 	}
 	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Engine.Migrate(ctx, conn.Conn(), schema) })
-	return store.OpenError(ctx, "pgleases", "migrate", schema, ErrSchema, err)
+	return openError(ctx, "pgleases", "migrate", schema, err)
 }
 
 // Schema returns the DDL that Migrate runs: tables, views and functions, for goose, tern, Flyway

@@ -1,9 +1,12 @@
 package pgleases
 
 import (
+	"context"
 	"errors"
 
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // The errors to test for with errors.Is. A call returns an error that wraps one of them, and whose
@@ -54,3 +57,36 @@ var (
 	// was asked to end.
 	ErrDrainTimeout = errors.New("pgleases: work did not end within the drain timeout")
 )
+
+// The packages whose tables openError knows, and what pgleases grants calls the role that uses them.
+var purposes = map[string]string{"pgleases": "application", "schedule": "schedules", "consumer": "consumers"}
+
+// openError adds the remedy to an error of opening or migrating the tables of a package.
+func openError(ctx context.Context, of, doing, schema string, err error) error {
+	if err == nil {
+		return nil
+	}
+	var misfit *store.SchemaError
+	if errors.As(err, &misfit) {
+		return wrap.Errorf("%s: %s: %w: %s: %s", of, doing, ErrSchema, misfit, misfitRemedy(of, misfit))
+	}
+	if !store.Denied(err) {
+		return wrap.Errorf("%s: %s: %w", of, doing, store.Advised(store.Caused(ctx, err)))
+	}
+	// The role may lack rights although the tables are up to date.
+	owner := ""
+	if doing == "migrate" {
+		owner = "; to create or change the tables, " +
+			"run it as the role that owns the schema, or as one that may create it"
+	}
+	return wrap.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
+		of, doing, purposes[of], schema, owner, err)
+}
+
+func misfitRemedy(of string, misfit *store.SchemaError) string {
+	if misfit.TooNew {
+		return "run a newer version of this library"
+	}
+	return "run " + of + ".Migrate, the command pgleases migrate (with --schedules or --consumers if you use them), " +
+		"or the DDL that " + of + ".Schema returns, as a role with the right to do so"
+}

@@ -68,8 +68,9 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 		return nil, fmt.Errorf("consumer: %d batches at once need a pool of more than %d connections, not %d: see WithMaxRunning",
 			o.maxRunning, o.maxRunning, size)
 	}
-	if err := store.OpenError(ctx, "consumer", "new consumer", o.schema, pgleases.ErrSchema, bridge.Engine(client).Reaches(ctx, pool, o.schema)); err != nil {
-		return nil, err
+	err = bridge.Engine(client).Reaches(ctx, pool, o.schema)
+	if err != nil {
+		return nil, bridge.OpenError(ctx, "consumer", "new consumer", o.schema, err)
 	}
 	if o.noMigration {
 		err = withConn(ctx, pool, "new consumer", o.schema, schemaPart.Fits)
@@ -146,7 +147,8 @@ func Schema(opts ...Option) (string, error) {
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
-	return store.OpenError(ctx, "consumer", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
+	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) })
+	return bridge.OpenError(ctx, "consumer", doing, schema, err)
 }
 
 // Name returns the consumer's name.

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/schedule/sql"
 )
@@ -37,5 +38,6 @@ func Schema(opts ...Option) (string, error) {
 }
 
 func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
-	return store.OpenError(ctx, "schedule", doing, schema, pgleases.ErrSchema, pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) }))
+	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) })
+	return bridge.OpenError(ctx, "schedule", doing, schema, err)
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/listen"
 	"github.com/pgleases/pgleases/internal/logqueue"
-	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
@@ -100,7 +99,8 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 		return nil, err
 	}
 	if client != nil {
-		err = store.OpenError(ctx, "schedule", "new scheduler", o.schema, pgleases.ErrSchema, bridge.Engine(client).Reaches(ctx, pool, o.schema))
+		err = bridge.Engine(client).Reaches(ctx, pool, o.schema)
+		err = bridge.OpenError(ctx, "schedule", "new scheduler", o.schema, err)
 	}
 	switch {
 	case err != nil:

@@ -3,6 +3,8 @@
 package bridge
 
 import (
+	"context"
+
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -24,6 +26,9 @@ var (
 
 	// On returns a pgleases.Option: with it, Open opens the client on a double instead of a server.
 	On func(*engine.Double) any
+
+	// OpenError adds the remedy to an error of opening or migrating the tables of a package.
+	OpenError func(ctx context.Context, of, doing, schema string, err error) error
 
 	// Plan returns the moves of a plan of what was read, the same plan that clients make of it. It
 	// changes no data, and needs no client.

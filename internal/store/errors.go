@@ -96,29 +96,3 @@ func Advised(err error) error {
 	}
 	return err
 }
-
-// OpenError adds the remedy to an error of opening or migrating the tables of a package. misfits is
-// pgleases.ErrSchema.
-func OpenError(ctx context.Context, of, doing, schema string, misfits, err error) error {
-	var misfit *SchemaError
-	switch {
-	case err == nil:
-		return nil
-	case errors.As(err, &misfit) && misfit.TooNew:
-		return wrap.Errorf("%s: %s: %w: %s: run a newer version of this library", of, doing, misfits, misfit)
-	case errors.As(err, &misfit):
-		return wrap.Errorf("%s: %s: %w: %s: run %[1]s.Migrate, the command pgleases migrate "+
-			"(with --schedules or --consumers if you use them), or the DDL that %[1]s.Schema returns, "+
-			"as a role with the right to do so", of, doing, misfits, misfit)
-	case Denied(err): // also if the tables are up to date
-		purpose := map[string]string{"pgleases": "application", "schedule": "schedules", "consumer": "consumers"}[of]
-		owner := ""
-		if doing == "migrate" {
-			owner = "; to create or change the tables, " +
-				"run it as the role that owns the schema, or as one that may create it"
-		}
-		return wrap.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
-			of, doing, purpose, schema, owner, err)
-	}
-	return wrap.Errorf("%s: %s: %w", of, doing, Advised(Caused(ctx, err)))
-}
