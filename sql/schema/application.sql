@@ -16,7 +16,8 @@ COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partiti
 -- the caller commits, and until then a takeover skips the partition (FOR UPDATE SKIP LOCKED). A guard that waited for a
 -- takeover finds the new epoch, and is refused.
 --
--- An evicted owner is refused even before a takeover, and a revoked owner at once. An epoch of an earlier server
+-- An evicted owner is refused even before a takeover, and a revoked owner at once. The guard does not compare expires_at:
+-- until its session is evicted, nobody else can own the partition. An epoch of an earlier server
 -- generation is refused too: its owner has to renew the ownership first.
 --
 -- The function's plan is kept (plan_cache_mode). Otherwise a server that compares costs would plan it for every call,

@@ -44,7 +44,7 @@ CREATE TABLE IF NOT EXISTS pgleases.identities (
 COMMENT ON TABLE pgleases.identities IS 'The newest process of each client ID. A row whose ID had no session for a day is deleted.';
 COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
 COMMENT ON COLUMN pgleases.identities.incarnation IS 'The highest incarnation under this ID.';
-COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew the incarnation, so that its repeated registration draws no second one. The lowest 24 bits count the clients of one program; the other bits are random, and the same for the whole program.';
+COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew the incarnation, so that its repeated registration draws no second one. The lowest 24 bits count the clients of one program; the other bits are random, and the same for the whole program. 0: an operator has evicted the client.';
 COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID was last registered, ended or evicted.';
 COMMENT ON COLUMN pgleases.identities.takeovers IS 'How often a new process took the ID from one whose last heartbeat was less than half a TTL old, each time within 5 minutes of the time before. From 3 on, the next process waits until the last heartbeat is older.';
 COMMENT ON COLUMN pgleases.identities.taken_at IS 'When that last happened; -infinity: it never did.';

@@ -1,5 +1,7 @@
 -- expiry.sql: checks for expired sessions.
 
+-- Evicts the sessions that have expired. statements/evict.sql explains the parameters.
+--
 -- A function, because of its first statement: of all clients that see that the check is due, one makes it, and for the
 -- others the function ends there. Locks are taken in one order: leases by name, then clients, then members. The check
 -- does not wait for these locks, because its lock on the server's row keeps every other check waiting: locked rows are
@@ -16,9 +18,9 @@ CREATE OR REPLACE FUNCTION pgleases.evict(
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     now timestamptz := clock_timestamp();
-    silent timestamptz := timestamptz 'epoch' + p_cutoff * interval '1 microsecond'; -- sessions that expired before it are evicted
-    longest interval := p_watched * interval '1 microsecond';
-    before bigint[]; -- evicted earlier; still members if a lease was locked, or if a join was in progress
+    cutoff timestamptz := timestamptz 'epoch' + p_cutoff * interval '1 microsecond'; -- sessions that expired before it are evicted
+    watched interval := p_watched * interval '1 microsecond';
+    evicted_before bigint[]; -- they are still members if a lease was locked, or if a join was in progress
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     evicted := '{}';
@@ -30,11 +32,11 @@ BEGIN
     -- Begin the check, or leave it to another client. Is a check due, for all clients or for a client that has watched for
     -- this long, or did the clock step back? And is this still the server incarnation that was watched? SKIP LOCKED,
     -- because a lock on the row means that another client makes the check.
-    SELECT s.left_behind INTO before FROM pgleases.server AS s
+    SELECT s.left_behind INTO evicted_before FROM pgleases.server AS s
     WHERE (s.next_check_at <= now
-           OR s.unwatched > interval '0' AND s.unwatched <= longest
+           OR s.unwatched > interval '0' AND s.unwatched <= watched
            OR s.next_check_at > now + interval '1 second' + p_ttl * interval '1 microsecond')
-      AND now >= silent
+      AND now >= cutoff
       AND s.accepted_timeline = p_timeline AND pgleases.timeline() = p_timeline
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = p_started
       AND (SELECT m.marker FROM pgleases.present_marker AS m) = p_marker
@@ -47,14 +49,14 @@ BEGIN
     -- Evict, in one statement, so that all of it has one snapshot.
     WITH sessions AS MATERIALIZED ( -- which have expired, by the watch of the caller
         SELECT c.session, c.id, c.ttl, c.expires_at,
-               c.expires_at < silent AND c.ttl <= longest AS expired,
-               c.expires_at < silent AND c.ttl > longest AS unwatched -- it may have expired: a client that has watched for longer evicts it
+               c.expires_at < cutoff AND c.ttl <= watched AS expired,
+               c.expires_at < cutoff AND c.ttl > watched AS unwatched -- it may have expired: a client that has watched for longer evicts it
         FROM pgleases.clients AS c
     ), gone AS MATERIALIZED ( -- the memberships of expired sessions, and of those evicted before
         SELECT m.lease, m.session, s.session IS NULL AS lost
         FROM pgleases.members AS m
         LEFT JOIN sessions AS s ON s.session = m.session
-        WHERE m.session = ANY (before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.expired)) AND s.expired IS NOT FALSE
+        WHERE m.session = ANY (evicted_before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.expired)) AND s.expired IS NOT FALSE
     ), locked AS MATERIALIZED ( -- the leases that lose a member, so that no release or plan of them is executed meanwhile
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g))
@@ -63,7 +65,7 @@ BEGIN
     ), expired AS MATERIALIZED ( -- read again under the lock; SKIP LOCKED, because a locked session renews itself or joins a lease
         SELECT c.session FROM pgleases.clients AS c
         WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expired))
-          AND c.expires_at < silent
+          AND c.expires_at < cutoff
           AND (SELECT count(*) FROM locked) >= 0 -- always true: it makes PostgreSQL lock the leases before the clients
         ORDER BY c.session
         FOR UPDATE OF c SKIP LOCKED
@@ -125,7 +127,7 @@ BEGIN
            coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM due AS a), '{}'),
            coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM due AS a), 0),
            (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
-                                                     clock_timestamp() + (c.unwatched - longest)) - clock_timestamp()) * 1000000, 0)
+                                                     clock_timestamp() + (c.unwatched - watched)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
     INTO evicted, to_plan, plan_due_in, check_due_in;
 END

@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
 COMMENT ON TABLE pgleases.leases IS 'The leases. A lease that was dropped or replaced keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered from 0; 0: the lease was dropped or replaced.';
-COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the lease''s members, owners or targets.';
+COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the lease''s members, owners or targets; for a handover, with the announcement that follows it.';
 COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was created, or created again after a drop.';
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped or replaced, or of the lease that it replaced; new epochs are above it.';
 COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
@@ -124,6 +124,7 @@ $pgleases_body$;
 -- owners locks the lease's row in the weakest mode, and does not write to it. The function announce writes to it later,
 -- in a transaction that does not wait for a flush. FOR KEY SHARE keeps plans, evictions and leaves of this lease
 -- waiting. A session that is gone releases no partition, because a plan may have read that it is gone.
+-- statements/release.sql explains the parameters.
 CREATE OR REPLACE FUNCTION pgleases.release(
     p_session bigint, p_leases pg_catalog.text[], p_partitions int[], p_epochs bigint[], p_successors bigint[],
     p_leaving pg_catalog.text[], p_planned bigint[], p_ending pg_catalog.text[], p_last_join bigint, p_lock_ms int, p_channel pg_catalog.text,
@@ -144,8 +145,9 @@ DECLARE
     due text[]; -- leases that need a plan
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
-    -- Lock the leases by name. So no plan, eviction or leave of them is executed meanwhile, and none was read before this
-    -- and is written after it. A leave changes its lease, so it needs the stronger lock from the beginning.
+    -- Lock the leases by name. So no plan, eviction or leave of them is executed meanwhile. A plan that was read before may
+    -- be written after this, and then apply finds the new owners and epochs under its own lock. A leave changes its lease,
+    -- so it needs the stronger lock from the beginning.
     IF cardinality(p_ending) > 0 THEN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     ELSE
@@ -207,7 +209,7 @@ BEGIN
                            THEN p.owner_id
                            ELSE p.preferred_owner_id END,
             owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
-            asked_at = CASE WHEN CASE WHEN k.renewed THEN k.target ELSE h.session END IS DISTINCT FROM h.session THEN p.asked_at END
+            asked_at = CASE WHEN k.renewed AND k.target IS DISTINCT FROM h.session THEN p.asked_at END
         FROM taken AS k
         LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN p_session ELSE k.target END
         WHERE p.ctid = k.place
@@ -276,7 +278,7 @@ BEGIN
         IF p_channel <> '' AND cardinality(concerned) > 0 THEN
             PERFORM pg_notify(p_channel, CASE WHEN cardinality(concerned) > 100 THEN 'all' ELSE array_to_string(concerned, ',') END);
         END IF;
-    ELSIF cardinality(due) > 0 THEN -- by name, because the lock held so far does not keep others from changing them
+    ELSIF cardinality(due) > 0 THEN -- in the order of names, because others may hold FOR KEY SHARE too, and change the leases
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (due) ORDER BY l.name FOR NO KEY UPDATE;
     END IF;
 

@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.server IS 'One row: the server that has these tables, and when the next check for expired sessions is due.';
-COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. 0: no client has used these tables yet, and the first one accepts them.';
+COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. 0: no client has used these tables yet, and the first one accepts them. -1: they were rejected, or a new server generation was requested, and a client accepts them after it has watched.';
 COMMENT ON COLUMN pgleases.server.generation IS 'The server generation: new epochs are at least this number times 2^32, and no lower epoch passes a guard. It rises when a server is accepted.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. If there are many, only some of their clients make the next check early.';
