@@ -2,9 +2,11 @@
 //
 // # Parts
 //
-// The engine alone knows all parts. A part is a type, and its fields are its own. It receives clock
-// readings and answers, calls no other part, and returns what happened. engine.go passes that on.
-// So engine.go shows, on one page each, what a heartbeat's answer means (heard) and the order of a
+// The engine alone knows all parts. A part is a type, and no other part writes its fields. It
+// receives clock readings and answers, calls no other part, and returns what happened. engine.go
+// passes that on. A statement runs in a goroutine of its operation, which alone uses what the
+// operation was given, such as a planning, until its answer is back in the engine's goroutine. So
+// engine.go shows, on one page each, what a heartbeat's answer means (heard) and the order of a
 // Close (close, finished, finish). An answer that concerns only one part is passed to it in
 // begin.go.
 //
@@ -57,6 +59,9 @@
 //	                       v                                                   v
 //	                      over, while work on it goes on; then it is forgotten
 //
+// The row of a partition keeps an evicted session as its owner until a plan gives the partition
+// away.
+//
 // The ownership (its contexts and pins) ends when it is released, lost, or overdue, and at once if
 // the trust is lost. It left Values when it began to drain. After an end without a release the
 // assignment continues to drain, because the database has it until it is released.
@@ -85,7 +90,9 @@
 //     (watch.go, expiry.sql). Then apply gives its partitions away. internal/liveness has the
 //     argument for fast failover.
 //  5. A promoted server may have lost handoffs. It gives no partition before a client has watched
-//     its clock for the longest TTL of all sessions (server.go, accept.sql).
+//     its clock for the longest TTL of all sessions (server.go, accept.sql). On another server a
+//     client prolongs its trust only when it has read again all that it owns, and its locks
+//     (heardServer).
 //  6. All of this holds on one set of tables. A watch, and the trust in what is owned, end
 //     when the client meets others (reaches in server.go, heard in engine.go): see below.
 //  7. What a frozen process does between Values and a write is for Guard.
@@ -104,8 +111,9 @@
 // timeline, so the timeline that a dump's row of server accepts is never that of the restored
 // tables: no partition is given, no session evicted and no lock granted there until it was accepted
 // (step 5), whoever comes first. The boot marker of a dump is void for the same reason
-// (present_marker), so each watch begins again, and the first heartbeat gets a whole answer, with the number. A heartbeat after that costs
-// no more, because its marker is valid only in the tables that it was written in.
+// (present_marker), so each watch begins again, and the first heartbeat gets a whole answer, with
+// the number. A heartbeat after that costs no more, because its marker is valid only in the tables
+// that it was written in.
 //
 //	what happens                        the number changes because of       who refuses meanwhile
 //	a dump in another database,         the database's OID, the writing     the row of server
@@ -123,19 +131,20 @@
 //	a promotion, pg_upgrade, VACUUM     it stays the same                   step 5
 //	  FULL
 //
-// New tables, and tables that others had accepted, need the clients: accepted counts there for those
-// who were never elsewhere. A client that comes from other tables behaves as if it had seen the
-// server generation of the moment when it last heard from them. A generation is the time of its
-// acceptance. So tables that were accepted earlier are rejected (reject.sql), because their
+// New tables, and tables that others had accepted, need the clients: accepted counts there for
+// those who were never elsewhere. A client that comes from other tables behaves as if it had seen
+// the server generation of the moment when it last heard from them. A generation is the time of
+// its acceptance. So tables that were accepted earlier are rejected (reject.sql), because their
 // clients have not waited there for the trust that was earned elsewhere. Tables that were accepted
-// later did wait, and are left alone, so that a client which returns late disturbs no other. The next generation is
-// above what the client has seen, also if the clocks differ. So epochs, tokens of locks, and the
-// epochs that schedules and consumers record continue above those of the former tables.
+// later did wait, and are left alone, so that a client which returns late disturbs no other. The
+// next generation is above what the client has seen, also if the clocks differ. So epochs, tokens
+// of locks, and the epochs that schedules and consumers record continue above those of the former
+// tables.
 //
 // What remains: a process that starts on new tables has no memory. It owns at once, beside a client
 // that has not noticed yet, and under low epochs until that client connects. And two sets of tables
-// that are used at the same time do not exclude each other's clients. docs/restore.md has the order of
-// steps that prevents both.
+// that are used at the same time do not exclude each other's clients. docs/restore.md has the
+// order of steps that prevents both.
 //
 // # A tour: from a plan that is due to another client's Values
 //
@@ -161,10 +170,19 @@
 //  8. In the new owner, woken in the same way, reads.go finds the partition among the gained ones.
 //     assignments.serve shows it: owned.Board stores a new snapshot, and Values returns it.
 //
-// If the owner has crashed, no owner is asked: its session expires. In a client that has watched
-// the clock for long enough, expiry.go makes a heartbeat early and the task "evict" due. The
-// function evict of sql/schema/expiry.sql removes the session, and its leases need a plan. Step 3
-// gives its partitions away at once.
+// If the owner has crashed, no owner is asked:
+//
+//  1. Its rows stay, and its session expires a TTL after its last heartbeat. The server ends its
+//     open transactions, at the latest by their idle timeout.
+//  2. The answers to the heartbeats of other clients say when the next check for expired sessions
+//     is due. expiry.go then makes a heartbeat early, in large fleets only in some clients.
+//  3. If that heartbeat confirms that the check is due, the task "evict" follows. Its function
+//     evict of sql/schema/expiry.sql needs a watch of the dead session's whole TTL. It removes the
+//     session from clients, so that no guard passes, then from members, and makes plans of its
+//     leases due.
+//  4. Step 3 of the tour gives the partitions away at once, under the next epoch, without asking. A
+//     partition that a guarded transaction has locked is left over, and tried again soon.
+//  5. Steps 7 and 8 follow in the new owner, as soon as it reads the lease.
 //
 // # Tests
 //
