@@ -2,8 +2,8 @@
 // which a test generates from the command's help.
 //
 // The texts of the help are in help.txt, which help.go reads. look.go has the verbs that show
-// leases and clients, operate.go those of operators, overrides and events, schedules.go, jobs.go
-// and consumers.go those of schedules, jobs and consumers, setup.go those that create the tables,
+// leases and clients, operate.go those of operators, overrides and events, audit.go the audit,
+// schedules.go, jobs.go and consumers.go those of schedules, jobs and consumers, setup.go those that create the tables,
 // and doctor; all of them use package admin. table.go prints. serve.go is the dashboard.
 //
 // run.go reads the flags of run; package supervise does the work.
@@ -113,7 +113,7 @@ func newRoot() *cobra.Command {
 		title string
 		verbs []*cobra.Command
 	}{
-		{"Inspect", []*cobra.Command{newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides()}},
+		{"Inspect", []*cobra.Command{newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newAudit()}},
 		{"Run", []*cobra.Command{newRun()}},
 		{"Change", newOperations()},
 		{"Schedules, jobs, consumers", []*cobra.Command{newSchedules(), newJobs(), newConsumers()}},
