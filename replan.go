@@ -48,7 +48,7 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			sessions, cordoned = append(sessions, 0), append(cordoned, false)
 		}
 		weight := m.Weight
-		if r.Paused || m.Drained || m.Incarnation < 0 {
+		if r.Paused || m.Drained || m.Revoked {
 			weight = 0
 		}
 		lease.members[i], sessions[i] = planMember{m.ID, weight}, m.Session

@@ -37,7 +37,7 @@ func (r read) meant(session int64, partitions ...int) read {
 }
 
 func member(session int64, id string, incarnation int64, weight int) store.Member {
-	return store.Member{Session: session, ID: id, Incarnation: incarnation, Weight: weight}
+	return store.Member{Session: session, ID: id, Incarnation: incarnation, Revoked: incarnation < 0, Weight: weight}
 }
 
 func drained(m store.Member) store.Member  { m.Drained = true; return m }

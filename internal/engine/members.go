@@ -265,7 +265,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	if refused && join.Successor != "" {
 		err = fmt.Errorf("%w by %q", ms.config.Errors.LeaseReplaced, join.Successor)
 	} else if refused {
-		err = ms.miscounted(join.Partitions, m.lease.Partitions)
+		err = ms.miscounted(join, m.lease.Partitions)
 	}
 	switch {
 	case err != nil:
@@ -380,18 +380,22 @@ func (m *membership) becameNone() {
 	m.setToRead(false)
 }
 
-// miscounted returns the error of a join of a lease that has n partitions. Negative n: it had -n,
-// and was dropped. It returns nil if the lease was created or dropped meanwhile.
-func (ms *members) miscounted(n, wanted int) error {
+// miscounted returns the error of a join that was refused because of the number of partitions. It
+// returns nil if the lease was created or dropped meanwhile.
+func (ms *members) miscounted(join store.Join, wanted int) error {
+	const (
+		dropped = "%w: it was dropped, and for 24 h it can be created again only with %d, not with %d; " +
+			"change that with pgleases drop --partitions"
+		another = "%w: it has %d, not %d; start every process with the number that the lease has, or drop the lease"
+	)
 	switch {
-	case n == 0 || max(n, -n) == wanted:
-		return nil
-	case n < 0:
-		return fmt.Errorf("%w: it was dropped, and for 24 h it can be created again only with %d, not with %d; change that with pgleases drop --partitions",
-			ms.config.Errors.PartitionCount, -n, wanted)
+	case wanted == join.Partitions || wanted == join.DroppedWith:
+	case join.DroppedWith > 0:
+		return fmt.Errorf(dropped, ms.config.Errors.PartitionCount, join.DroppedWith, wanted)
+	case join.Partitions > 0:
+		return fmt.Errorf(another, ms.config.Errors.PartitionCount, join.Partitions, wanted)
 	}
-	return fmt.Errorf("%w: it has %d, not %d; start every process with the number that the lease has, or drop the lease",
-		ms.config.Errors.PartitionCount, n, wanted)
+	return nil
 }
 
 // heard handles what a heartbeat says about the leases that the session is a member of. It returns

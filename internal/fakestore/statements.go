@@ -266,10 +266,13 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 	return execute(ctx, c, "join", true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
 		join := store.Join{Partitions: int(l.Partitions), Successor: l.Successor}
+		only := int(l.Partitions)
 		if l.Partitions == 0 {
-			join.Partitions = -int(l.NextPartitions)
+			join.DroppedWith = int(l.NextPartitions)
+			only = join.DroppedWith
 		}
-		if _, join.Alive = t.Clients[session]; !join.Alive {
+		_, join.Alive = t.Clients[session]
+		if !join.Alive {
 			return join, false
 		}
 		calm := l.PlannedAt + 250*millisecond + 10*l.Partitions
@@ -278,7 +281,7 @@ func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions
 		case !known:
 			l = Lease{Generation: 1, CreatedGeneration: 1, NextUntil: Never}
 			join.Claimed = true
-		case l.Successor != "", max(join.Partitions, -join.Partitions) != partitions && (l.Partitions > 0 || l.NextUntil > clock):
+		case l.Successor != "", only != partitions && (l.Partitions > 0 || l.NextUntil > clock):
 			return join, false
 		default:
 			l.Generation++
@@ -675,8 +678,11 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 		for m, member := range t.Members {
 			members, ok := related[m.Lease]
 			if row, alive := t.Clients[m.Session]; ok && alive {
-				related[m.Lease] = append(members, store.Member{Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Weight: member.Weight, Joined: member.JoinedGeneration,
-					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID)})
+				related[m.Lease] = append(members, store.Member{
+					Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Revoked: row.Incarnation < 0,
+					Weight: member.Weight, Joined: member.JoinedGeneration,
+					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID),
+				})
 			}
 		}
 		var snapshots []store.LeaseSnapshot

@@ -169,11 +169,11 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 			t.Fatalf("dropped twice: %v", err)
 		}
 		f.lease("l", func(l *fakestore.Lease, clock int64) { l.PlannedAt = clock })
-		if again := a.join("l", 2); again.Joined || again.Partitions != -4 {
+		if again := a.join("l", 2); again.Joined || again.DroppedWith != 4 {
 			t.Errorf("join with another number: %+v", again)
 		}
 		f.ok(f.drop("l", 2))
-		if again := a.join("l", 4); again.Joined || again.Partitions != -2 {
+		if again := a.join("l", 4); again.Joined || again.DroppedWith != 2 {
 			t.Errorf("join with the number of before, after a drop that names another: %+v", again)
 		}
 		if again := a.join("l", 2); !again.Joined {

@@ -16,10 +16,13 @@ type Join struct {
 	// if the lease was not replaced.
 	Successor string
 
-	// Partitions is the number of the lease's partitions before this join. It is 0 if the lease did not
-	// exist, or was created meanwhile. It is below 0 if the lease was dropped. If the session has not
-	// joined, the lease can be created again only with minus this number.
+	// Partitions is the number of the lease's partitions before this join. It is 0 if the lease was
+	// dropped, did not exist, or was created meanwhile.
 	Partitions int
+
+	// DroppedWith is the number of partitions with which alone a dropped lease can be created again for
+	// some time, if the session has not joined.
+	DroppedWith int
 
 	Claimed bool          // the plan that the join asked for is the caller's, at once
 	DueIn   time.Duration // otherwise, the time until that plan is due

@@ -28,7 +28,8 @@ type Evicted struct {
 type Member struct {
 	Session     int64
 	ID          string
-	Incarnation int64 // negative: the session is revoked
+	Incarnation int64
+	Revoked     bool // an operator has evicted the client
 	Weight      int
 	Joined      int64 // generation of the lease when it joined, or its weight was last raised from 0
 
@@ -151,7 +152,10 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	live := make(map[int64]bool, len(r.Sessions))
 	for i, session := range r.Sessions {
 		weight := int(r.Weights[i])
-		p.Members[i] = Member{session, r.IDs[i], r.Incarnations[i], weight, r.Joined[i], r.Drained[i], r.Cordoned[i]}
+		p.Members[i] = Member{
+			Session: session, ID: r.IDs[i], Incarnation: r.Incarnations[i], Revoked: r.Incarnations[i] < 0,
+			Weight: weight, Joined: r.Joined[i], Drained: r.Drained[i], Cordoned: r.Cordoned[i],
+		}
 		live[session] = true
 	}
 	for i, n := range r.Pinned {

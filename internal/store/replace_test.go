@@ -25,7 +25,7 @@ func TestReplacedLeaseRefusesJoins(t *testing.T) {
 		for _, partitions := range []int{4, 8} {
 			join, err := a.Join(f.ctx, a.session, "l", partitions, 1, 9)
 			f.ok(err)
-			expect(t, join, Join{Alive: true, Successor: "m", Partitions: join.Partitions}, "join of the replaced lease")
+			expect(t, join, Join{Alive: true, Successor: "m", DroppedWith: join.DroppedWith}, "join of the replaced lease")
 		}
 		if err := f.replace("l", "n", 8); !errors.Is(err, fakestore.ErrReplaced) {
 			t.Errorf("replaced twice: %v", err)

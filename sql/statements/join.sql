@@ -11,9 +11,10 @@
 -- $6 int     lock timeout, milliseconds
 --
 -- One row: whether the session exists; whether it is a member now (it is not if the lease was replaced, or has another
--- number of partitions); the lease that has replaced it (empty: it was not replaced); the number of partitions before this statement (0: the lease did not exist, or was created meanwhile;
--- below 0: it was dropped, and until next_until it can be created again only with minus this number); whether the join
--- has claimed a plan; if not, nanoseconds until the plan is due.
+-- number of partitions); the lease that has replaced it (empty: it was not replaced); the number of partitions before this
+-- statement (0: the lease was dropped, did not exist, or was created meanwhile); if it was dropped, the number of
+-- partitions with which alone it can be created again until next_until; whether the join has claimed a plan; if not,
+-- nanoseconds until the plan is due.
 WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $6::int) AS ok
 ), alive AS MATERIALIZED (
@@ -67,7 +68,8 @@ SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- 
             ELSE EXISTS (SELECT FROM alive) END AS alive,
        (SELECT count(*) FROM member) > 0 AS joined,
        coalesce((SELECT l.successor FROM pgleases.leases AS l WHERE l.name = $2::text), '') AS successor,
-       coalesce((SELECT CASE WHEN l.partitions = 0 THEN -l.next_partitions ELSE l.partitions END FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
+       coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = $2::text), 0) AS partitions,
+       coalesce((SELECT l.next_partitions FROM pgleases.leases AS l WHERE l.name = $2::text AND l.partitions = 0), 0) AS dropped_with,
        EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
        coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
                  FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in
