@@ -41,7 +41,8 @@ import (
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
-// Callbacks are what a process does about the leadership. Each may be nil.
+// Callbacks are what a process does about the leadership. OnStartedLeading is required; the others
+// may be nil.
 type Callbacks struct {
 	// OnStartedLeading is called each time that this process begins to lead. ctx ends when it has
 	// to stop; return then. If it returns earlier, the process leads on.
@@ -93,6 +94,9 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	if e.client == nil {
 		return fmt.Errorf("pgleases: elect leader %q: client is nil; pass the one that pgleases.NewClient has returned", e.name)
 	}
+	if callbacks.OnStartedLeading == nil {
+		return fmt.Errorf("pgleases: elect leader %q: OnStartedLeading is nil; pass the function that works while this process leads", e.name)
+	}
 	lease, err := e.client.Lease(ctx, e.name, 1)
 	if err != nil {
 		return wrap.Errorf("pgleases: elect leader %q: %w", e.name, err)
@@ -130,7 +134,7 @@ func (e *Elector) lead(ctx context.Context, callbacks Callbacks) {
 		if fault := recover(); fault != nil {
 			panic(fault)
 		}
-		if callbacks.OnStartedLeading != nil && ctx.Err() == nil {
+		if ctx.Err() == nil {
 			bridge.Engine(e.client).Log().Warn("pgleases: leader has no work, OnStartedLeading returned early",
 				slog.String("lease", e.name), slog.Int64("epoch", Epoch(ctx)))
 		}
@@ -139,9 +143,7 @@ func (e *Elector) lead(ctx context.Context, callbacks Callbacks) {
 			callbacks.OnStoppedLeading()
 		}
 	}()
-	if callbacks.OnStartedLeading != nil {
-		callbacks.OnStartedLeading(ctx)
-	}
+	callbacks.OnStartedLeading(ctx)
 }
 
 // inform follows who leads, and calls onNew for each new leader, until ctx ends. The channel that

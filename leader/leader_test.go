@@ -178,16 +178,19 @@ func TestSecondRunIsRefused(t *testing.T) {
 	e.says(t, "started", "new leader pgleasestest")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if err := e.Run(ctx, leader.Callbacks{}); err == nil || ctx.Err() != nil {
+	work := func(context.Context) { t.Error("a second Run leads") }
+	if err := e.Run(ctx, leader.Callbacks{OnStartedLeading: work}); err == nil || ctx.Err() != nil {
 		t.Errorf("a second Run of an Elector returned %v", err)
 	}
-	if err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{}); err == nil || ctx.Err() != nil {
+	if err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{OnStartedLeading: work}); err == nil || ctx.Err() != nil {
 		t.Errorf("a second Run on the client returned %v", err)
 	}
 	// Its context ends before it returns, but not therefore: the lease is not its own to leave. It may
 	// also return before it has seen a leader; then it is called again.
 	for seen := false; !seen; {
-		err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{OnNewLeader: func(string) { seen = true; cancel() }})
+		err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{
+			OnStartedLeading: work, OnNewLeader: func(string) { seen = true; cancel() },
+		})
 		if err == nil || seen != (ctx.Err() != nil) {
 			t.Fatalf("a second Run whose context ends returned %v, %v", err, ctx.Err())
 		}
