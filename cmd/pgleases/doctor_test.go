@@ -659,7 +659,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		{"ALTER TABLE public.outbox RENAME TO elsewhere", "ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers", `public.outbox of "orders"`},
 		{"INSERT INTO pgleases.consumers VALUES ('mail', 'public.mail', 'id', 'customer', 'partition', NULL, 2); ALTER TABLE public.outbox RENAME TO elsewhere",
 			"DELETE FROM pgleases.consumers WHERE name = 'mail'; ALTER TABLE public.elsewhere RENAME TO outbox", "warning consumers",
-			"> create it again, or pgleases consumers delete mail --reason '...'\ncreate it again, or pgleases consumers delete orders --reason '...'"},
+			"> create it again, or pgleases consumers delete mail --reason '...'\nlikewise for the other one"},
 		{"ALTER TABLE public.outbox RENAME customer TO client", "ALTER TABLE public.outbox RENAME client TO customer", "fault consumers",
 			`no row is handled: column customer of public.outbox, consumer "orders" (it is gone) > as the table's owner: rename it back`},
 		{"ALTER TABLE public.outbox RENAME partition TO p", "ALTER TABLE public.outbox RENAME p TO partition", "fault consumers", `column partition of public.outbox, consumer "orders" (it is gone)`},
@@ -760,6 +760,30 @@ func TestDoctorChecksTheRolesOfLiveClients(t *testing.T) {
 	expectIll(t, database, "fault rights, note consumers", `it lacks rights on queue tables: SELECT on public.outbox for `+role+` of "orders"`)
 	execute(t, database, "GRANT SELECT ON public.outbox TO "+role, "UPDATE pgleases.clients SET role = 'gone'")
 	expectIll(t, database, "fault rights, note consumers", `clients use the role "gone", which does not exist`)
+}
+
+// The process of an expired client has ended, or is about to end, so its role needs no rights.
+func TestDoctorIgnoresTheRolesOfExpiredClients(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	execute(t, database, sound, "UPDATE pgleases.clients SET role = current_user")
+	output1(t, database, "migrate", "--consumers")
+	lacking := newRole(t, database)
+	execute(t, database, consumer.TableSQL("orders", "", consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 2}), `
+		INSERT INTO pgleases.consumers VALUES ('orders', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 2);
+		INSERT INTO pgleases.leases VALUES ('consumer/orders', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since)
+			SELECT 'consumer/orders', n, 11, 11, 3, 'a', now() FROM generate_series(0, 1) AS n;
+		INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at, role) VALUES
+			(13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now(), '`+lacking+`'),
+			(14, 'd', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now(), 'dropped');
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES
+			('consumer/orders', 11, 1, now(), 1), ('consumer/orders', 13, 0, now(), 2), ('consumer/orders', 14, 0, now(), 3)`)
+	expectIll(t, database, "fault rights, fault rights, fault rights, fault rights, note shares", "")
+	execute(t, database, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE session > 12")
+	expectIll(t, database, "", "")
+	expectIll(t, database, "fault rights", `role "`+lacking+`" cannot run clients`, "--role", lacking) // it is asked for
 }
 
 func TestNoFreeConnectionHasItsOwnRemedy(t *testing.T) {

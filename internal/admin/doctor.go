@@ -3,26 +3,16 @@ package admin
 import (
 	"cmp"
 	"context"
-	"crypto/rand"
 	"fmt"
-	"io/fs"
-	"maps"
-	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	consumersql "github.com/pgleases/pgleases/consumer/sql"
-	"github.com/pgleases/pgleases/internal/ranges"
-	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
-	schedulesql "github.com/pgleases/pgleases/schedule/sql"
-	enginesql "github.com/pgleases/pgleases/sql"
 )
 
 // A Level is the severity of a finding.
@@ -44,17 +34,77 @@ type Finding struct {
 	Remedy string `json:"remedy,omitempty"` // empty for ok; several steps have a line each
 }
 
-// Checks are the names of the checks of Doctor, in order.
-var Checks = []string{"connect", "server", "pooler", "notifications", "round-trip", "schema", "functions", "columns", "rights", "table-locks", "row-locks", "advisory-locks", "timeline", "boot-marker", "ttl", "joins", "expired", "client-ids",
-	"orphans", "shares", "overrides", "plans", "handoffs", "locks", "schedules", "jobs", "consumers", "transactions", "snapshots", "autovacuum", "connections"}
-
 // DoctorOptions configure Doctor.
 type DoctorOptions struct {
-	Role string // the role of the clients, whose rights are checked; empty: the role that connects, and those of clients
-	// minimum age of handoffs, waits, late schedules and jobs, idle transactions and expired sessions
-	// that are reported, 10 times that for transactions that work and rows of consumers, and 60 times
-	// that for blocked keys; 0: one minute
+	// Role is the role of the clients, whose rights are checked. If it is empty, the role that
+	// connects is checked, with those of clients.
+	Role string
+
+	// Long is the minimum age of handoffs, waits, late schedules and jobs, idle transactions and
+	// expired sessions that are reported, by default one minute. It is 10 times that for transactions
+	// that work and rows of consumers, and 60 times that for blocked keys.
 	Long time.Duration
+}
+
+// A stage is how much of the database could be read. Each stage has what the ones before it have.
+type stage int
+
+const (
+	connected  stage = iota // there is a connection
+	isPrimary               // the server takes notifications and writes
+	hasSchema               // the schema exists, and its catalogs are read
+	hasTables               // no session hides its tables
+	hasContent              // the tables are those of this code, and are read
+)
+
+// checks are the checks of Doctor in their order, with the stage that each needs. The file of its
+// noun has what a check looks for.
+var checks = []struct {
+	name    string
+	needs   stage
+	examine func(*doctor, context.Context)
+}{
+	{"connect", connected, (*doctor).connection},
+	{"server", connected, (*doctor).server},
+	{"pooler", isPrimary, (*doctor).pooler},
+	{"notifications", isPrimary, (*doctor).notifications},
+	{"round-trip", hasContent, (*doctor).roundTrip},
+	{"schema", isPrimary, (*doctor).schemaVersion},
+	{"functions", hasSchema, (*doctor).functions},
+	{"columns", hasContent, (*doctor).columns},
+	{"rights", hasSchema, (*doctor).rights},
+	{"table-locks", hasSchema, (*doctor).tableLocks},
+	{"row-locks", hasContent, (*doctor).rowLocks},
+	{"advisory-locks", hasContent, (*doctor).advisoryLocks},
+	{"timeline", hasContent, (*doctor).timeline},
+	{"boot-marker", hasContent, (*doctor).bootMarker},
+	{"ttl", hasContent, (*doctor).ttls},
+	{"joins", hasContent, (*doctor).joins},
+	{"expired", hasContent, (*doctor).expired},
+	{"client-ids", hasContent, (*doctor).clientIDs},
+	{"orphans", hasContent, (*doctor).orphans},
+	{"shares", hasContent, (*doctor).shares},
+	{"overrides", hasContent, (*doctor).overrides},
+	{"plans", hasContent, (*doctor).plans},
+	{"handoffs", hasContent, (*doctor).handoffs},
+	{"locks", hasContent, (*doctor).namedLocks},
+	{"schedules", hasTables, (*doctor).work},
+	{"jobs", hasTables, (*doctor).work},
+	{"consumers", hasTables, (*doctor).work},
+	{"transactions", hasSchema, (*doctor).transactions},
+	{"snapshots", hasSchema, (*doctor).snapshots},
+	{"autovacuum", hasSchema, (*doctor).autovacuum},
+	{"connections", hasSchema, (*doctor).connections},
+}
+
+// Checks are the names of the checks of Doctor, in order.
+var Checks = namesOfChecks()
+
+func namesOfChecks() (names []string) {
+	for _, c := range checks {
+		names = append(names, c.name)
+	}
+	return names
 }
 
 // Doctor runs the checks, and returns their results in the order of Checks. If a check fails,
@@ -64,298 +114,108 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if o.Long <= 0 {
 		o.Long = time.Minute
 	}
-	d := &doctor{Admin: a, DoctorOptions: o}
+	d := &doctor{Admin: a, DoctorOptions: o, columnsOf: make(map[string]string)}
 	conn, err := a.pool.Acquire(ctx)
 	if err != nil {
-		remedy := cmp.Or(store.LoginRemedy(err), "start or promote a server; or set --database, DATABASE_URL or the PG* variables to a database that answers")
-		if store.Full(err) {
-			remedy = full
-		}
-		d.found("connect", LevelFault, remedy, "%s", strings.ReplaceAll(err.Error(), "\n\t", " "))
+		d.check = "connect"
+		d.unreachable(err)
 		return d.findings
 	}
 	defer conn.Release()
 	d.conn = conn
-	d.found("connect", LevelOK, "", "connected")
-	d.examine(ctx)
-	slices.SortStableFunc(d.findings, func(a, b Finding) int { return slices.Index(Checks, a.Check) - slices.Index(Checks, b.Check) })
+	reached := d.read(ctx)
+	for _, c := range checks {
+		if c.needs <= reached {
+			d.check = c.name
+			c.examine(d, ctx)
+		}
+	}
 	return d.findings
 }
 
+// A doctor is one call of Doctor: what it has read, and what its checks have found so far.
 type doctor struct {
 	*Admin
 	DoctorOptions
-	conn     *pgxpool.Conn
+	conn *pgxpool.Conn
+
+	trip   time.Duration // the shortest of some round trips
+	unwell error         // why the server cannot be examined
+	*facts
+
+	users  []user // the roles of clients
+	unseen string // why they are not known
+	faults []fault
+	failed map[string]error // by part, why its faults cannot be read
+
+	columnsOf map[string]string // consumers by the generated columns of their partitions
+	*content
+	unread error // why there is no content
+
+	check    string // the one that is running
 	findings []Finding
 }
 
-func (d *doctor) found(check string, level Level, remedy, format string, args ...any) {
-	d.findings = append(d.findings, Finding{check, level, fmt.Sprintf(format, args...), remedy})
+// content is what the tables have.
+type content struct {
+	snapshot  *Snapshot
+	events    []Event // the latest
+	waits     []wait
+	strangers []session // with advisory locks of the library
+	lockers   []session // with locked rows that clients need
 }
 
-// fine adds an OK finding for a check without findings.
-func (d *doctor) fine(check, format string, args ...any) {
-	if !slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Check == check }) {
-		d.found(check, LevelOK, "", format, args...)
-	}
-}
-
-// judge adds the finding of a check: OK if well, otherwise the given one.
-func (d *doctor) judge(check string, well bool, fine string, level Level, remedy, format string, args ...any) {
-	if well {
-		level, remedy, format, args = LevelOK, "", "%s", []any{fine}
-	}
-	d.found(check, level, remedy, format, args...)
-}
-
-// facts is the result of doctor.sql.
-type facts struct {
-	ServerVersion                int  `json:"server_version"`
-	ReadOnly                     bool `json:"read_only"`
-	SeesAll                      bool `json:"sees_all"`
-	Recovery, Autovacuum, Schema bool
-	Parts                        []string // the tables with the versions of other packages' tables
-	Backend                      uint32
-	Role, Provider               string
-	Room                         []struct {
-		Of        string
-		Most, Now int
-	}
-	Idle, Old  []session
-	Locked     []session // sessions that lock tables, so that others wait
-	Unvacuumed []string  // tables
-	Functions  []struct{ Name, Body string }
-	Columns    []struct{ Name, Expression string } // columns that are generated by partition_for
-	Triggers   []string
-	Relations  []string // names of tables, views and indexes
-	Executable []string // functions that PUBLIC may execute
-}
-
-// A session is a session of the server that makes others wait.
-type session struct {
-	Of                 string // the object that it has locked
-	PID                int    // 0: a prepared transaction, whose name is Application
-	Owner, Application string
-	Seconds            float64 // age of its transaction; negative: this role cannot see it
-	Hides              bool    `db:"-"` // for a table: readers wait, too
-	Guards             bool    `db:"-"` // for a table: only rows, locked by a prepared transaction that passed a guard
-}
-
-func (s session) String() string {
-	text := fmt.Sprintf("process %d of %q (%q)", s.PID, s.Owner, s.Application)
-	if s.PID == 0 {
-		text = fmt.Sprintf("the prepared transaction %q of %q", s.Application, s.Owner)
-	}
-	if s.Seconds >= 0 {
-		text += ", for " + seconds(s.Seconds)
-	}
-	return text
-}
-
-// end returns the remedy that ends its lock.
-func (s session) end() string {
-	if s.PID == 0 {
-		return "COMMIT PREPARED or ROLLBACK PREPARED it: pg_prepared_xacts lists them"
-	}
-	return fmt.Sprintf("end its transaction, if need be with SELECT pg_terminate_backend(%d)", s.PID)
-}
-
-func (d *doctor) examine(ctx context.Context) {
-	trip, err := d.roundTrip(ctx)
+// read reads what the checks need, as far as it gets.
+func (d *doctor) read(ctx context.Context) stage {
+	var err error
+	d.trip, err = d.shortestTrip(ctx)
 	all, other := collect(ctx, d.Admin, d.conn, "doctor", pgx.RowTo[facts], d.schema, d.Role, d.Long.Seconds())
-	if err := cmp.Or(err, other); err != nil {
-		d.found("server", LevelFault, "see its log", "cannot examine it: %v", err)
-		return
+	d.unwell = cmp.Or(err, other)
+	if d.unwell != nil {
+		return connected
 	}
-	f := &all[0]
-	d.server(f)
-	if f.Recovery { // a standby has no LISTEN and no unlogged table
-		return
-	}
-	d.listen(ctx, f)
-	if !f.Schema {
-		d.found("schema", LevelFault, "name it with --schema, or run pgleases migrate", "schema %q is missing in this database", d.schema)
-		return
-	}
-	d.functions(f)
-	d.sessions(f)
-	users, unseen := []user(nil), "a session locks a table"
-	if d.tableLocks(f) {
-		users, unseen = d.users(ctx)
-		columns := make(map[string]string)
-		for _, p := range parts {
-			if slices.Contains(f.Parts, p.table) {
-				args := []any{d.Long.Seconds(), rolesOf(f, users)}
-				d.duties(ctx, p.duties, p.flag, columns, args[:p.args]...)
-			}
-		}
-		d.state(ctx, f, columns, trip)
-	}
-	d.rights(ctx, f, users, unseen)
-	d.vacuum(f)
-}
-
-// parts are the packages whose tables may be in the schema too.
-var parts = []struct {
-	table  string // with their version
-	flag   string // of migrate and grants; also the name of the check
-	worker string // with a slash, the names of its workers' leases begin so
-	writes right  // that only a role that runs them has
-	duties string // the statement that returns their faults
-	args   int    // how many it has: the age, and the roles
-	files  fs.ReadFileFS
-}{
-	{"schedule_version", "schedules", "schedule", right{"TABLE", "schedules", "UPDATE", ""}, "duties", 1, schedulesql.Files},
-	{"consumer_version", "consumers", "consumer", right{"TABLE", "consumers", "UPDATE", ""}, "queues", 2, consumersql.Files},
-}
-
-// roundTrip returns the shortest of 5 round trips.
-func (d *doctor) roundTrip(ctx context.Context) (least time.Duration, err error) {
-	for range 5 {
-		began := time.Now()
-		_, failure := d.conn.Conn().PgConn().Exec(ctx, "SELECT 1").ReadAll()
-		took := time.Since(began)
-		least, err = min(cmp.Or(least, took), took), cmp.Or(err, failure)
-	}
-	return least, err
-}
-
-func (d *doctor) server(f *facts) {
+	d.facts = &all[0]
 	switch {
-	case f.Recovery:
-		d.found("server", LevelFault, "name the primary, or several hosts with target_session_attrs=read-write", "it is a standby, which takes no writes")
-	case f.ReadOnly:
-		d.found("server", LevelFault, "set it to off, unless writes are stopped on purpose", "default_transaction_read_only is on: clients cannot write")
-	case f.ServerVersion < 140000:
-		d.found("server", LevelFault, "PostgreSQL 14 is the oldest that serves", "it is PostgreSQL %d", f.ServerVersion/10000)
+	case d.Recovery: // a standby has no LISTEN and no unlogged table
+		return connected
+	case !d.Schema:
+		return isPrimary
+	case len(d.Locked) > 0 && d.Locked[0].Hides:
+		d.unseen = "a session locks a table"
+		return hasSchema
 	}
-	d.fine("server", "PostgreSQL %d, a primary%s", f.ServerVersion/10000, strings.TrimSuffix(" at "+f.Provider, " at "))
+	d.readUsers(ctx)
+	d.readFaults(ctx)
+	d.content, d.unread = d.readContent(ctx)
+	if d.unread != nil || d.snapshot.Version < store.Version || d.snapshot.MinCode > store.Version {
+		return hasTables
+	}
+	return hasContent
 }
 
-// listen checks, as clients do, whether a notification that the connection sends to itself arrives.
-func (d *doctor) listen(ctx context.Context, f *facts) {
-	if pid := d.conn.Conn().PgConn().PID(); pid != f.Backend {
-		d.found("pooler", LevelWarning, "configure a direct connection with WithConnConfig, see docs/pgbouncer.md; or ignore this with --skip=pooler",
-			"a connection pooler is between: its clients see changes only at their next heartbeat")
-		return
+func (d *doctor) readContent(ctx context.Context) (*content, error) {
+	snapshot, err := d.readSnapshot(ctx, d.conn.Conn(), begin+settings)
+	waits, noWaits := collect(ctx, d.Admin, d.conn, "waits", pgx.RowToStructByPos[wait], d.Long.Seconds())
+	strangers, noStrangers := collect(ctx, d.Admin, d.conn, "strangers", pgx.RowToStructByPos[session])
+	lockers, noLockers := collect(ctx, d.Admin, d.conn, "rowlocks", pgx.RowToStructByPos[session])
+	if err := cmp.Or(err, noWaits, noStrangers, noLockers); err != nil {
+		return nil, err
 	}
-	d.found("pooler", LevelOK, "", "there is no pooler")
-	channel := pgx.Identifier{"pgleases_doctor_" + rand.Text()}.Sanitize()
-	conn := d.conn.Conn()
-	err := conn.PgConn().Exec(ctx, "LISTEN "+channel+"; NOTIFY "+channel).Close()
-	if err == nil {
-		late, cancel := context.WithTimeout(ctx, 3*time.Second)
-		_, err = conn.WaitForNotification(late)
-		cancel()
-	}
-	d.judge("notifications", err == nil, "notifications arrive",
-		LevelWarning, "find the proxy that does not deliver them; clients see changes only at their next heartbeat",
-		"a notification did not arrive within 3 s")
-	if err := conn.PgConn().Exec(ctx, "UNLISTEN *").Close(); err != nil { // the pool uses the connection again
-		_ = conn.Close(ctx)
-	}
+	// The rest matters more than an error.
+	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage)
+	return &content{snapshot, events, waits, strangers, lockers}, nil
 }
 
-// functions compares the functions in the database with those of this code.
-func (d *doctor) functions(f *facts) {
-	have := make(map[string][]string)
-	for _, fn := range f.Functions {
-		have[fn.Name] = append(have[fn.Name], fn.Body)
-	}
-	ddl, flags := store.DDL(enginesql.Files, d.schema), ""
-	for _, p := range parts {
-		if slices.Contains(f.Parts, p.table) {
-			ddl, flags = ddl+store.DDL(p.files, d.schema), flags+" --"+p.flag
-		}
-	}
-	missing, changed := store.Differing(ddl, d.schema, have)
-	absent, public := store.Damaged(ddl, d.schema, f.Relations, f.Executable)
-	remedy := fmt.Sprintf("as their owner, run pgleases migrate%s, or what pgleases schema%[1]s prints", flags)
-	switch {
-	case len(missing) > 0:
-		d.found("functions", LevelFault, remedy, "missing: %s", listed(missing))
-	case len(absent) > 0:
-		d.found("functions", LevelFault, remedy, "views or indexes are missing: %s", listed(absent))
-	case len(public) > 0:
-		d.found("functions", LevelFault, remedy, "every role may execute functions for operators, or for the tables' owner: %s", listed(public))
-	case !slices.Contains(f.Triggers, "changed"):
-		d.found("functions", LevelFault, remedy+"; or ALTER TABLE leases ENABLE TRIGGER changed", "the trigger changed of leases is missing or disabled: clients receive no notifications")
-	case len(changed) > 0:
-		d.found("functions", LevelWarning, remedy+", unless newer code has created them",
-			"they differ from this version: %s", listed(changed))
-	}
-	d.fine("functions", "they match this version")
+// found adds a finding of the check that is running.
+func (d *doctor) found(level Level, remedy, format string, args ...any) {
+	d.findings = append(d.findings, Finding{d.check, level, fmt.Sprintf(format, args...), remedy})
 }
 
-// sessions checks long transactions and free connections.
-func (d *doctor) sessions(f *facts) {
-	level, see, hidden := LevelOK, "", ""
-	if !f.SeesAll {
-		level, see, hidden = LevelNote, "to see all sessions, GRANT pg_monitor to the role that runs this", "; the role that runs this sees only its own sessions"
+// fine adds that all is well, if the check that is running has found nothing.
+func (d *doctor) fine(format string, args ...any) {
+	if !slices.ContainsFunc(d.findings, func(f Finding) bool { return f.Check == d.check }) {
+		d.found(LevelOK, "", format, args...)
 	}
-	for _, c := range []struct {
-		check, are, means, remedy string
-		long                      time.Duration
-		sessions                  []session
-	}{
-		{"transactions", "idle", "a partition that it has guarded cannot move, and dead rows may remain",
-			"end its program, or SELECT pg_terminate_backend(PID), which rolls back; set idle_in_transaction_session_timeout", d.Long, f.Idle},
-		{"snapshots", "in use", "dead rows remain until it ends",
-			"run long queries on a standby without hot_standby_feedback", 10 * d.Long, f.Old},
-	} {
-		if n := len(c.sessions); n > 0 {
-			if c.sessions[0].PID == 0 {
-				c.remedy = c.sessions[0].end()
-			}
-			d.found(c.check, LevelWarning, c.remedy, "%d %s for more than %v: %v: %s", n, c.are, c.long, c.sessions[0], c.means)
-			continue
-		}
-		d.found(c.check, level, see, "no %s is %s for more than %v%s", strings.TrimSuffix(c.check, "s"), c.are, c.long, hidden)
-	}
-	for _, r := range f.Room {
-		if left := r.Most - r.Now; r.Most >= 0 && left < max(3, r.Most/20) {
-			d.found("connections", LevelWarning, "raise the limit, or use fewer: each client has one connection besides its pool",
-				"%d of %d are left for %s", max(0, left), r.Most, r.Of)
-			return
-		}
-	}
-	d.found("connections", LevelOK, "", "%d of %d are left for the server", f.Room[0].Most-f.Room[0].Now, f.Room[0].Most)
-}
-
-// tableLocks checks whether a session locks tables, and reports whether the tables can be read.
-func (d *doctor) tableLocks(f *facts) bool {
-	if len(f.Locked) == 0 {
-		d.found("table-locks", LevelOK, "", "no session locks the tables")
-		return true
-	}
-	l, level, means := f.Locked[0], LevelFault, "others cannot write it, so heartbeats or plans fail"
-	switch {
-	case l.Guards:
-		level, means = LevelWarning, "the partitions that it guards keep their owner until it ends, even if that owner crashes"
-	case l.Hides:
-		means = "others cannot read or write it, so heartbeats or plans fail, and the checks that read the tables are left out"
-	}
-	d.found("table-locks", level, l.end(), "%s is locked by %v: %s", l.Of, l, means)
-	return !l.Hides
-}
-
-// vacuum checks that dead rows are removed.
-func (d *doctor) vacuum(f *facts) {
-	switch {
-	case len(f.Unvacuumed) > 0:
-		d.found("autovacuum", LevelWarning, "ALTER TABLE ... RESET (autovacuum_enabled)", "it is off for %s: dead rows are never removed", listed(f.Unvacuumed))
-	case !f.Autovacuum:
-		d.found("autovacuum", LevelWarning, "set autovacuum and track_counts to on", "it is off on the server: dead rows are never removed")
-	}
-	d.fine("autovacuum", "it is on")
-}
-
-// A wait is a wait for a named lock.
-type wait struct {
-	Name    string
-	Seconds float64
-	Holder  string
-	Lost    bool
 }
 
 // toRead returns the level and the remedy for an error of reading the tables that migrate creates
@@ -370,519 +230,6 @@ func toRead(err error, flag string) (Level, string) {
 	return LevelFault, "run pgleases migrate" + flag
 }
 
-// state checks the content of the tables. consumers are the names of consumers by the columns of
-// their partitions.
-func (d *doctor) state(ctx context.Context, f *facts, consumers map[string]string, trip time.Duration) {
-	s, err := d.readSnapshot(ctx, d.conn.Conn(), begin+settings)
-	waits, noWaits := collect(ctx, d.Admin, d.conn, "waits", pgx.RowToStructByPos[wait], d.Long.Seconds())
-	strangers, noStrangers := collect(ctx, d.Admin, d.conn, "strangers", pgx.RowToStructByPos[session])
-	lockers, noLockers := collect(ctx, d.Admin, d.conn, "rowlocks", pgx.RowToStructByPos[session])
-	if err := cmp.Or(err, noWaits, noStrangers, noLockers); err != nil {
-		_, remedy := toRead(err, "")
-		d.found("schema", LevelFault, remedy, "cannot read it: %v", err)
-		return
-	}
-	switch {
-	case s.Version < store.Version:
-		d.found("schema", LevelFault, "run pgleases migrate", "it has version %d, this code needs %d", s.Version, store.Version)
-		return
-	case s.MinCode > store.Version:
-		d.found("schema", LevelFault, "run a newer version of this program",
-			"it has version %d, which serves code for version %d and later, this is for %d", s.Version, s.MinCode, store.Version)
-		return
-	}
-	d.found("schema", LevelOK, "", "version %d", s.Version)
-	if len(strangers) > 0 {
-		w := strangers[0]
-		d.found("advisory-locks", LevelWarning, w.end()+"; see docs/roles.md", "%d held or awaited by other programs: that for %s by %v", len(strangers), w.Of, w)
-	}
-	d.fine("advisory-locks", "no other program holds those of the library")
-	locked := len(lockers) > 0 && lockers[0].Seconds >= 0 // otherwise it may be a client's own statement: this role cannot see its age
-	if len(lockers) > 0 {
-		l, level := lockers[0], map[bool]Level{true: LevelFault, false: LevelNote}[locked]
-		d.found("row-locks", level, l.end(), "the row of %s is locked by %v: heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, l)
-	}
-	d.fine("row-locks", "no row that clients need is locked")
-	d.columns(f, s, consumers)
-	d.timeline(ctx, s, f.Provider)
-	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage) // the rest matters more than an error
-	d.clients(s, trip, locked, evicted(s, events))
-	d.clientIDs(ctx)
-	d.leases(ctx, s, locked, events)
-	d.overrides(s)
-	d.handoffs(s)
-	if len(waits) > 0 {
-		w, level := waits[0], LevelNote // a leader may hold a lock for its lifetime
-		remedy := "if the holder is a leader, ignore this; otherwise find out what it does: ending its process frees the lock"
-		if i := slices.IndexFunc(waits, func(w wait) bool { return w.Holder == "" || w.Lost }); i >= 0 {
-			w, level = waits[i], LevelWarning
-		}
-		if w.Lost {
-			remedy = "the holder has lost the lock, and has not released it: make its program call Release when Context has ended, or end its process"
-		}
-		d.found("locks", level, remedy, "%d awaited for more than %v: %q for %s, held by %q", len(waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
-	}
-	d.fine("locks", "no lock is awaited for more than %v", d.Long)
-}
-
-// partitionFor finds the number of partitions in the expression of a generated column.
-var partitionFor = regexp.MustCompile(`partition_for\(.*, (\d+)\)$`)
-
-// columns checks whether a column is generated for a number of partitions that no lease has, or the
-// column of a consumer for another than its lease has.
-func (d *doctor) columns(f *facts, s *Snapshot, consumers map[string]string) {
-	numbers, wrong, others := make(map[string]bool), []string{}, []string{}
-	for _, l := range s.Leases {
-		if !strings.HasPrefix(l.Name, "schedule/") {
-			numbers[strconv.Itoa(l.Partitions)] = true
-		}
-	}
-	for _, c := range f.Columns {
-		m := partitionFor.FindStringSubmatch(c.Expression)
-		if m == nil {
-			continue
-		}
-		lease := s.Lease("consumer/" + consumers[c.Name])
-		switch {
-		case consumers[c.Name] != "" && lease != nil:
-			if n := strconv.Itoa(lease.Partitions); n != m[1] {
-				others = append(others, fmt.Sprintf("%s for %s, and consumer %q has %s", c.Name, m[1], consumers[c.Name], n))
-			}
-		case !numbers[m[1]] && len(numbers) > 0:
-			wrong = append(wrong, fmt.Sprintf("%s for %s", c.Name, m[1]))
-		}
-	}
-	if len(others) > 0 {
-		d.found("columns", LevelFault, "rows of a partition that the lease does not have are not handled: end the consumer's processes, pgleases drop LEASE --partitions N --reason '...', and start them",
-			"generated for another number of partitions than the lease has: %s", listed(others))
-		return
-	}
-	d.judge("columns", len(wrong) == 0, "none is generated for a number of partitions that no lease has",
-		LevelWarning, "start the consumer that reads it; if none does, drop the column, or generate it for the number of its lease: otherwise some rows have no owner",
-		"generated for a number of partitions that no lease has: %s; leases have %s", listed(wrong), listed(slices.Collect(maps.Keys(numbers))))
-}
-
-// A duty is a fault of schedules or jobs of a group, as duties.sql returns it, or of a consumer, as
-// queues.sql does.
-type duty struct {
-	Check, Fault, Group string
-	Count               int
-	Name                string
-	Worst               float64
-	Why                 string
-}
-
-const unseen = "the queue table cannot be read, so rows that wait, or that no process handles, are not seen"
-const halted, whileFor, resumed = "paused, so no row is handled", "%[2]q for %[4]v", "when it may go on: pgleases consumers resume GROUP --reason '...'"
-const suchAs, hangs, known = "%[1]d of group %[2]q, such as ", `if it hangs (its log says "handler still running"): WHY; SIGTERM would wait for the work`, "a limit frees itself as runs end; for the rest, deploy a process that knows them"
-
-const (
-	awayText   = "kinds paused, because something that their handlers need is away"
-	awayRemedy = "repair what the error names; each process tries one run of the kind at a time, and goes on by itself"
-)
-
-// duties are the possible faults of schedules, jobs and consumers. The arguments of format are 1 the
-// count, 2 the group or consumer, and 3 to 5 the worst one: its name, its age, and its number of
-// failures or rows.
-var duties = []struct {
-	check, fault, text, format, remedy string
-	level                              Level
-}{
-	{"schedules", "unattended", "no process runs", "group %[2]q", "start a process that runs the group; if a program enqueues jobs under a wrong name, correct it: pgleases jobs list GROUP shows them", LevelWarning},
-	{"schedules", "late", "late", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only late shows why", LevelWarning},
-	{"schedules", "blocked", "blocked, so they wait", suchAs + "%[3]q for %[4]v", "pgleases schedules list GROUP --only blocked shows why each waits; " + known, LevelWarning},
-	{"schedules", "overdue", "running for longer than their timeout", suchAs + "%[3]q for %[4]v", hangs, LevelWarning},
-	{"schedules", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, LevelWarning},
-	{"schedules", "unknown", "outcome unknown, so they may have been done", suchAs + "%[3]q", "check its effect first; only if it was not done: pgleases schedules retry GROUP SCHEDULE TICK --unknown --reason '...'", LevelWarning},
-	{"schedules", "failing", "failed 3 or more times in a row", suchAs + "%[3]q %[5]v times", "its handler, or what that calls, must be repaired: pgleases schedules history GROUP SCHEDULE shows the errors\nuntil then: pgleases schedules pause GROUP SCHEDULE --reason '...'; afterwards resume", LevelWarning},
-	{"schedules", "paused", "failed, and paused", suchAs + "%[3]q", "when it is repaired: pgleases schedules resume GROUP SCHEDULE --reason '...'", LevelNote},
-	{"schedules", "failed", "the last tick failed", suchAs + "%[3]q", "pgleases schedules list GROUP --only failing shows the errors; pgleases schedules retry GROUP SCHEDULE TICK --reason '...' runs one again", LevelWarning},
-	{"schedules", "undeclared", "no process has declared them for a week, so they wait", suchAs + "%[3]q", "start a process that declares them, or delete them with pgleases schedules delete GROUP SCHEDULE --reason '...'", LevelNote},
-	{"jobs", "late", "late", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP shows why", LevelWarning},
-	{"jobs", "blocked", "blocked, so they wait", suchAs + "job %[3]s for %[4]v", "pgleases jobs list GROUP --state blocked shows why each waits; " + known, LevelWarning},
-	{"jobs", "overdue", "running for longer than their timeout", suchAs + "job %[3]s for %[4]v", hangs, LevelWarning},
-	{"jobs", "away", awayText, suchAs + "%[3]q for %[4]v", awayRemedy, LevelWarning},
-	{"jobs", "unknown", "outcome unknown, so they may have been done", suchAs + "job %[3]s", "check its effect first; only if it was not done: pgleases jobs retry GROUP ID --unknown --reason '...'", LevelWarning},
-	{"jobs", "failing", "failed 3 or more times, and are retried", suchAs + "job %[3]s %[5]v times", "pgleases jobs list GROUP shows the errors", LevelWarning},
-	{"consumers", "gone", "their queue tables are gone", "%[3]s of %[2]q", "create it again, or pgleases consumers delete GROUP --reason '...'", LevelWarning},
-	{"consumers", "lacking", "queue tables lack columns of their consumers, so no row is handled", "column %[3]s, consumer %[2]q", "as the table's owner: rename it back, or give it its type again; if New names other columns: end the processes, pgleases consumers delete GROUP --reason '...', and start them", LevelFault},
-	{"rights", "some", "a role cannot handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", LevelFault},
-	{"rights", "live", "clients cannot handle rows, because their role lacks rights on queue tables", "%[3]s of %[2]q", "as the table's owner: WHY", LevelFault},
-	{"rights", "all", "a role may not handle rows, it lacks rights on queue tables", "%[3]s of %[2]q", "if it runs this consumer, as the table's owner: WHY", LevelNote},
-	{"consumers", "index", "no valid, complete index on the partition and the ID, so that each read takes the whole table", "%[3]s of %[2]q", "as the table's owner: WHY", LevelFault},
-	{"consumers", "unhandled", "rows that no process handles, because their partition is null or out of range", "%[1]d of %[2]q", "correct the column to partition_for(key, N): TableSQL of package consumer has the statements", LevelFault},
-	{"consumers", "blocked", "keys blocked for long", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP shows the rows; when the cause is repaired, pgleases consumers retry GROUP --all --reason '...'; or skip one", LevelWarning},
-	{"consumers", "retried", "blocked keys", "%[1]d of %[2]q, such as %[3]q for %[4]v", "pgleases consumers show GROUP has the errors; repair the cause: its rows are tried again by themselves, or if all attempts failed, by pgleases consumers retry GROUP --all --reason '...'", LevelNote},
-	{"consumers", "locked", "a session locks the queue table, so no row is handled", "%[3]s for %[4]v", "end its transaction, if necessary with WHY", LevelWarning},
-	{"consumers", "unattended", "no process runs", "consumer %[2]q", "start one, or repair its cron job; if none will run, pgleases consumers delete GROUP --reason '...'", LevelWarning},
-	{"consumers", "unused", "no process runs", "consumer %[2]q", "if cron starts it, wait; otherwise start one if it should run now; if it is not used any more, pgleases consumers delete GROUP --reason '...'", LevelNote},
-	{"consumers", "late", "rows wait for long", "the oldest of %[2]q for %[4]v", "pgleases consumers show GROUP has the errors of rows that failed; pgleases describe LEASE shows who runs; the log says what handlers wait for, such as \"consumer: partition paused\" in an outage; otherwise start more processes", LevelWarning},
-	{"consumers", "unlooked", "no process can read their queue tables, so no row is handled", "%[2]q for %[4]v", "the log says why, such as \"consumer: poll failed\"; see also rights", LevelWarning},
-	{"consumers", "still", "the oldest row that is not blocked stays the same", "row %[3]s of %[2]q for %[4]v", "find out what its handler waits for: the log of its process says \"consumer: partition paused\" in an outage, and \"handler still running\" if it hangs; pgleases describe LEASE shows who runs", LevelWarning},
-	{"consumers", "forgotten", halted, whileFor, resumed, LevelWarning},
-	{"consumers", "paused", halted, whileFor, resumed, LevelNote},
-	{"consumers", "dead", "rows in the dead letters", "%[1]d of %[2]q", "pgleases consumers show GROUP lists them; when the cause is repaired, pgleases consumers return GROUP --all --reason '...', or one of them; or delete them from consumer_dead_letters as the tables' owner", LevelNote},
-	{"consumers", "unread", unseen, "%[3]s of %[2]q", "WHY", LevelWarning},
-	{"consumers", "closed", unseen, "%[3]s of %[2]q", "if it should, WHY", LevelNote},
-	{"consumers", "untimed", "rows wait, and for how long is not seen", "%[1]d of %[2]q", "WHY", LevelNote},
-	{"autovacuum", "off", "off for queue tables, whose dead rows are never removed", "%[3]s", "ALTER TABLE ... RESET (autovacuum_enabled)", LevelWarning},
-	{"autovacuum", "behind", "behind for queue tables, so that reads slow down", "%[5]v dead rows in %[3]s", "if snapshots names a session, end it; otherwise VACUUM the table, and lower autovacuum_vacuum_threshold or raise autovacuum_vacuum_cost_limit for it", LevelWarning},
-	{"jobs", "failed", "failed in the last day, and were not retried", suchAs + "job %[3]s", "pgleases jobs failed GROUP shows them; pgleases jobs retry GROUP ID --reason '...' runs one again", LevelWarning},
-}
-
-// duties checks schedules and jobs, or consumers, which a statement reads. It adds the names of
-// consumers by the columns of their partitions.
-func (d *doctor) duties(ctx context.Context, statement, check string, columns map[string]string, args ...any) {
-	found, err := collect(ctx, d.Admin, d.conn, statement, pgx.RowToStructByPos[duty], args...)
-	if err != nil {
-		level, remedy := toRead(err, " --"+check)
-		d.found(check, level, remedy, "cannot read them: %v", err)
-		return
-	}
-	for _, y := range duties {
-		var all, remedies []string
-		for _, f := range found {
-			if f.Check == y.check && f.Fault == y.fault {
-				id, _, _ := strings.Cut(f.Name, " ") // of a job
-				tick, isTick := strings.CutPrefix(f.Why, "tick ")
-				if !isTick {
-					tick = "TICK"
-				}
-				inRemedy := strings.Contains(y.remedy, "WHY")
-				remedies = append(remedies, strings.NewReplacer("WHY", f.Why, "LEASE", shell.Word("consumer/"+f.Group), "GROUP", shell.Word(f.Group), "SCHEDULE", shell.Word(f.Name), "TICK", tick, "ID", id).Replace(y.remedy))
-				text := fmt.Sprintf(y.format, f.Count, f.Group, f.Name, seconds(f.Worst), f.Worst)
-				if f.Why != "" && !inRemedy {
-					text += " (" + f.Why + ")"
-				}
-				all = append(all, text)
-			}
-		}
-		if len(all) > 0 {
-			slices.Sort(remedies)
-			remedies = slices.Compact(remedies)
-			d.found(y.check, y.level, strings.Join(remedies[:min(5, len(remedies))], "\n"), "%s: %s", y.text, listed(all))
-		}
-	}
-	for _, f := range found {
-		switch f.Fault {
-		case "none":
-			d.fine(f.Check, "%s", f.Why)
-		case "column":
-			columns[f.Name] = f.Group
-		}
-	}
-}
-
-// timeline checks whether clients can detect promotions and copies.
-func (d *doctor) timeline(ctx context.Context, s *Snapshot, provider string) {
-	number := int64(-1) // unknown: this role may not read the identifier
-	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()", s.Server.Timeline-s.Server.Tables).Scan(&number)
-	own := "make a role that may execute pg_control_system() the owner of the function timeline"
-	call := "call pgleases.new_server_generation() after each failover, and in each copy of the database"
-	if provider != "" {
-		own, call = own+", if "+provider+" has one; else "+call, call+": "+provider+" does not report them"
-	}
-	switch now := s.Server.Timeline - s.Server.Tables; {
-	case now == 0:
-		d.found("timeline", LevelWarning, own, "the server does not report it: failovers and copies are not detected")
-	case now < 1<<32: // an identifier is larger
-		d.found("timeline", LevelWarning, own, "the server does not report its identifier: copies are not detected")
-	case number == 0:
-		d.found("timeline", LevelWarning, call, "the server reports only its identifier: failovers are not detected")
-	case s.Server.unaccepted():
-		d.found("timeline", LevelWarning, "wait until a client has watched the server for the longest TTL; start a client if none runs",
-			"the server was promoted, or is a copy, and is not accepted: no partition moves")
-	}
-	d.fine("timeline", "it is accepted, server generation %d", s.Server.Generation)
-}
-
-// evicted returns which clients were evicted in the last 10 minutes, and have not come back.
-func evicted(s *Snapshot, events []Event) (ids []string) {
-	for _, e := range events {
-		id := fmt.Sprintf("%q", e.From)
-		if e.Cause == "evicted" && s.At.Sub(e.At) < 10*time.Minute && !s.live(e.From) && !slices.Contains(ids, id) {
-			ids = append(ids, id)
-		}
-	}
-	return ids
-}
-
-// cutOff returns the eviction of a client that was the last to own partitions of a lease and did not
-// leave it in order, as far as the events show it, of which the newest is first.
-func cutOff(l *Lease, events []Event) (eviction Event, found bool) {
-	for _, h := range l.Holdings {
-		evicted := slices.IndexFunc(events, func(e Event) bool { return e.Cause == "evicted" && e.From == h.LastOwner })
-		if h.LastOwner != "" && evicted >= 0 && !leftInOrder(l, h.LastOwner, events) {
-			return events[evicted], true
-		}
-	}
-	return Event{}, false
-}
-
-// leftInOrder reports whether the last that a client did with a lease was to hand over or to leave.
-func leftInOrder(l *Lease, client string, events []Event) bool {
-	last := slices.IndexFunc(events, func(e Event) bool { return e.Lease == l.Name && (e.From == client || e.To == client) })
-	return last >= 0 && events[last].From == client && events[last].Cause != "given"
-}
-
-func (d *doctor) clients(s *Snapshot, trip time.Duration, locked bool, evicted []string) {
-	ttls := make(map[time.Duration]int)
-	shortest := 6 * time.Second // the default
-	expired := []string{}
-	for _, c := range s.Clients {
-		ttls[c.TTL]++
-		if c.Expired && c.HeartbeatAge > c.TTL+d.Long {
-			expired = append(expired, fmt.Sprintf("%q", c.ID))
-		}
-	}
-	d.refused(s)
-	d.judge("boot-marker", s.Server.Marked || len(s.Clients) == 0, "no crash since the last client connected",
-		LevelWarning, "wait for a heartbeat; if none arrives, check the clients",
-		"the server has crashed or was promoted, and no client has connected since: no client takes over from expired sessions")
-	var all []string
-	for _, ttl := range slices.Backward(slices.Sorted(maps.Keys(ttls))) {
-		all, shortest = append(all, fmt.Sprintf("%v (%d)", ttl, ttls[ttl])), ttl
-	}
-	d.judge("ttl", len(ttls) <= 1, ranges.Many(len(s.Clients), "client")+", with one TTL",
-		LevelWarning, "give all clients the same, see docs/sizing.md", "they differ: %s", listed(all))
-	// As in the library: a client whose round trips take longer than half the margin cannot watch the
-	// clock.
-	most := max(shortest/20, 100*time.Millisecond) / 2
-	trip = trip.Round(10 * time.Microsecond)
-	d.judge("round-trip", trip < most, fmt.Sprintf("%v from here, %v would be too long", trip, most),
-		LevelWarning, "run clients closer to the database, or set a longer TTL",
-		"%v from here; from %v on, for a TTL of %v, a client cannot take over from expired sessions", trip, most, shortest)
-	remedy := "start one: no client is live, and the partitions of the expired ones move only to a live client"
-	if locked {
-		remedy = "end what row-locks names"
-	} else if s.live("") {
-		remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
-	}
-	if len(expired) > 0 {
-		d.found("expired", LevelWarning, remedy, "silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(expired))
-	} else if len(evicted) > 0 {
-		d.found("expired", LevelNote, "pgleases events has its host and pid: if it is frozen (state T in ps), continue it or kill -9 it; if it has ended, and nothing has started it again, start it", "no session is expired; evicted in the last 10 min: %s", listed(evicted))
-	}
-	d.fine("expired", "no session is expired")
-}
-
-// refused reports clients that cannot join a lease again.
-func (d *doctor) refused(s *Snapshot) {
-	for _, c := range s.Clients {
-		for _, lease := range slices.Sorted(maps.Keys(c.Refused)) {
-			d.found("joins", LevelWarning, "start its process again with the number that the lease has", "client %q, host %s, pid %d, has %d partitions of %q, and the lease has another number: it cannot join it again",
-				c.ID, c.Host, c.PID, c.Refused[lease], lease)
-		}
-	}
-	d.fine("joins", "no client is refused a lease that it had joined")
-}
-
-// clientIDs reports client IDs that live processes take from each other.
-func (d *doctor) clientIDs(ctx context.Context) {
-	type contended struct {
-		ID        string
-		Takeovers int
-		Processes string
-	}
-	ids, err := collect(ctx, d.Admin, d.conn, "ids", pgx.RowToStructByPos[contended])
-	if err != nil {
-		d.found("client-ids", LevelNote, "see the log of the server", "cannot read them: %v", err)
-	}
-	for _, c := range ids {
-		d.found("client-ids", LevelWarning, "give every live process an ID of its own (WithClientID, pgleases run --id), or leave the option out; see docs/kubernetes.md",
-			"processes with the client ID %q have ended each other %d times, within 5 min each time: %s", c.ID, c.Takeovers, c.Processes)
-	}
-	d.fine("client-ids", "no live processes share one")
-}
-
-// old is the age from which an override without an end is reported.
-const old = 24 * time.Hour
-
-const exception = ", except of leases that are paused or that no process runs"
-
-// stays is the time after which orphans are reported: a plan in progress assigns them in much less.
-const stays = 3 * time.Second
-
-func (d *doctor) leases(ctx context.Context, s *Snapshot, locked bool, events []Event) {
-	deserted, drains, left, overdue, crowded, except := []string{}, []string{}, []string{}, []string{}, []string{}, ""
-	for i := range s.Leases {
-		l := &s.Leases[i]
-		if s.Pause(l) != nil {
-			except = exception
-			continue
-		}
-		if len(l.Members) == 0 && !slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 }) {
-			except = exception
-			if e, killed := cutOff(l, events); killed {
-				deserted = append(deserted, fmt.Sprintf("%q%s, when its last owner %q, %s, was evicted", l.Name, when("since", e.At, s.At), e.From, e.Reason))
-			} else if !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was deleted
-				left = append(left, fmt.Sprintf("%q", l.Name)) // for example, a lease of pgleases run --once from cron
-			}
-		} else if s.working(l) == 0 {
-			deserted = append(deserted, idle(l))
-			for _, w := range s.drains(l) {
-				drains = append(drains, w.summary())
-			}
-		} else if late := s.At.Sub(l.Due); !l.Due.IsZero() && late > d.Long {
-			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
-		}
-		live := len(slices.DeleteFunc(slices.Clone(l.Members), func(m Member) bool { return s.Client(m.Session).Expired }))
-		if live > l.Partitions && l.Partitions > 1 { // a lease of one partition has a leader, and others stand by
-			crowded = append(crowded, fmt.Sprintf("%q has %d for %d members", l.Name, l.Partitions, live))
-		}
-	}
-	d.orphans(ctx, s, locked, deserted, drains, left)
-	d.fine("orphans", "each partition has an owner%s", except)
-	d.judge("plans", len(overdue) == 0, "no plan is overdue", LevelWarning, "search the logs of the members for plan failed", "overdue: %s", listed(overdue))
-	d.judge("shares", len(crowded) == 0, "no lease has fewer partitions than members", LevelNote,
-		"run fewer processes, or drop the lease and create it with more partitions", "some members own nothing: %s", listed(crowded))
-}
-
-// idle names a lease without members that work, with those of weight 0.
-func idle(l *Lease) string {
-	text, weightless := fmt.Sprintf("%q", l.Name), []string{}
-	for _, m := range l.Members {
-		if m.Weight == 0 {
-			weightless = append(weightless, fmt.Sprintf("%q", m.Client))
-		}
-	}
-	if len(weightless) > 0 {
-		text += fmt.Sprintf(" (of weight 0, for example because the client ends: %s)", listed(weightless))
-	}
-	return text
-}
-
-// orphans reports partitions without a live owner, or if there are none, leases that no client works
-// on, with the drains that cause that, or if there are none, leases that all clients have left.
-func (d *doctor) orphans(ctx context.Context, s *Snapshot, locked bool, deserted, drains, left []string) {
-	orphans := d.lastingOrphans(ctx, s)
-	switch {
-	case len(orphans) > 0:
-		all, names := []string{}, slices.Sorted(maps.Keys(orphans))
-		for _, name := range names {
-			all = append(all, fmt.Sprintf("%q %v", name, orphans[name]))
-		}
-		remedy := fmt.Sprintf("pgleases explain %s says what that one waits for, such as the TTL of a client that crashed\nif that is a transaction: pgleases doctor --long 1s: if it warns of one of the last owner's process, end that\nif that is a plan or an eviction, for more than a minute: search the logs of the clients for plan failed and evict, and restart one",
-			shell.Word(fmt.Sprintf("%s/%d", names[0], orphans[names[0]][0][0])))
-		text := fmt.Sprintf("partitions that no live client owns, for more than %v: %s", stays, listed(all))
-		if locked {
-			remedy = "end what row-locks names"
-		} else if !s.live("") {
-			var last []string
-			for _, c := range s.Clients {
-				last = append(last, fmt.Sprintf("%q (host %s, pid %d)", c.ID, shell.Word(c.Host), c.PID))
-			}
-			text, remedy = text+"; no client is live, the last were "+listed(last), "continue or restart them; kill -9 what is frozen"
-		}
-		d.found("orphans", LevelFault, remedy, "%s", text)
-	case len(deserted) > 0:
-		d.found("orphans", LevelWarning, map[bool]string{true: "pgleases undrain CLIENT --reason '...' for each of them, or start another process", false: "start a process"}[len(drains) > 0]+"; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no client works on %s", strings.TrimSuffix(listed(deserted)+"; "+listed(drains), "; "))
-	case len(left) > 0:
-		d.found("orphans", LevelNote, "start a process if one should run now; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it", "no process runs, as after pgleases run --once: %s", listed(left))
-	}
-}
-
-// Pause returns the pause of a lease, or nil.
-func (s *Snapshot) Pause(l *Lease) *Override {
-	return find(s.OverridesOf(l.Name, ""), func(w Override) bool { return w.Verb == VerbPause })
-}
-
-// drains returns the drains of members of a lease that would work on it otherwise.
-func (s *Snapshot) drains(l *Lease) []Override {
-	return slices.DeleteFunc(slices.Clone(s.Overrides), func(w Override) bool {
-		return w.Verb != VerbDrain || !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == w.Client && m.Weight > 0 })
-	})
-}
-
-// stops reports whether an override stops all work on a lease.
-func (s *Snapshot) stops(w Override) bool {
-	return w.Verb == VerbPause || w.Verb == VerbDrain && slices.ContainsFunc(s.Leases, func(l Lease) bool {
-		return s.Pause(&l) == nil && s.working(&l) == 0 && slices.Contains(s.drains(&l), w)
-	})
-}
-
-// back returns the command that takes it back.
-func (w Override) back() string {
-	return fmt.Sprintf("pgleases %s %s --reason '...'", takenBack[slices.Index(overrides, w.Verb)], shell.Word(w.Of()))
-}
-
-func (w Override) summary() string {
-	until := map[bool]string{true: "", false: ", until " + w.Until.UTC().Format(time.DateTime) + " UTC"}[w.Until.IsZero()]
-	return fmt.Sprintf("%s of %q by %s since %s%s: %q", w.Verb, w.Of(), w.Actor, w.Since.UTC().Format(time.DateOnly), until, w.Reason)
-}
-
-// overrides finds those without an end that stop all work on a lease, or are old.
-func (d *doctor) overrides(s *Snapshot) {
-	texts, remedies := make(map[Level][]string), make(map[Level][]string)
-	is, means := map[Verb]string{VerbPause: "paused", VerbDrain: "drained"}, map[Verb]string{VerbPause: "no work is done", VerbDrain: "a lease of it has no member that works"}
-	for _, w := range s.Overrides {
-		age, stops := s.At.Sub(w.Since), s.stops(w)
-		level, text, remedy := LevelNote, "older than a day, without an end: "+w.summary(), "if it is no longer needed: "
-		switch {
-		case !w.Until.IsZero() || !stops && age <= old:
-			continue
-		case stops:
-			level = map[bool]Level{true: LevelWarning, false: LevelNote}[age > time.Hour]
-			text = fmt.Sprintf("%q is %s by %s%s, without an end: %q: %s", w.Of(), is[w.Verb], w.Actor, when("since", w.Since, s.At), w.Reason, means[w.Verb])
-			remedy = "when it may go on: "
-		}
-		texts[level], remedies[level] = append(texts[level], text), append(remedies[level], remedy+w.back())
-	}
-	for _, level := range []Level{LevelWarning, LevelNote} {
-		if all := remedies[level]; len(all) > 0 {
-			d.found("overrides", level, strings.Join(all[:min(5, len(all))], "\n"), "%s", listed(texts[level]))
-		}
-	}
-	d.fine("overrides", "%d, all of them recent or with an end", len(s.Overrides))
-}
-
-// handoffs finds those that take too long.
-func (d *doctor) handoffs(s *Snapshot) {
-	draining, unblock := []string{}, ""
-	for i := range s.Leases {
-		for _, h := range s.Leases[i].Holdings {
-			if h.Moves() && s.At.Sub(h.Asked) > d.Long {
-				c := s.Client(h.OwnerSession)
-				unblock = fmt.Sprintf("if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill -9 %d on host %s (%s); SIGTERM would wait for the work\nif you cannot reach it: pgleases evict %[3]s --reason '...'; after a TTL, pgleases list shows MOVING 0",
-					c.PID, shell.Word(c.Host), shell.Word(c.ID))
-				draining = append(draining, fmt.Sprintf("%q %v of %q for %v", s.Leases[i].Name, h.Partitions, h.Owner, s.At.Sub(h.Asked).Round(time.Second)))
-			}
-		}
-	}
-	d.judge("handoffs", len(draining) == 0, fmt.Sprintf("no handoff takes more than %v", d.Long),
-		LevelWarning, unblock, "asked for and not handed over: %s", listed(draining))
-}
-
-// lastingOrphans returns the partitions, by lease, that have no live owner for the time stays.
-func (d *doctor) lastingOrphans(ctx context.Context, s *Snapshot) map[string]Ranges {
-	orphans := orphansOf(s)
-	for late := time.Now().Add(stays); len(orphans) > 0 && time.Now().Before(late) && ctx.Err() == nil; {
-		store.Pause(ctx, 200*time.Millisecond)
-		again, err := d.readSnapshot(ctx, d.conn.Conn(), begin+settings)
-		if err != nil {
-			break
-		}
-		now := orphansOf(again)
-		maps.DeleteFunc(orphans, func(name string, lost Ranges) bool {
-			orphans[name] = lost.common(now[name])
-			return len(orphans[name]) == 0
-		})
-	}
-	return orphans
-}
-
-// orphansOf returns, by lease, the orphans of leases with a working member.
-func orphansOf(s *Snapshot) map[string]Ranges {
-	orphans := make(map[string]Ranges)
-	for i := range s.Leases {
-		l := &s.Leases[i]
-		if lost := s.Orphans(l); len(lost) > 0 && s.working(l) > 0 {
-			orphans[l.Name] = lost
-		}
-	}
-	return orphans
-}
-
 // listed returns the first 5 items, and the number of the others.
 func listed(items []string) string {
 	const most = 5
@@ -892,6 +239,24 @@ func listed(items []string) string {
 		return fmt.Sprintf("%s and %d more", strings.Join(items[:most], ", "), len(items)-most)
 	}
 	return strings.Join(items, ", ")
+}
+
+// remedies returns the first 5 of those that are own to a thing, and the first of those that are
+// alike but for the names in them.
+func remedies(own, alike []string) string {
+	slices.Sort(own)
+	slices.Sort(alike)
+	own, alike = slices.Compact(own), slices.Compact(alike)
+	lines := own[:min(5, len(own))]
+	switch n := len(alike); {
+	case n == 1:
+		lines = append(lines, alike[0])
+	case n == 2:
+		lines = append(lines, alike[0], "likewise for the other one")
+	case n > 2:
+		lines = append(lines, alike[0], fmt.Sprintf("likewise for the other %d", n-1))
+	}
+	return strings.Join(lines, "\n")
 }
 
 func seconds(s float64) string {

@@ -18,6 +18,9 @@ import (
 // A right is a privilege on an object of the schema, which rights.sql looks for.
 type right struct{ kind, name, privilege, columns string }
 
+// updates returns the right to update a table.
+func updates(table string) right { return right{"TABLE", table, "UPDATE", ""} }
+
 func (r right) String() string {
 	if r.kind == "SCHEMA" {
 		r.name = "schema " + r.name
@@ -62,23 +65,25 @@ type user struct {
 	OfClient bool     // otherwise only a session that is named as those of clients has it
 }
 
-// users returns the roles that clients use, or what keeps them from being seen.
-func (d *doctor) users(ctx context.Context) (all []user, unseen string) {
+// readUsers reads the roles that clients use.
+func (d *doctor) readUsers(ctx context.Context) {
 	if d.Role != "" {
-		return nil, "--role names another"
+		d.unseen = "--role names another"
+		return
 	}
-	all, err := collect(ctx, d.Admin, d.conn, "roles", pgx.RowToStructByPos[user])
+	users, err := collect(ctx, d.Admin, d.conn, "roles", pgx.RowToStructByPos[user])
 	if err != nil {
-		return nil, err.Error()
+		d.unseen = err.Error()
+		return
 	}
-	return all, ""
+	d.users = users
 }
 
 // rolesOf returns the role that is examined, and those of clients.
-func rolesOf(f *facts, users []user) []string {
-	roles := []string{f.Role}
-	for _, u := range users {
-		if u.Role != f.Role {
+func (d *doctor) rolesOf() []string {
+	roles := []string{d.Examined}
+	for _, u := range d.users {
+		if u.Role != d.Examined {
 			roles = append(roles, u.Role)
 		}
 	}
@@ -131,9 +136,9 @@ type need struct {
 }
 
 // needs returns the needs of the parts whose tables exist.
-func (d *doctor) needs(f *facts) (all []need) {
+func (d *doctor) needs() (all []need) {
 	for _, p := range parts {
-		if slices.Contains(f.Parts, p.table) {
+		if slices.Contains(d.Parts, p.table) {
 			all = append(all, need{p.flag, p.worker, p.writes, d.needed(p.files)})
 		}
 	}
@@ -142,31 +147,32 @@ func (d *doctor) needs(f *facts) (all []need) {
 
 // rights compares the rights of the role that is examined, and of those that clients use, with what
 // clients need, and for schedules and consumers if their tables exist.
-func (d *doctor) rights(ctx context.Context, f *facts, users []user, unseen string) {
-	engine, needs := d.needed(enginesql.Files), d.needs(f)
+func (d *doctor) rights(ctx context.Context) {
+	d.report()
+	engine, needs := d.needed(enginesql.Files), d.needs()
 	rights := slices.Clone(engine)
 	for _, n := range needs {
 		rights = append(rights, n.rights...)
 	}
-	all, err := d.holders(ctx, rolesOf(f, users), rights)
+	all, err := d.holders(ctx, d.rolesOf(), rights)
 	if err != nil {
-		d.found("rights", LevelWarning, "see the log of the server, and run this again", "cannot read them: %v", err)
+		d.found(LevelWarning, "see the log of the server, and run this again", "cannot read them: %v", err)
 		return
 	}
 	fine := []string{}
-	if !slices.ContainsFunc(users, func(u user) bool { return u.Role == f.Role && u.OfClient }) {
-		fine = append(fine, d.rightsOfRole(f.Role, all[f.Role], engine, needs))
+	if !slices.ContainsFunc(d.users, func(u user) bool { return u.Role == d.Examined && u.OfClient }) {
+		fine = append(fine, d.rightsOfRole(d.Examined, all[d.Examined], engine, needs))
 	}
-	for _, u := range users {
+	for _, u := range d.users {
 		fine = append(fine, d.rightsOfUser(all[u.Role], u, engine, needs))
 	}
-	if unseen != "" {
-		fine = append(fine, "the roles of clients are not checked, because "+unseen)
+	if d.unseen != "" {
+		fine = append(fine, "the roles of clients are not checked, because "+d.unseen)
 	}
 	fine = slices.DeleteFunc(fine, func(text string) bool { return text == "" })
-	fine = append(fine,
-		"not checked: a pool that logs in under a different role from its client, and what handlers use besides queue tables")
-	d.fine("rights", "%s", strings.Join(fine, "; "))
+	fine = append(fine, "not checked: a pool that logs in under a different role from its client, "+
+		"and what handlers use besides queue tables")
+	d.fine("%s", strings.Join(fine, "; "))
 }
 
 // run returns what has to be run so that a role has the rights for a purpose.
@@ -182,32 +188,42 @@ func (h *holder) mayWrite(rights []right) bool {
 	return slices.ContainsFunc(rights, func(r right) bool { return r.writes() && !h.lacks[r] })
 }
 
+// mayRun returns what the role may run, and calls lacking for each part of which it lacks rights.
+func (h *holder) mayRun(needs []need, lacking func(n need, lacks string)) string {
+	what := "clients"
+	for _, n := range needs {
+		lacks := h.of(n.rights)
+		if len(lacks) == 0 {
+			what += " and " + n.flag
+			continue
+		}
+		lacking(n, listed(lacks))
+	}
+	return what
+}
+
 // rightsOfRole finds what a role lacks that may run clients, and returns what it may do.
 func (d *doctor) rightsOfRole(role string, h holder, engine []right, needs []need) string {
 	lacks := h.of(engine)
 	switch {
 	case !h.exists:
-		d.found("rights", LevelFault, "name an existing one with --role", "there is no role %q", role)
+		d.found(LevelFault, "name an existing one with --role", "there is no role %q", role)
 		return ""
 	case d.Role == "" && !h.mayWrite(engine) && !h.lacks[d.usage()]:
-		return fmt.Sprintf("role %q is not checked, because it may write nothing: name that of the clients with --role", role)
+		return fmt.Sprintf("role %q is not checked, because it may write nothing: "+
+			"name that of the clients with --role", role)
 	case len(lacks) > 0:
-		d.found("rights", LevelFault, run(role, ""), "role %q cannot run clients, it lacks %s", role, listed(lacks))
+		d.found(LevelFault, run(role, ""), "role %q cannot run clients, it lacks %s", role, listed(lacks))
 		return ""
 	}
-	what := "clients"
-	for _, n := range needs {
-		lacks, remedy := h.of(n.rights), run(role, n.flag)
-		switch {
-		case len(lacks) == 0:
-			what += " and " + n.flag
-		case h.lacks[n.writes]: // perhaps it does not run any
-			d.found("rights", LevelNote, "if it should, "+remedy,
-				"role %q can run clients, but no %s, it lacks %s", role, n.flag, listed(lacks))
-		default:
-			d.found("rights", LevelFault, remedy, "role %q cannot run %s, it lacks %s", role, n.flag, listed(lacks))
+	what := h.mayRun(needs, func(n need, lacks string) {
+		if h.lacks[n.writes] { // perhaps it does not run any
+			d.found(LevelNote, "if it should, "+run(role, n.flag),
+				"role %q can run clients, but no %s, it lacks %s", role, n.flag, lacks)
+			return
 		}
-	}
+		d.found(LevelFault, run(role, n.flag), "role %q cannot run %s, it lacks %s", role, n.flag, lacks)
+	})
 	return fmt.Sprintf("role %q may run %s", role, what)
 }
 
@@ -217,29 +233,23 @@ func (d *doctor) rightsOfUser(h holder, u user, engine []right, needs []need) st
 	switch {
 	case !u.OfClient:
 		if len(lacks) > 0 && h.mayWrite(engine) { // otherwise it may run clients of another schema
-			d.found("rights", LevelNote, "if it runs clients of this schema, "+run(u.Role, ""),
+			d.found(LevelNote, "if it runs clients of this schema, "+run(u.Role, ""),
 				"sessions named like those of clients use the role %q, which no known client uses; it lacks %s",
 				u.Role, listed(lacks))
 		}
 		return ""
 	case !h.exists:
-		d.found("rights", LevelFault, "create it again, or let its clients connect as another",
+		d.found(LevelFault, "create it again, or let its clients connect as another",
 			"clients use the role %q, which does not exist", u.Role)
 		return ""
 	case len(lacks) > 0:
-		d.found("rights", LevelFault, run(u.Role, ""), "clients use the role %q, which lacks %s", u.Role, listed(lacks))
+		d.found(LevelFault, run(u.Role, ""), "clients use the role %q, which lacks %s", u.Role, listed(lacks))
 	}
-	what := "clients"
-	for _, n := range needs {
-		lacks, runs := h.of(n.rights), slices.Contains(u.Runs, n.worker) || !h.lacks[n.writes]
-		switch {
-		case !runs:
-		case len(lacks) == 0:
-			what += " and " + n.flag
-		default:
-			d.found("rights", LevelFault, run(u.Role, n.flag),
-				"clients use the role %q, which cannot run %s, it lacks %s", u.Role, n.flag, listed(lacks))
+	what := h.mayRun(needs, func(n need, lacks string) {
+		if slices.Contains(u.Runs, n.worker) || !h.lacks[n.writes] {
+			d.found(LevelFault, run(u.Role, n.flag),
+				"clients use the role %q, which cannot run %s, it lacks %s", u.Role, n.flag, lacks)
 		}
-	}
+	})
 	return fmt.Sprintf("clients use the role %q, which may run %s", u.Role, what)
 }

@@ -27,26 +27,6 @@ type Snapshot struct {
 	Overrides []Override `json:"overrides"` // the oldest first
 }
 
-// Override is a change by an operator that holds until it ends or is taken back.
-type Override struct {
-	Verb      Verb      `json:"verb"`                // Drain, Cordon, Pause, Freeze or Pin
-	Lease     string    `json:"lease"`               // the lease that it concerns; empty: all
-	Partition *int      `json:"partition,omitempty"` // of Pin: the partition that it concerns; nil: all
-	Client    string    `json:"client"`              // the client that it concerns, and of Pin the owner of the partition; empty: all
-	Actor     string    `json:"actor"`               // the operator
-	Reason    string    `json:"reason"`
-	Since     time.Time `json:"since"`          // when it was last written
-	Until     time.Time `json:"until,omitzero"` // when it ends; zero: it has no end
-}
-
-// Of returns the object of an override: a client, a lease, or a partition as LEASE/PARTITION.
-func (w Override) Of() string {
-	if w.Partition != nil {
-		return fmt.Sprintf("%s/%d", w.Lease, *w.Partition)
-	}
-	return cmp.Or(w.Lease, w.Client)
-}
-
 // Server identifies the server. In JSON its numbers are strings, because they have up to 63 bits.
 type Server struct {
 	// The result of the SQL function timeline, for the server, its timeline and the tables; 0: unknown.
@@ -209,14 +189,6 @@ func find[T any](all []T, is func(T) bool) *T {
 		return &all[i]
 	}
 	return nil
-}
-
-// OverridesOf returns the overrides that concern a client or a lease as a whole: all except pins.
-// The other name may be empty.
-func (s *Snapshot) OverridesOf(lease, client string) (overrides []Override) {
-	return slices.DeleteFunc(slices.Clone(s.Overrides), func(w Override) bool {
-		return w.Partition != nil || w.Lease != "" && w.Lease != lease || w.Client != "" && w.Client != client
-	})
 }
 
 // live reports whether a client with an ID is live; for the ID "", whether any client is.

@@ -31,7 +31,7 @@ rights AS MATERIALIZED ( -- on queue tables, of the roles that run the consumer 
            concat_ws('; ', min(format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, r.rolname)) FILTER (WHERE k.kind = 'USAGE' AND NOT k.held),
                'GRANT ' || string_agg(k.kind, ', ') FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
     FROM queues AS q JOIN pg_roles AS r ON r.rolname = ANY ($2::text[])
-    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = 'consumer/' || q.consumer AND c.role = r.rolname)) AS o (runs)
+    CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = 'consumer/' || q.consumer AND c.role = r.rolname AND c.expires_at > clock_timestamp())) AS o (runs)
     CROSS JOIN LATERAL (VALUES ('USAGE', has_schema_privilege(r.oid, q.nspname, 'USAGE')), ('SELECT', has_table_privilege(r.oid, q.oid, 'SELECT')),
         ('UPDATE', has_any_column_privilege(r.oid, q.oid, 'UPDATE')), ('DELETE', has_table_privilege(r.oid, q.oid, 'DELETE'))) AS k (kind, held)
     WHERE o.runs OR has_table_privilege(r.oid, 'pgleases.consumers'::regclass, 'UPDATE')
