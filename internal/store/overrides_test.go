@@ -397,16 +397,17 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	a.join("l", 2)
 	b.join("m", 2)
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
-	var row any
 	joins := StatementsFor("pgleases").Join
-	f.ok(tx.QueryRow(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000).Scan(&row, &row, &row, &row, &row, &row))
+	rows := testkit.Must(tx.Query(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000))(f)
+	joined := testkit.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Join]))(f)
+	expect(t, joined.Joined, true, "joined in a transaction that is open")
 	operator := f.raw()
 	drained := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.drain('a', 'r')"); return err })
 	f.blocked(operator)
-	joined := valueOn[int64](f, tx, "SELECT generation FROM leases WHERE name = 'm'")
+	generation := valueOn[int64](f, tx, "SELECT generation FROM leases WHERE name = 'm'")
 	f.ok(tx.Commit(f.ctx))
 	f.ok(drained())
-	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > joined, true, "a plan that saw the join and not the override is overtaken")
+	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > generation, true, "a plan that saw the join and not the override is overtaken")
 	expect(t, strings.Contains(b.overrides("m"), "a drained yes"), true, b.overrides("m"))
 	expect(t, value[bool](f, "SELECT next_check_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
 }
