@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -34,8 +35,9 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	execute(t, database, consumer.TableSQL("orders", "", queue))
 	client := testkit.Must(pgleases.NewClient(t.Context(), pool))(t)
 	defer client.Close(t.Context())
+	var allKnown atomic.Bool
 	c := testkit.Must(consumer.New(t.Context(), client, pool, "orders", queue, consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[order]) error {
-		if strings.HasPrefix(row.Key, "bad") {
+		if strings.HasPrefix(row.Key, "bad") && !allKnown.Load() {
 			return errors.New("no such customer \x1b[2J\nbelow")
 		}
 		return nil
@@ -105,7 +107,7 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 	}
 	changes("resume orders: it is not paused", "resume", "orders")
 	testkit.Becomes(t, pool, "the row is in the dead letters", "2", "SELECT coalesce(string_agg(id::text, ' '), '') FROM pgleases.consumer_dead_letters")
-	execute(t, database, "UPDATE public.outbox SET customer = 'good' WHERE id = 3")
+	allKnown.Store(true) // a change of the row could be found before the retry
 	changes("retry orders: 1 row due now; within a minute if an outage has paused its partition; after resume if the consumer is paused", "retry", "orders", "--all")
 	testkit.Becomes(t, pool, "the row is handled", int64(0), "SELECT count(*) FROM public.outbox")
 	testkit.Becomes(t, pool, "no row is blocked", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked")
