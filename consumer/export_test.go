@@ -62,6 +62,9 @@ func (c *Consumer) LookEvery(d time.Duration) { c.times.look = d }
 // AnswerWithin sets the most that a poll, or the begin of ownerships, takes.
 func (c *Consumer) AnswerWithin(d time.Duration) { c.times.answer = d }
 
+// LookAt sets how many rows a poll looks at, at most.
+func (c *Consumer) LookAt(rows int) { c.times.rows = rows }
+
 // DueSQL returns the statement of due.sql.
 func (c *Consumer) DueSQL() string { return c.sql.Due }
 
@@ -72,8 +75,11 @@ type Searches struct {
 	sent   *poll
 }
 
-// NewSearches returns the polls of a process that owns so many partitions.
-func NewSearches(n int) *Searches { return &Searches{queue: queued(n)} }
+// NewSearches returns the polls of a process that owns so many partitions. Each looks at so many
+// rows at most.
+func NewSearches(n, rows int) *Searches {
+	return &Searches{queue: queued(n), poller: poller{rows: rows}}
+}
 
 // Sweep makes the next poll sweep a partition.
 func (s *Searches) Sweep(partition int) { s.queue.partitions[partition].sweepAt = time.Time{} }
@@ -81,9 +87,10 @@ func (s *Searches) Sweep(partition int) { s.queue.partitions[partition].sweepAt 
 // Ask returns the parameters of the next poll's statement of poll.sql.
 func (s *Searches) Ask(consumer string) []any {
 	of, idle := s.queue.asked()
-	s.sent, _ = s.poller.question(time.Now(), of, idle, 0)
-	s.sent.has, s.sent.to = make(map[int]bool), make(map[int]int64)
-	return []any{s.sent.idle, s.sent.from, consumer}
+	s.sent, _ = s.poller.question(time.Now(), of, idle, 0, 0)
+	s.sent.has, s.sent.seen = make(map[int]bool), make(map[int]sight)
+	l := s.sent.looks
+	return []any{l.partitions, l.rounds, l.tails, l.most, consumer}
 }
 
 // Answer takes the answer to the poll, with the oldest open transaction, and the one after the

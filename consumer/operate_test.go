@@ -451,7 +451,7 @@ func TestSweepKeepsALaterAttempt(t *testing.T) {
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		testkit.Must(tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock(1)"))(t)
 		go func() {
-			_, err := db.Exec(context.Background(), sweep, "orders", []int32{0, 1, 2, 3, 4, 5, 6, 7})
+			_, err := db.Exec(context.Background(), sweep, "orders", []int32{0, 1, 2, 3, 4, 5, 6, 7}, make([]int64, 8), 100)
 			done <- err
 		}()
 		testkit.Becomes(t, db.Pool, "it has seen the change", true, "SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")

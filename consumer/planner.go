@@ -29,11 +29,12 @@ type timings struct {
 	answer      time.Duration // the most that a poll, or the begin of ownerships, takes
 	look        time.Duration // between two looks whether the transaction of a call still exists
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
+	rows        int           // the most that a poll looks at
 }
 
 var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauses: worker.OutagePauses, outage: 100 * time.Millisecond,
 	quiet: 10 * time.Second, leave: 2 * time.Second, answer: answerTime,
-	look: 5 * time.Second, overrun: drainMargin}
+	look: 5 * time.Second, overrun: drainMargin, rows: rowsOfPoll}
 
 // A planner knows all parts of a Run, and passes the results of each part to the others. The parts
 // do not know each other: the poller decides when to ask what there is to do, the queue decides what
@@ -68,7 +69,7 @@ func newPlanner(
 		Consumer: c, lease: lease, share: share, untilEmpty: untilEmpty, stop: stop, life: life,
 		events: make(chan func()), ends: newEnds(), db: c.newDB(life, stop),
 		queue:  queue{times: &c.times, poll: c.options.poll, untilEmpty: untilEmpty, ascending: c.options.ascending},
-		poller: poller{pace: pace{every: c.options.poll, quiet: c.times.quiet}, conn: c.newListener()},
+		poller: poller{pace: pace{every: c.options.poll, quiet: c.times.quiet}, conn: c.newListener(), rows: c.times.rows},
 	}
 	p.exec = executor{
 		db: p.db, handler: c.handler, options: &c.options, times: &c.times, counts: &c.counts, log: c.log, share: share,
@@ -97,7 +98,7 @@ func (p *planner) start() (end func()) {
 // job works on the partition.
 func (p *planner) serve(ctx context.Context, owned pgleases.Partition) error {
 	o := &ownership{Partition: owned, idle: make(chan struct{})}
-	of := &partition{ownership: o}
+	of := newPartition(o)
 	p.events <- func() { p.queue.add(of) }
 	<-ctx.Done()
 	o.halting.Store(true)
@@ -267,7 +268,7 @@ func (p *planner) poll() {
 		all = p.Consumer.queue.Partitions
 	}
 	of, idle := p.queue.asked()
-	q, send := p.poller.question(now, of, idle, all)
+	q, send := p.poller.question(now, of, idle, p.queue.ended, all)
 	if !send {
 		p.counts.polled.Clear() // it owns no partition
 		return
@@ -275,7 +276,6 @@ func (p *planner) poll() {
 	if p.counts.polled.Since() == 0 {
 		p.counts.polled.Set(now)
 	}
-	q.ended = p.queue.ended
 	conn := p.poller.conn
 	go func() {
 		ctx, stop := p.db.line.Until(p.life)
@@ -320,8 +320,12 @@ func (p *planner) answer(q *poll, err error) {
 		p.log.Info("consumer: resumed by an operator")
 	}
 	p.queue.answered(q, now)
-	if p.untilEmpty && !q.anywhere && idle {
+	switch {
+	case !p.untilEmpty:
+	case p.poller.table.empty(q, idle):
 		p.endEmpty()
+	case p.poller.table.unseen(q):
+		p.poller.soon()
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
 )
@@ -18,6 +19,10 @@ const (
 	pollPause = 20 * time.Millisecond
 	rare      = 5                // while notifications announce rows, an idle process polls at every fifth time
 	doubtTime = 10 * time.Minute // it polls each time after rows came without a notification
+
+	// rowsOfPoll is the most that a poll looks at to find work, and also the most blocked rows that it
+	// compares with the table, because they may be gone or changed.
+	rowsOfPoll = 20_000
 )
 
 // afterNotice are the times after the last notification at which to poll: other inserts send none
@@ -89,26 +94,35 @@ type poller struct {
 	pace
 	conn    *listen.Listener // a poll that is under way uses it
 	polling bool
-	sweepAt time.Time // of RunUntilEmpty: when all partitions of the table are swept
-	failing time.Time // when it was last logged that polls fail; zero: the last one did not
+	rows    int         // the most that a poll looks at
+	table   tableSearch // of RunUntilEmpty
+	failing time.Time   // when it was last logged that polls fail; zero: the last one did not
+}
+
+// A tableSearch has the searches of a RunUntilEmpty, for all partitions of the queue table. They
+// begin their rounds together. The table is empty if a round finds no row while no job works.
+type tableSearch struct {
+	partitions []*partition
+	active     bool // the round has found something, or a job was at work since it began
+	ended      int  // jobs that had ended before the last poll
 }
 
 // A poll asks which partitions have something to do.
 type poll struct {
 	ended    int // jobs that had ended before
 	of       []*partition
-	sweeps   []*partition // which of them are swept
-	swept    []int32      // in which partitions blocked rows are gone or changed
-	owned    []int32      // which of them have blocked rows that are due
-	idle     []int32      // no job works on them: which have rows
-	from     []int64      // where the searches for those begin
-	searches []asked      // those for partitions of this process
-	before   int64        // the oldest transaction that was open before
+	sweeps   []*partition // in which partitions blocked rows are gone or changed
+	sweeping sweeping     // where the sweeps go on
+	owned    []int32      // which partitions have blocked rows that are due
+	searches []*partition // which have rows; no job works on those of this process
+	looks    looks        // where the searches go on
 	exact    bool         // next is to be exact, which takes a number of a transaction
 
 	took       time.Duration
 	has        map[int]bool
-	to         map[int]int64 // where the searches ended
+	seen       map[int]sight
+	changed    bool          // the sweep has changed something
+	sweptTo    map[int]int64 // where the sweep goes on in partitions of which it has not seen all
 	blockedDue map[int][]blockedRow
 	paused     bool
 	blocked    bool  // a row blocks its key
@@ -118,70 +132,124 @@ type poll struct {
 	anywhere   bool  // of RunUntilEmpty: some partition of the table has something to do
 }
 
-// An asked search is one that a poll makes for a partition.
-type asked struct {
-	of    *partition
-	from  int64
-	whole bool // the partition is swept, so this search begins with its first row
+// Looks are the parameters of poll.sql, with one element for each search.
+type looks struct {
+	partitions []int32
+	rounds     []int64 // where the rounds go on
+	tails      []int64
+	most       []int32 // rows from each of the two
+}
+
+// Sweeping are the parameters of sweep.sql.
+type sweeping struct {
+	partitions []int32
+	since      []int64
+	most       int // rows of each
 }
 
 // isDue reports whether it is time for a poll.
 func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.at) }
 
-// question returns a poll about partitions. If there are none, and not all are asked about, it is
-// not sent.
-func (p *poller) question(now time.Time, of, idle []*partition, all int) (q *poll, send bool) {
+// question returns a poll about partitions, after so many jobs have ended. If there are no
+// partitions, and not all are asked about, it is not sent.
+func (p *poller) question(now time.Time, of, idle []*partition, ended, all int) (q *poll, send bool) {
 	p.at = now.Add(p.every)
-	q = &poll{of: of, before: p.oldest}
+	q = &poll{of: of, ended: ended}
 	if all > 0 {
-		q.askAll(all, !now.Before(p.sweepAt))
-		p.polling = true
-		return q, true
+		p.table.ask(q, now, all)
+	} else {
+		q.ask(now, idle, p.oldest)
 	}
-	for _, of := range of {
-		q.owned = append(q.owned, int32(of.Number))
-		if !now.Before(of.sweepAt) {
-			q.sweeps, q.swept = append(q.sweeps, of), append(q.swept, int32(of.Number))
-			if of.busy {
-				of.searched = newSearch() // for the next poll
-			}
-		}
-	}
-	for _, of := range idle {
-		a := asked{of: of, from: of.searched.from}
-		if !now.Before(of.sweepAt) {
-			a.from, a.whole = firstID, true
-		}
-		q.exact = q.exact || of.searched.waits()
-		q.idle = append(q.idle, int32(of.Number))
-		q.from = append(q.from, a.from)
-		q.searches = append(q.searches, a)
-	}
+	q.sweeping.most = max(1, p.rows/max(1, len(q.sweeps)))
+	q.looks = looksOf(q.searches, p.rows)
 	p.polling = len(q.owned) > 0
 	return q, p.polling
 }
 
-// end returns where a search ended. A partition without rows begins anew, for example because the
-// table was truncated, and its IDs too.
-func (q *poll) end(a asked) int64 {
-	to, found := q.to[a.of.Number]
-	if !found {
-		return firstID
+// ask makes a poll ask about the partitions of this process. before is the oldest transaction that
+// was open.
+func (q *poll) ask(now time.Time, idle []*partition, before int64) {
+	for _, of := range q.of {
+		q.askBlocked(now, of)
 	}
-	return to
+	for _, of := range idle {
+		q.exact = q.exact || of.searched.waits()
+		of.searched.begin(before)
+	}
+	q.searches = idle
 }
 
-// askAll makes a poll of RunUntilEmpty, whose end depends on the answer, ask about all rows of the
-// table.
-func (q *poll) askAll(partitions int, sweep bool) {
-	for n := range partitions {
-		q.owned = append(q.owned, int32(n))
-		q.from = append(q.from, firstID)
+// askBlocked makes a poll ask about the blocked rows of a partition.
+func (q *poll) askBlocked(now time.Time, of *partition) {
+	n := int32(of.Number)
+	q.owned = append(q.owned, n)
+	if now.Before(of.sweepAt) {
+		return
 	}
-	q.idle = q.owned
-	if sweep {
-		q.swept = q.owned
+	q.sweeps = append(q.sweeps, of)
+	q.sweeping.partitions, q.sweeping.since = append(q.sweeping.partitions, n), append(q.sweeping.since, of.sweepFrom)
+}
+
+// ask makes a poll ask about all partitions of the table. A search whose round has ended waits for
+// the others, and looks at new rows meanwhile.
+func (t *tableSearch) ask(q *poll, now time.Time, all int) {
+	for n := len(t.partitions); n < all; n++ {
+		of := pgleases.Partition{Number: n}
+		t.partitions = append(t.partitions, newPartition(&ownership{Partition: of}))
 	}
+	t.active = t.active || q.ended > t.ended
+	t.ended = q.ended
+	if !t.under() {
+		t.active = false
+		for _, of := range t.partitions {
+			of.searched.want(whole)
+			of.searched.begin(0)
+		}
+	}
+	for _, of := range t.partitions {
+		q.askBlocked(now, of)
+	}
+	q.searches = t.partitions
+}
+
+// under reports whether a round is under way.
+func (t *tableSearch) under() bool {
+	return slices.ContainsFunc(t.partitions, func(of *partition) bool { return of.searched.round.under })
+}
+
+// unseen reports whether a poll has stopped before the last row, and not because it has found one.
+func (t *tableSearch) unseen(q *poll) bool {
+	return q.changed || len(q.sweptTo) > 0 || slices.ContainsFunc(t.partitions, func(of *partition) bool {
+		return of.searched.round.under && !q.has[of.Number]
+	})
+}
+
+// empty notes the answer to a poll, and whether all jobs were idle meanwhile. It reports whether
+// all is done that can be done.
+func (t *tableSearch) empty(q *poll, idle bool) bool {
+	t.active = t.active || q.anywhere || q.changed || !idle
+	return !t.active && !t.under() && !t.unseen(q)
+}
+
+// looksOf returns where searches go on. Half of the rows that a poll looks at are for long rounds.
+func looksOf(searches []*partition, rows int) (l looks) {
+	long := 0
+	for _, of := range searches {
+		if of.searched.long() {
+			long++
+		}
+	}
+	for _, of := range searches {
+		s := &of.searched
+		most := rows / 4 / len(searches) // from each of two places
+		if s.long() {
+			most += rows / 4 / long
+		}
+		l.partitions = append(l.partitions, int32(of.Number))
+		l.rounds, l.tails = append(l.rounds, s.round.at), append(l.tails, s.tail)
+		l.most = append(l.most, int32(max(1, most)))
+	}
+	return l
 }
 
 // failed notes that a poll has failed, and reports whether it is to be logged: once a minute, while
@@ -203,13 +271,17 @@ func (p *poller) succeeded(q *poll, announced, idle bool) {
 }
 
 // swept notes that a poll has looked for blocked rows that are gone or changed. Partitions come at
-// different times from then on, so that no poll does this for all.
+// different times from then on, so that no poll does this for all. One with many blocked rows goes
+// on with the next poll.
 func (p *poller) swept(q *poll, now time.Time, every time.Duration) {
-	if len(q.swept) > 0 {
-		p.sweepAt = now.Add(every)
-	}
 	for _, of := range q.sweeps {
-		of.sweepAt = now.Add(every - rand.N(every)/2)
+		to, more := q.sweptTo[of.Number]
+		if more {
+			of.sweepFrom = to
+			continue
+		}
+		of.sweepFrom, of.sweepAt = firstID, now.Add(every-rand.N(every)/2)
+		of.searched.want(sweep)
 	}
 }
 
@@ -220,21 +292,23 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 		return err
 	}
 	began := time.Now()
-	q.has, q.to, q.blockedDue = make(map[int]bool), make(map[int]int64), make(map[int][]blockedRow)
+	q.has, q.seen, q.blockedDue = make(map[int]bool), make(map[int]sight), make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(d.sql.Ours)
-	if len(q.swept) > 0 {
-		inOne := slices.Contains(q.swept, 0) // of all processes
+	if len(q.sweeps) > 0 {
+		inOne := slices.Contains(q.sweeping.partitions, 0) // of all processes
 		if inOne {
 			batch.Queue(d.sql.Look, d.name) // first, as verbs of operators lock the consumer first
 		}
-		batch.Queue(d.sql.Sweep, d.name, q.swept)
+		w := &q.sweeping
+		batch.Queue(d.sql.Sweep, d.name, w.partitions, w.since, w.most).QueryRow(q.readSweep)
 		if inOne {
 			batch.Queue(d.sql.Beyond, d.name, partitions)
 		}
 	}
-	batch.Queue(d.sql.Poll, q.idle, q.from, d.name).Query(q.readPartitions)
+	l := &q.looks
+	batch.Queue(d.sql.Poll, l.partitions, l.rounds, l.tails, l.most, d.name).Query(q.readPartitions)
 	batch.Queue(d.sql.Due, d.name, q.owned).Query(q.readBlocked)
 	batch.Queue(d.sql.State, d.name, q.owned, q.exact).QueryRow(func(row pgx.Row) error {
 		return row.Scan(&q.paused, &q.blocked, &q.oldest, &q.next)
@@ -248,21 +322,59 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 	return err
 }
 
+func (q *poll) readSweep(row pgx.Row) error {
+	var numbers []int32
+	var last []int64
+	err := row.Scan(&q.changed, &numbers, &last)
+	q.sweptTo = make(map[int]int64, len(numbers))
+	for i, n := range numbers {
+		q.sweptTo[int(n)] = after(last[i])
+	}
+	return err
+}
+
 func (q *poll) readPartitions(rows pgx.Rows) error {
 	var n int
 	var last int64
-	var first *int64
-	_, err := pgx.ForEachRow(rows, []any{&n, &last, &first}, func() error {
-		q.to[n] = last
-		if last < math.MaxInt64 {
-			q.to[n]++
+	var id *int64
+	var tail, free *bool
+	_, err := pgx.ForEachRow(rows, []any{&n, &last, &tail, &id, &free}, func() error {
+		seen := q.seen[n]
+		seen.end = after(last)
+		if id != nil {
+			at := stop{early: true, id: after(*id)}
+			if *free {
+				at.id = *id
+				q.has[n], q.anywhere = true, true
+			}
+			if *tail {
+				seen.tail = at
+			} else {
+				seen.round = at
+			}
 		}
-		if first != nil {
-			q.has[n], q.to[n], q.anywhere = true, *first, true
-		}
+		q.seen[n] = seen
 		return nil
 	})
 	return err
+}
+
+// sightOf returns what the poll has seen of a partition. One without rows begins anew, for example
+// because the table was truncated, and its IDs too.
+func (q *poll) sightOf(p *partition) sight {
+	seen, found := q.seen[p.Number]
+	if !found {
+		return sight{end: firstID}
+	}
+	return seen
+}
+
+// after returns the first ID that comes after another.
+func after(id int64) int64 {
+	if id == math.MaxInt64 {
+		return id
+	}
+	return id + 1
 }
 
 func (q *poll) readBlocked(rows pgx.Rows) error {

@@ -69,12 +69,18 @@ type partition struct {
 	wasBlocked bool // the last job was one of a blocked row, so rows that are not blocked come next
 	blockedEnd int  // queue.ended after the last such job
 
-	searched search    // for rows that are not blocked
-	sweepAt  time.Time // when it is to be looked for blocked rows that are gone or changed
+	searched  search    // for rows that are not blocked
+	sweepAt   time.Time // when it is to be looked for blocked rows that are gone or changed
+	sweepFrom int64     // the ID with which that goes on
 
 	answeredAt time.Time // when a job ended in which the handler returned in time; zero: never yet
 	dueAt      time.Time // since when it is due
 	tried      bool      // it was in a job since then in which a call hung
+}
+
+// newPartition returns a partition that no poll has asked about.
+func newPartition(o *ownership) *partition {
+	return &partition{ownership: o, searched: newSearch(), sweepFrom: firstID}
 }
 
 // alone reports whether a batch has rows of no other partition.
@@ -210,10 +216,7 @@ type room struct {
 }
 
 // add adds a partition that is owned now.
-func (q *queue) add(p *partition) {
-	p.searched = newSearch()
-	q.partitions = append(q.partitions, p)
-}
+func (q *queue) add(p *partition) { q.partitions = append(q.partitions, p) }
 
 // leave notes that the ownership of a partition is to end. It does so when no job works on it.
 func (q *queue) leave(p *partition) {
@@ -382,7 +385,7 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 			q.fail(p, back.why, j.began, now)
 		}
 		if back.freed {
-			p.searched = newSearch()
+			p.searched.want(whole)
 		}
 		p.tried = p.tried || cut
 		if back.answered && !back.slow && !j.isRetry {
@@ -435,9 +438,10 @@ func (q *queue) asked() (all, idle []*partition) {
 // answered takes what a poll has found. ended is the number of jobs that had ended when it was sent.
 func (q *queue) answered(a *poll, now time.Time) {
 	q.paused = a.paused
-	if !q.ascending { // otherwise each search is whole
-		for _, s := range a.searches {
-			s.of.searched.ended(s, a.end(s), a)
+	for _, p := range a.searches {
+		p.searched.saw(a.sightOf(p), a)
+		if q.ascending {
+			p.searched.want(whole)
 		}
 	}
 	for _, p := range a.of {
@@ -446,7 +450,7 @@ func (q *queue) answered(a *poll, now time.Time) {
 			p.dueAt, p.tried = now, false
 		}
 		if hasSuspect(p.blockedDue) || hasSuspect(a.blockedDue[p.Number]) {
-			p.searched = newSearch() // the end of the owner before may free them
+			p.searched.want(whole) // the end of the owner before may free them
 		}
 		if p.blockedEnd <= a.ended { // otherwise one that is found here may have failed since, and wait again
 			p.blockedDue = a.blockedDue[p.Number]

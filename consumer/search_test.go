@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"maps"
-	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -52,19 +51,15 @@ func (p *pile) commit(xact int64, r *rand.Rand) {
 
 // search does what poll.sql does.
 func (p *pile) search(q *poll) {
-	q.has, q.to = make(map[int]bool), make(map[int]int64)
-	first, last := int64(math.MaxInt64), int64(math.MinInt64)
-	for id, free := range p.visible {
-		last = max(last, id)
-		if free && id >= q.from[0] {
-			first = min(first, id)
+	q.has, q.seen = make(map[int]bool), make(map[int]sight)
+	ids := slices.Sorted(maps.Keys(p.visible))
+	if len(ids) > 0 {
+		at, tail := q.looks.rounds[0], q.looks.tails[0]
+		seen := sight{end: ids[len(ids)-1] + 1, round: p.look(ids, at, q)}
+		if tail > at {
+			seen.tail = p.look(ids, tail, q)
 		}
-	}
-	switch {
-	case first < math.MaxInt64:
-		q.has[0], q.to[0] = true, first
-	case len(p.visible) > 0:
-		q.to[0] = last + 1
+		q.seen[0] = seen
 	}
 	q.oldest, q.next = min(p.oldest(), p.ended+1), p.ended+1
 	if q.exact {
@@ -74,73 +69,205 @@ func (p *pile) search(q *poll) {
 	}
 }
 
+// look looks at rows from an ID on.
+func (p *pile) look(ids []int64, since int64, q *poll) stop {
+	n := int32(0)
+	for _, id := range ids {
+		if id < since {
+			continue
+		}
+		n++
+		if p.visible[id] {
+			q.has[0] = true
+			return stop{early: true, id: id}
+		}
+		if n == q.looks.most[0] {
+			return stop{early: true, id: id + 1}
+		}
+	}
+	return stop{}
+}
+
+// crowd is a partition with rows, most of them behind blocked keys, and the polls for it.
+type crowd struct {
+	pile
+	queue   *queue
+	poller  poller
+	skipped int // polls that did not begin with the first row
+}
+
+func newCrowd(rows int) *crowd {
+	return &crowd{
+		pile:  pile{nextID: -100, nextXact: 10, open: make(map[int64][]int64), visible: make(map[int64]bool)},
+		queue: queued(1), poller: poller{rows: rows},
+	}
+}
+
+// poll sends a poll, and lets a job remove the rows that it finds.
+func (c *crowd) poll() {
+	now, of := start, c.queue.partitions[0]
+	all, idle := c.queue.asked()
+	a, _ := c.poller.question(now, all, idle, 0, 0)
+	c.search(a)
+	c.poller.after(a, false, false)
+	c.poller.swept(a, now, time.Hour)
+	c.queue.answered(a, now)
+	if of.searched.from > -100 {
+		c.skipped++
+	}
+	if !of.due {
+		return
+	}
+	of.due = false
+	maps.DeleteFunc(c.visible, func(_ int64, free bool) bool { return free })
+}
+
+// free returns the rows whose keys are not blocked.
+func (c *crowd) free() (ids []int64) {
+	for id, free := range c.visible {
+		if free {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
 // Polls find all rows whose keys are not blocked, in whatever order their transactions commit, and
-// without a sweep, within two polls after the older transactions have ended.
+// without a sweep. They do so within two rounds after the older transactions have ended, although a
+// poll looks at few rows, and they find new rows at once.
 func TestSearchFindsEveryRow(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(200) {
 		r := rand.New(rand.NewPCG(seed, 0))
-		p := &pile{nextID: -100, nextXact: 10, open: make(map[int64][]int64), visible: make(map[int64]bool)}
-		q, poller, now, skipped := queued(1), new(poller), start, 0
-		of := q.partitions[0]
-		poll := func() {
-			all, idle := q.asked()
-			a, _ := poller.question(now, all, idle, 0)
-			p.search(a)
-			poller.after(a, false, false)
-			poller.swept(a, now, time.Hour)
-			q.answered(a, now)
-			if of.searched.from > -100 {
-				skipped++
-			}
-			if !of.due { // otherwise a job removes the row
-				return
-			}
-			of.due = false
-			for id, free := range p.visible {
-				if free {
-					delete(p.visible, id)
-				}
-			}
-		}
+		most := []int{1, 3, 10, 10_000}[seed%4]
+		c := newCrowd(4 * most)
 		for range 300 {
-			p.happen(r)
+			c.happen(r)
 			if r.IntN(3) == 0 {
-				poll()
+				c.poll()
 			}
 		}
-		for xact := range p.open {
-			p.commit(xact, r)
+		for xact := range c.open {
+			c.commit(xact, r)
 		}
-		poll()
-		poll()
-		for id, free := range p.visible {
-			if free {
-				t.Fatalf("seed %d: row %d is not found: %+v", seed, id, of.searched)
+		round := 1 + len(c.visible)/most
+		for range 2 * round {
+			c.poll()
+		}
+		if left := c.free(); len(left) > 0 {
+			t.Fatalf("seed %d, %d rows a poll: rows %d are not found: %+v", seed, most, left, c.queue.partitions[0].searched)
+		}
+		for range 2 * round {
+			c.visible[c.nextID] = r.IntN(3) == 0
+			c.nextID++
+			c.poll()
+			if len(c.free()) > 0 {
+				t.Fatalf("seed %d, %d rows a poll: a new row is not found: %+v", seed, most, c.queue.partitions[0].searched)
 			}
 		}
-		if skipped == 0 {
+		c.burst(t, 5*min(most, 10))
+		if c.skipped == 0 {
 			t.Fatalf("seed %d: each search was a whole one", seed)
 		}
 	}
 }
 
-// A search begins anew when a key may no longer be blocked, although an answer from before comes
-// later.
-func TestSearchBeginsAnewWhenAKeyIsFreed(t *testing.T) {
-	q, poller := queued(1), new(poller)
-	of := q.partitions[0]
-	of.searched, of.sweepAt = search{from: 100, next: 100}, start.Add(time.Hour)
-	all, idle := q.asked()
-	old, _ := poller.question(start, all, idle, 0)
-	old.to = map[int]int64{0: 200}
-	of.blockedDue = []blockedRow{{id: 7}}
-	j, _ := q.next(start, room{size: 1, rows: 1})
-	parts := j.parts()
-	parts[0].freed = true
-	q.end(j, result{parts: parts}, start, 1)
-	q.answered(old, start)
-	if of.searched != newSearch() {
-		t.Errorf("the next search is %+v", of.searched)
+// burst inserts so many rows behind blocked keys while a round is under way, and one after them
+// that is not. Polls find it long before the round comes to it.
+func (c *crowd) burst(t *testing.T, rows int) {
+	t.Helper()
+	c.queue.partitions[0].searched.want(whole)
+	c.poll()
+	for range rows {
+		c.visible[c.nextID] = false
+		c.nextID++
+	}
+	c.visible[c.nextID] = true
+	c.nextID++
+	for range 6 {
+		c.poll()
+	}
+	if len(c.free()) > 0 {
+		t.Fatalf("the row after %d new ones is not found: %+v", rows, c.queue.partitions[0].searched)
+	}
+}
+
+// All rows are searched after a key may no longer be blocked, although an answer from before comes
+// later, and although other rounds are under way, which are not broken off.
+func TestAllRowsAreSearchedWhenAKeyIsFreed(t *testing.T) {
+	for _, most := range []int{1, 10, 10_000} {
+		c := newCrowd(4 * most)
+		for id := range int64(100) {
+			c.visible[id] = false
+		}
+		round := 1 + 100/most
+		for range 3 * round {
+			c.poll()
+		}
+		all, idle := c.queue.asked()
+		old, _ := c.poller.question(start, all, idle, 0, 0)
+		c.search(old)
+		c.visible[7] = true
+		for range round + 2 {
+			of := c.queue.partitions[0]
+			of.blockedDue = []blockedRow{{id: 7}}
+			j, _ := c.queue.next(start, room{size: 1, rows: 1})
+			parts := j.parts()
+			parts[0].freed = true
+			c.queue.end(j, result{parts: parts}, start, 1)
+			c.queue.answered(old, start)
+			c.poll()
+			all, idle = c.queue.asked()
+			old, _ = c.poller.question(start, all, idle, 0, 0)
+			c.search(old)
+		}
+		if left := c.free(); len(left) > 0 {
+			t.Errorf("%d rows a poll: rows %d are not found: %+v", most, left, c.queue.partitions[0].searched)
+		}
+	}
+}
+
+// A RunUntilEmpty is not over before a round has seen the whole table while nothing was done.
+func TestTableIsEmptyAfterAWholeRound(t *testing.T) {
+	c := newCrowd(4 * 10)
+	for id := range int64(100) {
+		c.visible[id] = false
+	}
+	jobs := 0
+	emptyAfter := func() (polls int) {
+		for {
+			polls++
+			all, idle := c.queue.asked()
+			q, _ := c.poller.question(start, all, idle, jobs, 1)
+			c.search(q)
+			q.anywhere = q.has[0]
+			c.queue.answered(q, start)
+			if c.poller.table.empty(q, true) {
+				return polls
+			}
+			if polls == 3 {
+				jobs++ // one ends in the round
+			}
+		}
+	}
+	if n := emptyAfter(); n < 12 {
+		t.Errorf("%d polls of 20 rows, the first of 10, for a round of 100 rows in which a job ended, and another one", n)
+	}
+	jobs = 10
+	c.visible[99] = true
+	polls := 0
+	for c.visible[99] && polls < 10 {
+		polls++
+		all, idle := c.queue.asked()
+		q, _ := c.poller.question(start, all, idle, jobs, 1)
+		c.search(q)
+		c.queue.answered(q, start)
+		if q.has[0] {
+			delete(c.visible, 99)
+		}
+		q.anywhere = q.has[0]
+		if c.poller.table.empty(q, true) {
+			t.Fatal("it ends with a row left")
+		}
 	}
 }
 
@@ -148,19 +275,22 @@ func TestSearchBeginsAnewWhenAKeyIsFreed(t *testing.T) {
 // numbers of transactions that begin again, on a new primary, do not keep it at all.
 func TestSearchGoesOnWithTheSecondSweep(t *testing.T) {
 	s := newSearch()
-	ended := func(to int64, whole bool, before, next, want int64) {
+	ended := func(to int64, r reach, before, next, want int64) {
 		t.Helper()
-		s.ended(asked{from: s.from, whole: whole}, to, &poll{before: before, next: next, exact: s.waits()})
+		s.want(r)
+		s.begin(before)
+		s.saw(sight{end: to}, &poll{next: next, exact: s.waits()})
 		if s.from != want {
 			t.Errorf("it goes on from %d, want %d", s.from, want)
 		}
 	}
 	first := newSearch().from
-	ended(100, true, 5, 20, first)
-	ended(110, false, 5, 25, first) // transaction 5 is open
-	ended(120, true, 5, 30, first)
-	ended(130, false, 5, 40, first)
-	ended(140, true, 5, 50, 100)
-	ended(150, false, 5, 60, 100)
-	ended(160, false, 3, 3, 140) // a new primary
+	ended(100, sweep, 5, 20, first)
+	ended(110, recent, 5, 25, first) // transaction 5 is open
+	ended(120, sweep, 5, 30, first)
+	ended(125, whole, 5, 35, first) // a key was freed
+	ended(130, recent, 5, 40, first)
+	ended(140, sweep, 5, 50, 100)
+	ended(150, recent, 5, 60, 100)
+	ended(160, recent, 3, 3, 140) // a new primary
 }

@@ -26,7 +26,7 @@ func queued(n int) *queue {
 	times := defaultTimings
 	q := &queue{times: &times, poll: defaultPoll}
 	for i := range n {
-		q.add(&partition{ownership: &ownership{Partition: pgleases.Partition{Number: i}, idle: make(chan struct{})}})
+		q.add(newPartition(&ownership{Partition: pgleases.Partition{Number: i}, idle: make(chan struct{})}))
 		q.partitions[i].begun = true
 	}
 	return q

@@ -3,6 +3,7 @@ package consumer_test
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -78,7 +79,7 @@ func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 	tx := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(tx.Exec(t.Context(), w.OursSQL()))(t)
 	sql := strings.TrimSpace(w.PollSQL())
-	blocks := testkit.BlocksRead(t, tx, sql, []int32{3}, []int64{0}, "orders")
+	blocks := testkit.BlocksRead(t, tx, sql, []int32{3}, []int64{0}, []int64{0}, []int32{math.MaxInt32}, "orders")
 	testkit.OK(t, tx.Rollback(t.Context()))
 	if blocks > 100_000 {
 		t.Errorf("a look for rows reads %d blocks", blocks)
