@@ -31,8 +31,10 @@ const closeWithin = 10 * time.Second
 // over its ID or an operator has evicted it. Its cause is then ErrSuperseded or ErrEvicted.
 //
 // Run closes the client even if ctx has ended or f has panicked, with a context of its own that
-// lasts 10 s, so that other processes can take over the partitions at once. f must return only
-// when its work has ended, as Lease.Run, leader.Run and the Run of a consumer or scheduler do.
+// lasts 10 s, so that other processes can take over the partitions at once. A panic in another
+// goroutine, such as that in which Lease.Run calls its function, ends the process without it. f
+// must return only when its work has ended, as Lease.Run, leader.Run and the Run of a consumer or
+// scheduler do.
 //
 // Run returns nil for an orderly end: f has returned nil, or ctx has ended and f has returned an
 // error that wraps the cause. Otherwise it returns the error of NewClient or f. If f has returned

@@ -40,7 +40,7 @@
 // A notification wakes the client whose turn has come. If notifications do not arrive, for example
 // behind a connection pooler, the client sees its turn at its next heartbeat.
 //
-// A lock is not re-entrant. If a client that holds a lock calls Acquire again, the call waits for
+// A lock is not reentrant. If a client that holds a lock calls Acquire again, the call waits for
 // the client itself, and TryAcquire returns [ErrHeld].
 //
 // # What is not promised

@@ -39,7 +39,7 @@ func TestALockIsHeldByOneAndTheErrorSaysByWhom(t *testing.T) {
 		}
 	}
 	_, err = a.TryAcquire(t.Context(), "x")
-	wraps(t, "not re-entrant", err, lock.ErrHeld)
+	wraps(t, "not reentrant", err, lock.ErrHeld)
 	_, err = b.TryAcquireShared(t.Context(), "x")
 	wraps(t, "held by a writer", err, lock.ErrHeld)
 	testkit.OK(t, h.Context().Err())

@@ -58,8 +58,12 @@ func work(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) erro
 	}
 	loading := make(chan struct{}, 4) // a process may gain many partitions at once, and loads 4 at a time
 	return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
-		loading <- struct{}{}
-		s, err := load(p.Context(), pool, p)
+		select {
+		case loading <- struct{}{}:
+		case <-ctx.Done(): // the partition must move before its turn has come
+			return nil
+		}
+		s, err := load(ctx, pool, p) // under ctx, because no total has changed yet
 		<-loading
 		if err != nil {
 			return err // Run logs it, and calls again after a pause

@@ -73,6 +73,26 @@ func TestStateMovesWithItsPartition(t *testing.T) {
 	}
 }
 
+// Loads that hang keep no partition that must move.
+func TestUnloadedPartitionsMoveAtOnce(t *testing.T) {
+	t.Parallel()
+	watch := tables(t)
+	locked := testkit.Must(watch.Begin(t.Context()))(t)
+	defer func() { _ = locked.Rollback(context.Background()) }()
+	testkit.Must(locked.Exec(t.Context(), "LOCK TABLE totals"))(t)
+	pool := testkit.Pool(t, watch.Config().ConnString())
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	client := clients.New(t, pool)
+	go func() { ended <- work(ctx, client, pool) }()
+	testkit.Becomes(t, watch, "loads wait for the table", true,
+		"SELECT count(*) > 0 FROM pg_locks WHERE relation = 'totals'::regclass AND NOT granted")
+	stop()
+	if err := testkit.Receive(t, "it ends while the table is locked", ended); !errors.Is(err, context.Canceled) {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
 // A process that has lost its partition throws its memory away.
 func TestLostStateIsNotWritten(t *testing.T) {
 	t.Parallel()
