@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/audit"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
@@ -156,6 +157,23 @@ func weighed(t testing.TB, report oracle.Report) {
 	tally.Checked(t, "reads", report.Reads)
 	tally.Checked(t, "ownerships and holds", report.Intervals)
 	tally.Violations(t, "exclusion", len(report.Violations))
+}
+
+// audited audits the records of a database as operators do, and returns the violation, if there is
+// one. So each attack also shows that pgleases audit convicts no history that is right.
+func audited(t testing.TB, pool *pgxpool.Pool) (violations []string) {
+	t.Helper()
+	report := testkit.Must(audit.Run(t.Context(), pool, "pgleases", 24*time.Hour))(t)
+	for _, part := range report.Parts {
+		for _, count := range part.Counts {
+			tally.Checked(t, "recorded "+count.Of, count.Number)
+		}
+	}
+	if v := report.Violation; v != nil {
+		violations = append(violations, fmt.Sprintf("audit: %s: %s: %q", v.Subject, v.Text, v.Records))
+	}
+	tally.Violations(t, "records", len(violations))
+	return violations
 }
 
 // weighedWrites records how many guarded writes were checked, and how many came late.

@@ -187,6 +187,11 @@ func (q *queueFleet) report(attempts int) *queues.Ledger {
 		tally.Violations(q.t, "queues", len(found[kind]))
 		q.t.Errorf("%s: %d\n%s", kind, len(found[kind]), found[kind][:min(5, len(found[kind]))])
 	}
+	if q.Fleet != nil {
+		for _, v := range audited(q.t, q.pool) {
+			q.t.Error(v)
+		}
+	}
 	q.t.Log(l)
 	return l
 }

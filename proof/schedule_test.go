@@ -98,6 +98,9 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	}
 	l := readLedger(t, pool, fleet.Dir)
 	judge(t, l)
+	for _, v := range audited(t, pool) {
+		t.Error(v)
+	}
 	tally.Faults(t, fleet.Counts)
 	t.Logf("faults: %v", fleet.Counts)
 	if least := l.Schedules() * int(time.Since(began).Seconds()) / 10; l.Effects() < least {

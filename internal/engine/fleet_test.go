@@ -3,11 +3,13 @@ package engine_test
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -30,6 +32,7 @@ import (
 var (
 	seeds     = flag.Int("seeds", 4, "how many histories the oracle tests play")
 	firstSeed = flag.Uint64("first-seed", 1, "seed of the first of them")
+	lastStep  = flag.Int("steps", math.MaxInt, "how many steps of trouble a history has at most")
 )
 
 const (
@@ -74,7 +77,8 @@ type world struct {
 	extra        func(client, op string) (fault, bool) // faults of one test
 	lagging      bool                                  // the database may have lost ownerships: its state is not compared
 	evicted      int
-	took         time.Duration // until all was right
+	injected     map[string]int // faults by kind
+	took         time.Duration  // until all was right
 }
 
 // A place is a partition.
@@ -96,12 +100,14 @@ type proc struct {
 	c      *Client           // guarded by mu
 	leases map[string]*Lease // by name; these two the test's goroutine only
 	weight map[string]int    // by lease, as the database has it; negative: it may have it
+	began  time.Time         // when its client was open
 
 	mu     sync.Mutex // guards the rest
 	cut    bool       // statements do not arrive
 	slow   time.Duration
 	late   bool // what is under way when the client gives up arrives later
 	killed bool
+	ended  time.Time // zero: it has not ended
 }
 
 // A handle is what the oracle watches.
@@ -115,7 +121,7 @@ func newWorld(t testing.TB, seed uint64) *world {
 		t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), began: time.Now(), db: fakestore.New(),
 		conns: make(map[*faultyConn]struct{}), calls: make(map[string]int), about: make(map[string]int), beats: make(map[int64]time.Time),
 		ledger: make(map[place]map[int64]int64), highest: make(map[place]int64),
-		working: make(map[workKey]int),
+		working: make(map[workKey]int), injected: make(map[string]int),
 	}
 	w.db.Step(27 * 365 * 24 * time.Hour) // a bubble begins in 2000, generations in 2020
 	w.db.Keep = keepStates
@@ -295,7 +301,9 @@ func (w *world) faults(client, op string) fault {
 		return f
 	}
 	defer func() { w.event("%s: fault for %s: %+v", client, op, f) }()
-	switch w.n(9) {
+	kind := w.n(len(statementFaults))
+	w.inflict(statementFaults[kind])
+	switch kind {
 	case 0:
 		f.err = errLocked
 	case 1:
@@ -320,6 +328,19 @@ func (w *world) faults(client, op string) fault {
 		f.after += w.span(0, 500*time.Millisecond)
 	}
 	return f
+}
+
+// statementFaults are the faults of single statements, in the order of faults.
+var statementFaults = []string{
+	"lock timeout", "connection lost before", "connection lost after", "lock timeout after it was executed", "statement delayed",
+	"answer delayed", "statement delayed, not canceled", "answer delayed, not canceled", "slow statement",
+}
+
+// inflict counts a fault.
+func (w *world) inflict(kind string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.injected[kind]++
 }
 
 // --- the oracle
@@ -433,7 +454,7 @@ func (w *world) start(id string, opts ...Option) *proc {
 		c, err = Open(ctx, "", opts...)
 		cancel()
 		if err == nil {
-			p.set(func(p *proc) { p.c = c })
+			p.set(func(p *proc) { p.c, p.began = c, time.Now() })
 			p.engine().Batches(1 + w.n(4)) // so that plans and releases take more than one statement, although there are few partitions
 			return p
 		}
@@ -564,11 +585,21 @@ func (p *proc) close(d, bound time.Duration) error {
 	defer cancel()
 	began := time.Now()
 	err := p.c.Close(ctx)
+	p.end()
 	p.w.event("%s: closed after %v: %v", p.name, time.Since(began), err)
 	if took := time.Since(began); took > bound {
 		p.w.failf("%s: Close took %v", p.name, took)
 	}
 	return err
+}
+
+// end notes that the client does not run any more.
+func (p *proc) end() {
+	p.set(func(p *proc) {
+		if p.ended.IsZero() {
+			p.ended = time.Now()
+		}
+	})
 }
 
 func (p *proc) set(f func(p *proc)) {
@@ -624,9 +655,10 @@ func histories(all *testing.T, play func(w *world)) {
 
 // history plays one history: a time of trouble, then quiet, when everything has to recover.
 func (w *world) history(length time.Duration) {
-	leases := map[string]int{"a": 1 + w.n(3), "b": 1 + w.n(16), "c": 1}
-	promotions := w.chance(0.5)
-	short, long := w.chance(0.3), w.chance(0.3)
+	d := newDice(w.seed, 0)
+	leases := map[string]int{"a": 1 + d.n(3), "b": 1 + d.n(16), "c": 1}
+	promotions := d.chance(0.5)
+	short, long := d.chance(0.3), d.chance(0.3)
 	var alive []*proc
 	ids := 0
 	var stepped time.Time
@@ -660,11 +692,11 @@ func (w *world) history(length time.Duration) {
 		return p
 	}
 	newID := func() string { ids++; return fmt.Sprintf("id%d", ids) }
-	for range 2 + w.n(3) {
+	for range 2 + d.n(3) {
 		add(newID())
 	}
 	w.mu.Lock()
-	w.odds = []float64{0, 0.002, 0.01, 0.05}[w.rng.IntN(4)]
+	w.odds = []float64{0, 0.002, 0.01, 0.05}[d.n(4)]
 	w.mu.Unlock()
 	drop := func(p *proc) { alive = slices.DeleteFunc(alive, func(q *proc) bool { return q == p }) }
 	var crashed []*proc
@@ -680,15 +712,19 @@ func (w *world) history(length time.Duration) {
 			}
 		}
 	}()
-	for end := time.Now().Add(length); time.Now().Before(end) && !w.broken(); {
-		time.Sleep(w.span(0, 20*time.Second))
+	steps := 0
+	for end := time.Now().Add(length); steps < *lastStep && time.Now().Before(end) && !w.broken(); {
+		steps++
+		s := newDice(w.seed, steps) // so that what one step draws does not change the next
+		time.Sleep(s.span(0, 20*time.Second))
 		if len(alive) == 0 {
 			add(newID())
 		}
-		p := alive[w.n(len(alive))]
-		switch w.n(17) {
+		p := alive[s.n(len(alive))]
+		switch s.n(17) {
 		case 0: // a network is cut for a while
-			d := w.span(0, 20*time.Second)
+			w.inflict("network cut")
+			d := s.span(0, 20*time.Second)
 			w.event("%s: cut off for %v", p.name, d)
 			p.cutOff(true)
 			background.Go(func() {
@@ -697,7 +733,8 @@ func (w *world) history(length time.Duration) {
 				w.event("%s: no longer cut off", p.name)
 			})
 		case 1: // a process stops for a while: what it sent arrives
-			d, slow := w.span(0, 20*time.Second), w.span(0, 8*time.Second)
+			w.inflict("process stopped")
+			d, slow := s.span(0, 20*time.Second), s.span(0, 8*time.Second)
 			w.event("%s: slow by up to %v for %v", p.name, slow, d)
 			p.set(func(p *proc) { p.slow, p.late = slow, true })
 			background.Go(func() {
@@ -705,23 +742,27 @@ func (w *world) history(length time.Duration) {
 				p.set(func(p *proc) { p.slow, p.late = 0, false })
 			})
 		case 2: // killed
+			w.inflict("process killed")
 			p.kill()
 			drop(p)
 			crashed = append(crashed, p)
-			if w.chance(0.5) {
+			if s.chance(0.5) {
 				add(p.id)
 			}
 		case 3:
 			if len(alive) > 1 {
+				w.inflict("client closed")
 				drop(p)
 				background.Go(func() { _ = p.close(w.span(0, 10*time.Second), 13*time.Second) })
 			}
 		case 4, 5:
 			if len(alive) < 6 {
+				w.inflict("client opened")
 				add(newID())
 			}
 		case 6: // superseded
 			if len(alive) < 6 {
+				w.inflict("client superseded")
 				drop(p)
 				crashed = append(crashed, p)
 				w.event("%s: to be superseded", p.name)
@@ -730,53 +771,60 @@ func (w *world) history(length time.Duration) {
 		case 7, 8:
 			// No check sees two steps that undo each other between two readings of the clock.
 			if time.Since(stepped) > 12*time.Second {
-				far := []time.Duration{time.Hour, 10 * time.Second}[w.n(2)]
-				by := w.span(-far, far)
+				far := []time.Duration{time.Hour, 10 * time.Second}[s.n(2)]
+				by := s.span(-far, far)
 				if promotions {
 					by = by.Abs() // a server promoted in the past of the one before gives lower epochs: a limit in docs/promises.md
 				}
+				w.inflict("clock stepped")
 				w.event("database: clock steps by %v", by)
 				w.db.Step(by)
 				stepped = time.Now()
 			}
 		case 9:
-			w.event("database: crashed, %d heartbeats lost", w.db.Crash(w.n(20)))
+			w.inflict("database crashed")
+			w.event("database: crashed, %d heartbeats lost", w.db.Crash(s.n(20)))
 		case 10:
+			w.inflict("database stopped")
 			w.event("database: stops")
 			w.db.Stop()
-			time.Sleep(w.span(0, 8*time.Second))
-			if promotions && w.chance(0.5) {
-				w.promote(w.n(20), false)
+			time.Sleep(s.span(0, 8*time.Second))
+			if promotions && s.chance(0.5) {
+				w.promote(s.n(20), false)
 			} else {
 				w.db.Boot()
 				w.event("database: restarted")
 			}
 		case 11:
 			if promotions {
-				w.promote(w.n(20), w.chance(0.3))
+				w.inflict("standby promoted")
+				w.promote(s.n(20), s.chance(0.3))
 			}
 		case 16: // a dump, and later the tables are restored from it
 			if promotions && dump.Clients != nil {
-				w.replace(dump, alive, []time.Duration{0, time.Second}[w.n(2)])
+				w.inflict("tables restored")
+				w.replace(dump, alive, []time.Duration{0, time.Second}[s.n(2)])
 			}
 			dump = w.copyOf()
 		case 12:
 			if name := w.anyOf(leases); p.leases[name] != nil {
+				w.inflict("lease left")
 				l := p.leases[name]
 				delete(p.leases, name)
-				ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Second))
+				ctx, cancel := context.WithTimeout(context.Background(), s.span(0, 10*time.Second))
 				err := l.Leave(ctx)
 				cancel()
 				w.event("%s: left %s: %v", p.name, name, err)
-				if w.chance(0.7) {
-					join(p, name, w.span(0, 10*time.Second))
+				if s.chance(0.7) {
+					join(p, name, s.span(0, 10*time.Second))
 				}
 			}
 		case 13:
 			name := w.anyOf(leases)
 			if l := p.leases[name]; l != nil {
-				ctx, cancel := context.WithTimeout(context.Background(), w.span(0, 10*time.Second))
-				weight := 1 + w.n(2)
+				w.inflict("weight changed")
+				ctx, cancel := context.WithTimeout(context.Background(), s.span(0, 10*time.Second))
+				weight := 1 + s.n(2)
 				err := l.SetWeight(ctx, weight)
 				cancel()
 				p.weight[name] = weight
@@ -785,11 +833,11 @@ func (w *world) history(length time.Duration) {
 				}
 				w.event("%s: set weight of %s to %d: %v", p.name, name, weight, err)
 			} else {
-				join(p, name, w.span(0, 10*time.Millisecond))
+				join(p, name, s.span(0, 10*time.Millisecond))
 			}
 		case 14, 15: // a guarded transaction of the present owner
-			for name, n := range leases {
-				k := place{name, w.n(n)}
+			for _, name := range slices.Sorted(maps.Keys(leases)) {
+				k := place{name, s.n(leases[name])}
 				epoch := int64(0)
 				w.db.Look(func(t *fakestore.Tables, _ int64) {
 					if rows := t.Partitions[name]; len(rows) > 0 {
@@ -797,6 +845,7 @@ func (w *world) history(length time.Duration) {
 					}
 				})
 				if end, ok := w.db.Guard(name, k.partition, epoch); ok {
+					w.inflict("partition guarded")
 					background.Go(func() {
 						time.Sleep(w.span(0, 5*time.Second))
 						end()
@@ -828,6 +877,48 @@ func (w *world) history(length time.Duration) {
 	close(stopped)
 	time.Sleep(time.Minute) // the bubble's clock stops with this goroutine; let the others end
 	w.t.Logf("seed %d: %d evictions, %d processes, promotions %v, right after %v", w.seed, w.evicted, len(w.procs), promotions, w.took)
+	w.report(steps)
+}
+
+// A dice draws what a step needs. Only the goroutine of the history uses it.
+type dice struct{ rng *rand.Rand }
+
+func newDice(seed uint64, step int) dice { return dice{rand.New(rand.NewPCG(seed, 2+uint64(step)))} }
+
+func (d dice) n(n int) int           { return d.rng.IntN(n) }
+func (d dice) chance(p float64) bool { return d.rng.Float64() < p }
+func (d dice) span(from, to time.Duration) time.Duration {
+	return from + time.Duration(d.rng.Int64N(int64(to-from)+1))
+}
+
+// A played is what a history has shown, for the program that plays many.
+type played struct {
+	Seed    uint64         `json:"seed"`
+	Steps   int            `json:"steps"`
+	Clients time.Duration  `json:"clients"` // the time of all clients together
+	Faults  map[string]int `json:"faults"`
+	Right   time.Duration  `json:"right"` // until all was right again after the faults
+	Failed  string         `json:"failed"`
+}
+
+// report writes what the history has shown into an attribute of the test.
+func (w *world) report(steps int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := played{Seed: w.seed, Steps: steps, Faults: w.injected, Right: w.took, Failed: w.failed}
+	for _, p := range w.procs {
+		p.mu.Lock()
+		if p.ended.IsZero() {
+			p.ended = time.Now()
+		}
+		r.Clients += p.ended.Sub(p.began)
+		p.mu.Unlock()
+	}
+	text, err := json.Marshal(r)
+	if err != nil {
+		w.t.Error(err)
+	}
+	w.t.Attr("history", string(text))
 }
 
 func (w *world) anyOf(leases map[string]int) string {
@@ -1246,6 +1337,7 @@ func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 func (p *proc) kill() {
 	p.w.event("%s: killed", p.name)
 	p.set(func(p *proc) { p.killed = true })
+	p.end()
 	p.w.breakConns(p)
 }
 
