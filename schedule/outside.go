@@ -115,6 +115,7 @@ func (e *execution) callOutside(a *attempt) result {
 		a.decided.done()
 		written = e.recordOutcome(life, a)
 	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it again
+		e.logBrokenOff(a)
 	default:
 		a.decided.doubtful = e.kind.calls == atMostOnce && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(handlers.CutShort)))
 		if context.Cause(ctx) == ErrTimeout {

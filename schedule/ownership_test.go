@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"testing"
 	"time"
 
@@ -357,4 +358,59 @@ func TestRunEndsWithItsPool(t *testing.T) {
 	err := testkit.Receive(t, "Run ends", w.ended)
 	contains(t, err, "the pool is closed: closed pool; close it after Run has returned")
 	becomes(db, "its partitions are free", 0, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL")
+}
+
+// A run that its process does not finish, because it stops or has lost the partition, is no attempt.
+// So the log is all that remains of its call.
+func TestBrokenOffRunIsLogged(t *testing.T) {
+	t.Parallel()
+	evict := func(w *worker) { w.db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'for this test')") }
+	for name, c := range map[string]struct {
+		end    func(*worker)
+		line   string // where %d is the job
+		fails  bool   // what the handler does when its context ends
+		inside bool
+	}{
+		"stopped in a transaction": {
+			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="schedule: the run did not end in time`, true, true,
+		},
+		"stopped outside of one": {
+			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="schedule: the run did not end in time`, true, false,
+		},
+		"evicted in a transaction":  {evict, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="pgleases: .*evicted`, true, true},
+		"evicted after its success": {evict, `msg="schedule: outcome not recorded, run repeated" .*job=%d .*kind=books .*error="pgleases: .*evicted`, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, log := newDatabase(t), new(lines)
+			w := newWorker(db, schedule.WithDrainTimeout(10*time.Millisecond), log.option())
+			began := make(chan struct{}, 1)
+			work := func(ctx context.Context) error {
+				began <- struct{}{}
+				<-ctx.Done()
+				if c.fails {
+					return ctx.Err()
+				}
+				return nil
+			}
+			books := (*schedule.Kind[args])(nil)
+			if c.inside {
+				books = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error { return work(ctx) })
+			} else {
+				books = schedule.AtLeastOnce(w.Scheduler, "books", func(ctx context.Context, _ schedule.Run[args]) error { return work(ctx) })
+			}
+			w.run()
+			id := testkit.Must(books.Enqueue(t.Context(), args{}))(t)
+			testkit.Receive(t, "it runs", began)
+			c.end(w)
+			if w.stop != nil {
+				testkit.Receive(t, "Run ends", w.ended)
+				w.stop = nil
+			}
+			line := regexp.MustCompile(fmt.Sprintf(c.line, id))
+			if log.matches(line) != 1 || log.count("repeated\"") != 1 {
+				t.Errorf("want one line %s in\n%s", line, log.buf.String())
+			}
+		})
+	}
 }

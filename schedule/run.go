@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -185,6 +184,7 @@ func (e *execution) giveUp(a *attempt) result {
 	case e.canceled() && a.called():
 		e.runLogger(a).Info("schedule: run canceled")
 	case a.outcome == abandoned:
+		e.logBrokenOff(a)
 	case a.outcome == changed:
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
@@ -205,6 +205,15 @@ func (e *execution) giveUp(a *attempt) result {
 // canceled reports whether the schedule or job was deleted during the run, so that no outcome of
 // the run can be recorded.
 func (e *execution) canceled() bool { return context.Cause(e.ctx) == ErrCanceled }
+
+// logBrokenOff logs that a handler was called for a run that this process does not finish. That is no
+// attempt, so it leaves no other trace.
+func (e *execution) logBrokenOff(a *attempt) {
+	if a.called() {
+		cause := cmp.Or(context.Cause(e.ctx), a.err)
+		e.runLogger(a).Warn("schedule: run broken off, repeated", slog.Any("cause", cause))
+	}
+}
 
 // settled returns the result after a committed decision: when the item is due again.
 func (e *execution) settled(a *attempt) result {
@@ -269,7 +278,10 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	}
 	inTime := e.kind.calls != inTransaction || !timeIsUp(cmp.Or(a.handler, a.err))
 	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.of, a.decided.step, inTime) })
-	if err != nil && e.o.life.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) && !moved(err) {
+	if e.o.life.Err() != nil {
+		why = context.Cause(e.o.life)
+	}
+	if err != nil && !moved(err) {
 		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
 	}
 	if err == nil {
