@@ -512,6 +512,50 @@ func Example_leaderCallbacks() {
 	// stopped: true
 }
 
+// runReports leads when it can. If its work fails, it steps down, so that another process can try.
+func runReports(ctx context.Context, client *pgleases.Client, work func(context.Context) error) error {
+	for {
+		term, stepDown := context.WithCancel(ctx)
+		err := leader.Run(term, client, "reports", leader.Callbacks{
+			OnStartedLeading: func(ctx context.Context) {
+				err := work(ctx)
+				if err != nil && ctx.Err() == nil {
+					log.Print(err)
+					stepDown() // another process leads next, if one stands by
+				}
+			},
+		})
+		stepDown()
+		if ctx.Err() != nil || !errors.Is(err, context.Canceled) {
+			return err // the process stops, or the client has ended
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+func Example_stepDown() {
+	x := begin()
+	defer x.end()
+	var first int64
+	err := runReports(x.ctx, x.client(), func(ctx context.Context) error {
+		if first == 0 {
+			first = leader.Epoch(ctx)
+			return errors.New("the first report fails")
+		}
+		fmt.Println("leads again under a higher epoch:", leader.Epoch(ctx) > first)
+		x.stop()
+		<-ctx.Done()
+		return nil
+	})
+	fmt.Println("stopped:", errors.Is(err, context.Canceled))
+	// Output:
+	// leads again under a higher epoch: true
+	// stopped: true
+}
+
 func Example_schedule() {
 	x := begin()
 	defer x.end()
