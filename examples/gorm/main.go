@@ -1,12 +1,11 @@
-// Command gorm ships the orders of a table with GORM. It needs no pool of pgx: the client opens its
-// connection from the connection string, and GuardSQL fences GORM's transactions.
+// Command gorm ships the orders of a table with GORM. GuardSQL fences GORM's transactions. The
+// client has a connection of its own, and GORM has all others.
 // docs/database-sql.md shows parts of it.
 package main
 
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"log"
 	"os"
@@ -14,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 
@@ -24,7 +24,7 @@ func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	err := run(ctx, os.Getenv("DATABASE_URL"))
-	if err != nil && ctx.Err() == nil {
+	if err != nil {
 		log.Fatal(err)
 	}
 }
@@ -45,25 +45,28 @@ type Order struct {
 	Shipped   bool
 }
 
-func run(ctx context.Context, databaseURL string) (err error) {
-	client, err := pgleases.Open(ctx, databaseURL) // creates the schema pgleases, and so partition_for
-	if err != nil {
-		return err
-	}
-	defer func() { // Run has returned: hand the partitions over now
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
-	}()
-	db, err := gorm.Open(postgres.Open(databaseURL))
-	if err != nil {
-		return err
-	}
-	pool, err := db.DB()
+func run(ctx context.Context, databaseURL string) error {
+	pool, err := pgxpool.New(ctx, databaseURL) // only its configuration is used, so it opens no connection
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		return work(ctx, client, databaseURL)
+	})
+}
+
+// work ships orders until ctx ends. The schema pgleases is there by now, and so partition_for.
+func work(ctx context.Context, client *pgleases.Client, databaseURL string) error {
+	db, err := gorm.Open(postgres.Open(databaseURL))
+	if err != nil {
+		return err
+	}
+	connections, err := db.DB()
+	if err != nil {
+		return err
+	}
+	defer connections.Close()
 	err = db.WithContext(ctx).Exec(table).Error
 	if err != nil {
 		return err
