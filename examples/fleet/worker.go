@@ -65,7 +65,7 @@ func prepare(ctx context.Context, pool *pgxpool.Pool, jobs, customers int) error
 }
 
 // work is a worker process, which does jobs and runs schedules.
-func work(id string) (err error) {
+func work(id string) error {
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	ctx, stop := show.Told()
 	defer stop()
@@ -75,15 +75,13 @@ func work(id string) (err error) {
 		return err
 	}
 	defer pool.Close()
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithClientID(id), pgleases.WithTTL(ttl))
-	if err != nil {
-		return err
-	}
-	defer func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		err = errors.Join(err, client.Close(ctx))
-	}()
+	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
+		return workAs(ctx, client, pool, id)
+	}, pgleases.WithClientID(id), pgleases.WithTTL(ttl))
+}
+
+// workAs does jobs and runs schedules until ctx ends.
+func workAs(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id string) error {
 	lease, err := client.Lease(ctx, leaseName, partitions)
 	if err != nil {
 		return err
@@ -119,7 +117,7 @@ func work(id string) (err error) {
 		go func() {
 			err := run(ctx)
 			if ctx.Err() != nil {
-				err = nil // a signal has ended it
+				err = nil // a signal has ended it, or Run reports why the client has ended
 			}
 			end()
 			ended <- err
