@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -42,8 +41,8 @@ type outcome struct {
 	err  error
 	slow bool // it failed by the timeout, or because the transaction was idle for too long
 
-	longest   time.Duration // the longest call of the handler
-	longestAt int           // its row; -1: the batch
+	long   bool // a call took as long as its transaction may be idle
+	longAt int  // the row of the last such call; -1: the batch
 }
 
 // broken returns the outcome of an attempt that was broken off.
@@ -154,19 +153,8 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	calling, stop := worker.WatchTx(ctx, a.db.pool, a.xact, a.times.look)
 	o = a.call(calling, o)
 	stop()
-	server := a.tx.Conn().PgConn()
-	failedItself := o.verdict == failed && (o.slow || worker.EndedContext(o.err))
-	lost := server.IsClosed() && !failedItself && slices.Contains([]verdict{handled, broke, failed}, o.verdict)
-	switch {
-	case o.verdict == failed && decided(o.err):
-		return o
-	case server.IsClosed() && context.Cause(calling) == worker.ErrGone:
-		return a.cutOff(o, worker.ErrGone)
-	case o.verdict == refused:
-		return lostOf(a.parts)
-	case lost:
-		return a.cutOff(o, o.err)
-	case o.verdict != handled:
+	o = a.checked(o, context.Cause(calling) == worker.ErrGone)
+	if o.verdict != handled {
 		return o
 	}
 	batch := new(pgx.Batch)
@@ -178,7 +166,7 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	switch {
 	case err == nil:
 		a.counts.rows.Add(removed)
-	case server.IsClosed():
+	case a.tx.Conn().PgConn().IsClosed():
 		return a.cutOff(o, err)
 	default:
 		o.verdict, o.at, o.err = verdictOf(err), -1, hinted(err)
@@ -186,14 +174,42 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	return o
 }
 
-// cutOff returns the outcome of an attempt that lost its connection. If a call took so long that
-// the server ended the idle transaction, its row is at fault.
+var errIgnored = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
+
+// checked returns the outcome of the calls in a transaction. If its connection is lost, most of what
+// a handler returns is a consequence of that. gone is true if the server lacks the transaction.
+func (a *attempt) checked(o outcome, gone bool) outcome {
+	lost := a.tx.Conn().PgConn().IsClosed()
+	endedContext := o.slow || worker.EndedContext(o.err)
+	switch {
+	case o.verdict == failed && decided(o.err): // this counts whatever else has failed
+		return o
+	case lost && gone: // the connection was closed because of that, and ctx ended for no other reason
+		return a.cutOff(o, worker.ErrGone)
+	case o.verdict == refused:
+		return lostOf(a.parts)
+	case !lost, o.verdict == ended, o.verdict == unavailable:
+		return o
+	case o.verdict == failed && endedContext: // the end of a context closed the connection in use
+		return o
+	case o.err == nil:
+		return a.cutOff(o, errIgnored)
+	}
+	return a.cutOff(o, o.err)
+}
+
+// timeLimits are the SQLSTATEs of transactions that the server ended, with their connection, because
+// they were idle for too long, or took too long.
+var timeLimits = []string{"25P03", "25P04"}
+
+// cutOff returns the outcome of an attempt that lost its connection. A row is at fault if the server
+// names a time limit, and its call took that long. Otherwise the length of a call says nothing: it
+// may have waited for a statement.
 func (a *attempt) cutOff(o outcome, err error) outcome {
 	o.verdict, o.at, o.err = broke, -1, err
-	if o.longest >= a.options.idle {
-		o.verdict, o.slow = failed, true
-		o.at = o.longestAt
-		o.err = fmt.Errorf("the connection was lost, probably because the transaction was idle for longer than %v: see WithIdleTimeout", a.options.idle)
+	if o.long && slices.Contains(timeLimits, store.Code(err)) {
+		o.verdict, o.slow, o.at = failed, true, o.longAt
+		o.err = fmt.Errorf("%w; the transaction was idle for longer than %v, or open for too long: see WithIdleTimeout", err, a.options.idle)
 	}
 	return o
 }

@@ -96,17 +96,16 @@ func (c *calling) all() error {
 	return nil
 }
 
-// once calls the handler once, and notes the longest call.
+// once calls the handler once, and notes whether its transaction may have been idle for too long.
 func (c *calling) once(rows []row) error {
 	called := time.Now()
 	defer func() {
-		took := time.Since(called)
-		if took <= c.out.longest {
+		if time.Since(called) < c.options.idle {
 			return
 		}
-		c.out.longest, c.out.longestAt = took, c.out.at
+		c.out.long, c.out.longAt = true, c.out.at
 		if len(rows) > 1 {
-			c.out.longestAt = -1
+			c.out.longAt = -1
 		}
 	}()
 	return copied(c.around(rows))

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -229,6 +231,54 @@ func TestIdleHandlers(t *testing.T) {
 	expect(t, w.Stats().Failures, 1, "failures")
 	expect(t, w.Stats().BrokenOff, 0, "batches that were broken off")
 	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 15"), 2, "attempts at the row")
+}
+
+// A connection that is lost is not the fault of a row whose call took longer than WithIdleTimeout, if
+// its transaction was not idle for so long: neither during the call nor in the commit after it. The
+// reason of the loss is named.
+func TestLostConnectionAfterLongCall(t *testing.T) {
+	t.Parallel()
+	for lost, reason := range map[string]string{"in the call": "57P01", "in the call, ignored": "ignored the error", "in the commit": "57P01"} {
+		t.Run(lost, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			db.exec(`CREATE FUNCTION public.lose() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+				CREATE TABLE public.losing (id bigint); GRANT ALL ON public.losing TO PUBLIC;
+				CREATE CONSTRAINT TRIGGER losing AFTER INSERT ON public.losing DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.lose()`)
+			db.insert(4, 4)
+			var calls atomic.Int64
+			log := make(lines, 1000)
+			w := newWorker(db, poisoned(2, func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
+				if calls.Add(1) > 1 {
+					return nil
+				}
+				_, err := tx.Exec(ctx, "SELECT pg_sleep(1.1)") // in one statement: the transaction is not idle
+				if err != nil {
+					return err
+				}
+				if lost == "in the commit" {
+					_, err = tx.Exec(ctx, "INSERT INTO public.losing VALUES (1)")
+					return err
+				}
+				_, err = tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+				if lost == "in the call, ignored" {
+					return nil
+				}
+				return err
+			}), consumer.WithIdleTimeout(time.Second), consumer.WithMaxRunning(1), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run()
+			db.empty("all is handled")
+			testkit.OK(t, w.end())
+			db.exact(4)
+			expect(t, w.Stats().Failures, 0, "failures")
+			expect(t, w.Stats().BrokenOff, 1, "batches that were broken off")
+			expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 2"), 1, "attempts at the row")
+			line := ""
+			for !strings.Contains(line, "broken off") {
+				line = testkit.Receive(t, "it is logged", log)
+			}
+			contains(t, errors.New(line), reason)
+		})
+	}
 }
 
 // While something that handlers need is away, rows fail without end, and no key uses up its
