@@ -53,6 +53,12 @@ type attempt struct {
 // called reports whether the handler was called.
 func (a *attempt) called() bool { return a.decided.RanUntil != nil }
 
+// mayBeCommitted reports whether the attempt may be committed although it has returned an error:
+// its handler succeeded, and the answer to the commit is missing.
+func (a *attempt) mayBeCommitted() bool {
+	return a.err != nil && a.called() && a.handler == nil && !refusedCommit(a.err)
+}
+
 // attempt makes one attempt.
 func (e *execution) attempt() *attempt {
 	a, l, begin := new(attempt), limits{timeout: closing, idle: closing}, e.guarded

@@ -137,6 +137,46 @@ func (w *worker) runs(err error) *ledger {
 	return l
 }
 
+// A run is committed, and the answer is lost with the connection. It has succeeded, also if a poll
+// tells first that its job does not exist any more, as after a cancel: nothing is logged as
+// canceled, and the statistics count it.
+func TestLostAnswerOfCommitCountsSuccess(t *testing.T) {
+	t.Parallel()
+	for _, told := range []string{"by an attempt", "by a poll", "schedule"} {
+		t.Run(told, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w, log := newLogged(db)
+			w.Times().Poll = 100 * time.Millisecond
+			books := schedule.InTx(w.Scheduler, "books", effect)
+			if told == "schedule" {
+				l := w.runs(books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+				w.wire.Lose(1, "schedule_close", true)
+				db.setClock(midnight.Add(3 * time.Hour))
+				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
+				testkit.Until(t, "all are counted", func() bool { return w.Stats().Kinds["books"].Succeeded == 3 })
+				return
+			}
+			lose := w.wire.LoseLate("schedule_end_job")
+			if told == "by an attempt" {
+				lose()
+			}
+			w.run()
+			id := testkit.Must(books.Enqueue(t.Context(), args{}))(t)
+			expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
+			if told == "by a poll" {
+				w.wire.Count("schedule_poll")
+				testkit.Until(t, "the answer of a poll was used", func() bool { return w.wire.Counted() > 2 })
+				lose()
+			}
+			testkit.Until(t, "it is counted", func() bool { return w.Stats().Kinds["books"].Succeeded == 1 })
+			w.end()
+			expect(t, log.count("run canceled"), 0, "lines of canceled runs")
+			expect(t, len(db.effects()), 1, "effects")
+		})
+	}
+}
+
 // Each statement in turn is lost, or its answer is, with the connection.
 func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 	testkit.OnlyInCI(t)

@@ -214,10 +214,11 @@ func (p *planner) countOldest() {
 	p.s.counts.oldest.Set(p.queue.running[p.queue.order[0]].begun)
 }
 
-// cancelGone ends the runs of what does not exist any more: it was canceled or deleted.
+// cancelGone ends the runs of what does not exist any more: it was canceled or deleted, or the run
+// itself has removed its job, and the answer to its commit is under way or lost: see endCanceled.
 func (p *planner) cancelGone(gone []subject) {
 	for _, of := range gone {
-		if cancel := p.cancels[of]; cancel != nil { // otherwise the run itself has removed it
+		if cancel := p.cancels[of]; cancel != nil { // otherwise the run has ended meanwhile
 			cancel(ErrCanceled)
 		}
 	}

@@ -62,6 +62,7 @@ type execution struct {
 	slot      bool            // it may have a slot
 	slots     []*int          // what each attempt has taken; nil: that is not known, or it has not
 	begun     *attempt        // a recorded call outside of a transaction that has not been made yet
+	doubted   *attempt        // the last one, if it may be committed although its answer is missing
 	late      context.Context // the context of writing; nil before its first use
 	cancel    func()
 }
@@ -137,7 +138,14 @@ func (e *execution) stillLocked() (is bool) {
 // took records what an attempt has read and committed.
 func (e *execution) took(a *attempt) {
 	e.slot = e.slot || a.slot
+	doubted := e.doubted
+	if a.mayBeCommitted() {
+		e.doubted = a
+	}
 	if a.row == nil {
+		if a.err == nil && doubted != nil { // it is gone, perhaps because it has succeeded
+			e.jobSucceeded(doubted)
+		}
 		return
 	}
 	if now, is := a.of.(*scheduleRow); is {
@@ -147,6 +155,9 @@ func (e *execution) took(a *attempt) {
 		if again && (!last.Cursor.Equal(now.Cursor) || last.attempts() != now.attempts()) {
 			// the attempt before was committed, and its answer was lost
 			e.conflicts, e.breaks = 0, 0
+		}
+		if again && doubted != nil && !last.Cursor.Equal(now.Cursor) && now.Cursor.Equal(doubted.decided.Cursor) {
+			e.kind.counts.wrote(doubted.decided.Outcomes)
 		}
 	}
 	e.last = a.of
@@ -182,7 +193,7 @@ func (e *execution) patience(a *attempt) (wait time.Duration, again bool) {
 func (e *execution) giveUp(a *attempt) result {
 	switch {
 	case e.canceled() && a.called():
-		e.runLogger(a).Info("schedule: run canceled")
+		e.endCanceled(a)
 	case a.outcome == abandoned:
 		e.logBrokenOff(a)
 	case a.outcome == changed:
@@ -213,6 +224,36 @@ func (e *execution) logBrokenOff(a *attempt) {
 		cause := cmp.Or(context.Cause(e.ctx), a.err)
 		e.runLogger(a).Warn("schedule: run broken off, repeated", slog.Any("cause", cause))
 	}
+}
+
+// endCanceled says how a run ended whose schedule or job a poll found deleted during the run. If the
+// answer to its commit is missing, the run itself may have removed its job.
+func (e *execution) endCanceled(a *attempt) {
+	switch {
+	case !a.mayBeCommitted():
+		e.runLogger(a).Info("schedule: run canceled")
+	case !e.jobSucceeded(a):
+		e.runLogger(a).Info("schedule: run deleted during its commit, perhaps committed", slog.Any("error", a.err))
+	}
+}
+
+// jobSucceeded reports whether the history has the success of a job whose last attempt may be
+// committed, and counts it then.
+func (e *execution) jobSucceeded(doubted *attempt) (did bool) {
+	if !e.item.Job {
+		return false
+	}
+	err := e.db.within(e.o.ctx, func(ctx context.Context) error {
+		return e.db.asking(ctx, func(ctx context.Context, q querier) error {
+			job, err := e.db.sendJob(ctx, q, e.item.ID)
+			did = err == nil && job != nil && job.Outcome == OutcomeSucceeded
+			return err
+		})
+	})
+	if err == nil && did {
+		e.kind.counts.wrote(doubted.decided.Outcomes)
+	}
+	return err == nil && did
 }
 
 // settled returns the result after a committed decision: when the item is due again.

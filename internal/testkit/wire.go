@@ -147,6 +147,17 @@ func (w *Wire) Delay(text string) (deliver func()) {
 	return sync.OnceFunc(func() { close(late) })
 }
 
+// LoseLate loses the answer to the next message with a text, with its connection, when lose is called.
+func (w *Wire) LoseLate(text string) (lose func()) {
+	late := make(chan struct{})
+	w.meets(1, text, func(c *wired, _ []byte) bool {
+		c.late.Store(&late)
+		c.state.Store(deaf)
+		return true
+	})
+	return sync.OnceFunc(func() { close(late) })
+}
+
 // Delayed reports whether an answer has arrived that is not delivered yet.
 func (w *Wire) Delayed() bool { return w.delayed.Load() > 0 }
 
