@@ -150,10 +150,10 @@ func (a *attempt) outside(ctx context.Context, o outcome) outcome {
 
 // inside calls a handler in the transaction, removes the rows that it has handled, and commits.
 func (a *attempt) inside(ctx context.Context, o outcome) outcome {
-	calling, stop := worker.WatchTx(ctx, a.db.pool, a.xact, a.times.look)
-	o = a.call(calling, o)
+	watched, stop := worker.WatchTx(ctx, a.db.pool, a.xact, a.times.look)
+	o = a.call(watched, o)
 	stop()
-	o = a.checked(o, context.Cause(calling) == worker.ErrGone)
+	o = a.checked(o, context.Cause(watched) == worker.ErrGone)
 	if o.verdict != handled {
 		return o
 	}
@@ -169,7 +169,7 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	case a.tx.Conn().PgConn().IsClosed():
 		return a.cutOff(o, err)
 	default:
-		o.verdict, o.at, o.err = verdictOf(err), -1, hinted(err)
+		o.verdict, o.at, o.err = verdictOfCommit(err), -1, hinted(err)
 	}
 	return o
 }
@@ -182,7 +182,7 @@ func (a *attempt) checked(o outcome, gone bool) outcome {
 	lost := a.tx.Conn().PgConn().IsClosed()
 	endedContext := o.slow || worker.EndedContext(o.err)
 	switch {
-	case o.verdict == failed && decided(o.err): // this counts whatever else has failed
+	case o.verdict == failed && snoozedOrDiscarded(o.err): // this counts whatever else has failed
 		return o
 	case lost && gone: // the connection was closed because of that, and ctx ended for no other reason
 		return a.cutOff(o, worker.ErrGone)
@@ -245,18 +245,18 @@ func (a *attempt) removeSame(o outcome) outcome {
 	case errors.Is(err, pgleases.ErrNotOwner):
 		return outcome{verdict: refused, at: -1}
 	case err != nil:
-		return outcome{verdict: verdictOf(err), rows: o.rows, at: -1, err: hinted(err)}
+		return outcome{verdict: verdictOfCommit(err), rows: o.rows, at: -1, err: hinted(err)}
 	}
 	a.counts.rows.Add(removed)
 	return o
 }
 
-// verdictOf returns the verdict on an error of the removal or the commit. A row is at fault if a
-// constraint, a trigger or what the handler did to the transaction refuses the commit, because that
+// verdictOfCommit returns the verdict on an error of the removal or the commit. A row is at fault if
+// a constraint, a trigger or what the handler did to the transaction refuses the commit, because that
 // would happen again. PC001 and PC002 are from consumer_expect; 25P02: a statement of the handler
 // failed; 25006: the handler made the transaction read-only; 0A: a rule; 22, 23, P0: a value, a
 // constraint, or the code of a trigger.
-func verdictOf(err error) verdict {
+func verdictOfCommit(err error) verdict {
 	code := store.Code(err)
 	switch {
 	case code == "PC002":

@@ -50,7 +50,7 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	p := r.partition
 	p.due = true // the other keys
 	p.answered = true
-	if !final && !decided(failure) && e.outage.seems(r) {
+	if !final && !snoozedOrDiscarded(failure) && e.outage.seems(r) {
 		if !e.job.isRetry {
 			p.rows.tried = append(p.rows.tried, r.key)
 		}

@@ -157,7 +157,7 @@ func (c *calling) judge(err error) {
 		o.verdict = refused
 	case fault == worker.Away:
 		o.verdict = unavailable
-	case decided(err):
+	case snoozedOrDiscarded(err):
 	case o.slow:
 		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(err.Error(), ErrTimeout.Error()+": "))
 	case cause == worker.ErrGone: // if the connection still works, a statement of the handler has failed
@@ -183,8 +183,9 @@ func copied(err error) error {
 	return worker.Says(worker.WhoseOfHandler(err), worker.Copy(err))
 }
 
-// decided reports whether the handler says what happens to the row.
-func decided(err error) bool {
+// snoozedOrDiscarded reports whether the handler says what happens to the row. Unavailable says that
+// of partitions.
+func snoozedOrDiscarded(err error) bool {
 	v, _ := worker.Verdict(err)
 	return v == worker.Snoozed || v == worker.Discarded
 }

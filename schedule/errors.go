@@ -92,20 +92,20 @@ func idled(err error) bool { return store.Code(err) == "25P03" }
 // tookTooLong reports whether the server ended a transaction by its transaction_timeout.
 func tookTooLong(err error) bool { return store.Code(err) == "25P04" }
 
-// verdictOf returns what the handler said is to happen: see worker.Verdict.
-func verdictOf(err error) worker.Fault {
+// saidBy returns what the error of a handler says is to happen: see worker.Verdict.
+func saidBy(err error) worker.Fault {
 	verdict, _ := worker.Verdict(err)
 	return verdict
 }
 
 // decisive reports whether the handler said what is to happen, so that it counts whatever else
 // failed.
-func decisive(err error) bool { return verdictOf(err) != worker.None }
+func decisive(err error) bool { return saidBy(err) != worker.None }
 
 // final reports whether a failed run must not be repeated: the handler returned Discard, or may
 // have committed its work.
 func final(err error) bool {
-	return verdictOf(err) == worker.Discarded || errors.Is(err, handlers.ErrEnded) || store.Code(err) == codeEnded
+	return saidBy(err) == worker.Discarded || errors.Is(err, handlers.ErrEnded) || store.Code(err) == codeEnded
 }
 
 // refusedCommit reports whether the server answered the COMMIT with an error. Any other error means

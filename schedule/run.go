@@ -106,7 +106,7 @@ func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
 // judged adds to a result whether the run took long to no effect, or was blocked.
 func (e *execution) judged(r result, a *attempt) result {
 	r.slow, r.called = true, a.called()
-	if verdictOf(a.handler) == worker.Away {
+	if saidBy(a.handler) == worker.Away {
 		r.away = a.handler
 	}
 	switch {
@@ -281,7 +281,7 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 		e.runLogger(a).Info("schedule: run not committed, it was changed meanwhile", slog.Any("error", err))
 	}
 	if written && a.decided.Trying != nil {
-		e.kind.counts.again(verdictOf(err))
+		e.kind.counts.again(saidBy(err))
 	}
 	if written && a.decided.PausedAt != nil {
 		e.runLogger(a).Error("schedule: paused after consecutive failures", slog.Int("failures", *a.decided.Failures))
@@ -291,8 +291,8 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 
 // logFailure logs that a run failed. The planner logs that something is away.
 func (e *execution) logFailure(a *attempt, err error) {
-	switch verdict := verdictOf(err); {
-	case verdict == worker.Snoozed, verdict == worker.Away:
+	switch said := saidBy(err); {
+	case said == worker.Snoozed, said == worker.Away:
 	case a.decided.Trying != nil:
 		t := a.decided.Trying
 		e.runLogger(a).Warn("schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again), slog.Any("error", err))

@@ -454,7 +454,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"a deadlock that is no reason to run again", "deadlocks", `outcome of what was in deadlocks`, []edit{
 		{"schedule/run.go", `e.conflicts < maxConflicts`, `false`, 0},
-		{"schedule/errors.go", `return verdictOf(err) == worker.Discarded ||`, `return conflict(err) || verdictOf(err) == worker.Discarded ||`, 0},
+		{"schedule/errors.go", `return saidBy(err) == worker.Discarded ||`, `return conflict(err) || saidBy(err) == worker.Discarded ||`, 0},
 	}},
 	{"a handoff that waits for no run", "slow", `two runs at once|got`, []edit{
 		{"schedule/ownership.go", `	o.runs.Wait()
