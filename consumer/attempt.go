@@ -176,15 +176,16 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 
 var errIgnored = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
 
-// checked returns the outcome of the calls in a transaction. If its connection is lost, most of what
-// a handler returns is a consequence of that. gone is true if the server lacks the transaction.
+// checked returns the outcome of the calls in a transaction. If its connection is lost, most of
+// what a handler returns is a consequence of that. gone is true if the server lacks the
+// transaction.
 func (a *attempt) checked(o outcome, gone bool) outcome {
 	lost := a.tx.Conn().PgConn().IsClosed()
 	endedContext := o.slow || worker.EndedContext(o.err)
 	switch {
 	case o.verdict == failed && snoozedOrDiscarded(o.err): // this counts whatever else has failed
 		return o
-	case lost && gone: // the connection was closed because of that, and ctx ended for no other reason
+	case lost && gone: // a statement was under way, whose end closed the connection
 		return a.cutOff(o, worker.ErrGone)
 	case o.verdict == refused:
 		return lostOf(a.parts)
@@ -198,13 +199,13 @@ func (a *attempt) checked(o outcome, gone bool) outcome {
 	return a.cutOff(o, o.err)
 }
 
-// timeLimits are the SQLSTATEs of transactions that the server ended, with their connection, because
-// they were idle for too long, or took too long.
+// timeLimits are the SQLSTATEs of transactions that the server ended, with their connection,
+// because they were idle for too long, or took too long.
 var timeLimits = []string{"25P03", "25P04"}
 
-// cutOff returns the outcome of an attempt that lost its connection. A row is at fault if the server
-// names a time limit, and its call took that long. Otherwise the length of a call says nothing: it
-// may have waited for a statement.
+// cutOff returns the outcome of an attempt that lost its connection. A row is at fault if the
+// server names a time limit, and its call took that long. Otherwise the length of a call says
+// nothing: it may have waited for a statement.
 func (a *attempt) cutOff(o outcome, err error) outcome {
 	o.verdict, o.at, o.err = broke, -1, err
 	if o.long && slices.Contains(timeLimits, store.Code(err)) {
@@ -251,11 +252,11 @@ func (a *attempt) removeSame(o outcome) outcome {
 	return o
 }
 
-// verdictOfCommit returns the verdict on an error of the removal or the commit. A row is at fault if
-// a constraint, a trigger or what the handler did to the transaction refuses the commit, because that
-// would happen again. PC001 and PC002 are from consumer_expect; 25P02: a statement of the handler
-// failed; 25006: the handler made the transaction read-only; 0A: a rule; 22, 23, P0: a value, a
-// constraint, or the code of a trigger.
+// verdictOfCommit returns the verdict on an error of the removal or the commit. A row is at fault
+// if a constraint, a trigger or what the handler did to the transaction refuses the commit, because
+// that would happen again. PC001 and PC002 are from consumer_expect; 25P02: a statement of the
+// handler failed; 25006: the handler made the transaction read-only; 0A: a rule; 22, 23, P0: a
+// value, a constraint, or the code of a trigger.
 func verdictOfCommit(err error) verdict {
 	code := store.Code(err)
 	switch {

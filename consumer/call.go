@@ -183,8 +183,8 @@ func copied(err error) error {
 	return worker.Says(worker.WhoseOfHandler(err), worker.Copy(err))
 }
 
-// snoozedOrDiscarded reports whether the handler says what happens to the row. Unavailable says that
-// of partitions.
+// snoozedOrDiscarded reports whether the handler says what happens to the row. Unavailable says
+// that of partitions.
 func snoozedOrDiscarded(err error) bool {
 	v, _ := worker.Verdict(err)
 	return v == worker.Snoozed || v == worker.Discarded

@@ -233,9 +233,9 @@ func TestIdleHandlers(t *testing.T) {
 	expect(t, one[int](db, "SELECT attempt FROM public.effects WHERE id = 15"), 2, "attempts at the row")
 }
 
-// A connection that is lost is not the fault of a row whose call took longer than WithIdleTimeout, if
-// its transaction was not idle for so long: neither during the call nor in the commit after it. The
-// reason of the loss is named.
+// A connection that is lost is not the fault of a row whose call took longer than WithIdleTimeout,
+// if its transaction was not idle for so long: neither during the call nor in the commit after it.
+// The reason of the loss is named.
 func TestLostConnectionAfterLongCall(t *testing.T) {
 	t.Parallel()
 	for lost, reason := range map[string]string{"in the call": "57P01", "in the call, ignored": "ignored the error", "in the commit": "57P01"} {
@@ -252,7 +252,8 @@ func TestLostConnectionAfterLongCall(t *testing.T) {
 				if calls.Add(1) > 1 {
 					return nil
 				}
-				_, err := tx.Exec(ctx, "SELECT pg_sleep(1.1)") // in one statement: the transaction is not idle
+				// The transaction is not idle in this statement.
+				_, err := tx.Exec(ctx, "SELECT pg_sleep(1.1)")
 				if err != nil {
 					return err
 				}

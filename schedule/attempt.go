@@ -61,24 +61,26 @@ func (a *attempt) mayBeCommitted() bool {
 
 // attempt makes one attempt.
 func (e *execution) attempt() *attempt {
-	a, l, begin := new(attempt), limits{timeout: closing, idle: closing}, e.guarded
+	a, l, transact := new(attempt), limits{timeout: closing, idle: closing}, e.inGoroutine
 	if e.kind != nil {
 		l = e.kind.limits
 	}
 	if e.kind != nil && e.kind.calls == inTransaction {
-		begin = e.calling
+		transact = e.forHandler
 	}
 	var of runnable
 	ctx := e.o.ctx
 	// the handler's context ends first
 	open := e.db.open(&of, e.item.subject, e.id, l.timeout+time.Second, l.idle)
-	err := begin(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
+	err := transact(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		if of == nil {
+			a.outcome = gone
 			return nil
 		}
 		r := of.common()
 		switch {
 		case r.Partition != e.o.Number || r.Kind != e.item.Kind:
+			a.outcome = gone
 			return nil
 		case r.ill != nil:
 			e.logger().Warn("schedule: blocked, row unreadable", nonEmpty("name", r.Name), slog.Any("error", r.ill))

@@ -74,7 +74,7 @@ func (p *planner) blockStrange(ctx context.Context, unknown []item, until time.T
 func (p *planner) block(o *ownership, kinds []string, until time.Time) {
 	for more := true; more && o.ctx.Err() == nil; {
 		further, found := new(bool), new([]blockedKind)
-		err := p.exec.alone(o.ctx, o.Partition, p.s.db.block(kinds, until, further, found), nil)
+		err := p.exec.forUs(o.ctx, o.Partition, p.s.db.block(kinds, until, further, found), nil)
 		if err != nil {
 			if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
 				p.s.log.Warn("schedule: run postponed", slog.Any("error", fmt.Errorf("partition %d: %w", o.Number, store.Advised(err))))

@@ -18,14 +18,14 @@ import (
 func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
-	calling, stop := worker.WatchTx(ctx, e.db.pool, a.row.Transaction, e.db.times.Look)
-	a.handler = e.call(calling, tx.ForHandler(), a, e.run(a))
+	watched, stop := worker.WatchTx(ctx, e.db.pool, a.row.Transaction, e.db.times.Look)
+	a.handler = e.call(watched, tx.ForHandler(), a, e.run(a))
 	stop()
 	server := tx.Conn().PgConn()
 	switch {
-	case context.Cause(calling) == worker.ErrGone:
+	case context.Cause(watched) == worker.ErrGone:
 		a.lost, a.handler = true, cmp.Or(a.handler, worker.ErrGone)
-		_ = tx.Conn().Close(calling) // it would wait for an answer
+		_ = tx.Conn().Close(watched) // it would wait for an answer
 	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // if a context of its own ended, that also closed the connection

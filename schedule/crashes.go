@@ -12,7 +12,7 @@ func (t *transactions) noteRuns(o *ownership) error {
 	}
 	err := t.db.repeat(o.ctx, maxBreaks, passing, func() error {
 		crashed := new(bool)
-		err := t.alone(o.ctx, o.Partition, t.db.begin(crashed), nil)
+		err := t.forUs(o.ctx, o.Partition, t.db.begin(crashed), nil)
 		if err == nil {
 			o.crashed = *crashed
 		}
@@ -33,7 +33,7 @@ func (t *transactions) noteEnd(o *ownership) {
 		return
 	}
 	_ = t.db.repeat(o.life, maxConflicts, conflict, func() error {
-		return t.alone(o.life, o.Partition, t.db.end(o.counted), nil)
+		return t.forUs(o.life, o.Partition, t.db.end(o.counted), nil)
 	})
 }
 

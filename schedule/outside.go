@@ -101,7 +101,7 @@ func (e *execution) callOutside(a *attempt) result {
 	run.outside = &outside{a.of.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
 		open := e.db.open(new(runnable), e.item.subject, e.id, l.timeout+time.Second, l.idle)
-		return e.called(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
+		return e.fromHandler(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
 	}}
 	ctx, cancel := e.limited()
 	defer cancel()

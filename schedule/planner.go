@@ -73,7 +73,8 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	}
 	<-ctx.Done()
 	p.owned.Delete(o.Number)
-	defer o.drain(p.s.options.drain)()
+	release := o.drain(p.s.options.drain) // waits here until the runs have ended
+	defer release()
 	p.exec.noteEnd(o)
 	return ctx.Err()
 }

@@ -226,8 +226,8 @@ func (e *execution) logBrokenOff(a *attempt) {
 	}
 }
 
-// endCanceled says how a run ended whose schedule or job a poll found deleted during the run. If the
-// answer to its commit is missing, the run itself may have removed its job.
+// endCanceled says how a run ended whose schedule or job a poll found deleted during the run. If
+// the answer to its commit is missing, the run itself may have removed its job.
 func (e *execution) endCanceled(a *attempt) {
 	switch {
 	case !a.mayBeCommitted():
@@ -364,7 +364,7 @@ func (e *execution) write(life context.Context, of runnable, st step, inTime boo
 	run := rand.Text()
 	var now runnable
 	open := e.db.open(&now, e.item.subject, run, closing, closing)
-	return e.alone(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
+	return e.forUs(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		if !inTime && now != nil && !now.common().Server.Equal(of.common().Server) {
 			return worker.ErrGone
 		}

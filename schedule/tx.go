@@ -21,7 +21,7 @@ type transactions struct {
 	db    *db
 	fence fence
 	clock *serverClock
-	// for transactions in which code of the application runs
+	// places has the places for transactions in which code of the application runs.
 	places interface {
 		Take(context.Context) error
 		Give()
@@ -47,13 +47,23 @@ type opening struct {
 	read      func(pgx.Row) error
 }
 
-// calling is guarded for an f that calls a handler, which may need the pool once more.
-func (t *transactions) calling(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
-	return t.inPlace(life, func() error { return t.guarded(life, p, open, f) })
+// Each of the following functions runs f in a transaction, and commits it if f did not. They differ
+// in whose code f is:
+//
+//	function       goroutine    place on the pool   if code of the application hangs
+//	transact       the caller's no                  it waits
+//	inGoroutine    its own      no                  it waits
+//	forHandler     its own      yes                 it waits
+//	fromHandler    the caller's yes                 it waits
+//	forUs          its own      no                  it leaves the transaction behind
+
+// forHandler is inGoroutine for an f that calls a handler, which may need the pool once more.
+func (t *transactions) forHandler(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+	return t.inPlace(life, func() error { return t.inGoroutine(life, p, open, f) })
 }
 
-// called is calling for an f of a handler: it is called in the goroutine of the handler.
-func (t *transactions) called(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+// fromHandler is transact for an f of a handler, in whose goroutine it is called.
+func (t *transactions) fromHandler(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	return t.inPlace(life, func() error { return t.transact(life, p, open, f) })
 }
 
@@ -66,9 +76,9 @@ func (t *transactions) inPlace(life context.Context, f func() error) error {
 	return f()
 }
 
-// alone is guarded for statements of this package only. If a tracer or a hook of the pool hangs,
-// alone leaves the transaction behind. What open and f write must not be read after an error.
-func (t *transactions) alone(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+// forUs is transact for statements of this package only. If a tracer or a hook of the pool hangs,
+// it leaves the transaction behind. What open and f write must not be read after an error.
+func (t *transactions) forUs(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	limit := 3 * t.db.times.Answer // a connection, the opening and the commit
 	err := handlers.InTime(life, limit, t.db.times.Overrun, func(ctx context.Context) error { return t.transact(ctx, p, open, f) })
 	if errors.Is(err, handlers.ErrHangs) {
@@ -77,10 +87,10 @@ func (t *transactions) alone(life context.Context, p pgleases.Partition, open op
 	return lostIfCut(err)
 }
 
-// guarded runs f in a transaction of the pool, and commits it if f did not. The answer of the
-// opening has arrived before f is called. If a tracer or a hook of the pool ends its goroutine, that
-// is an error of the connection, as a panic is.
-func (t *transactions) guarded(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+// inGoroutine is transact in a goroutine of its own. If a tracer or a hook of the pool ends that,
+// it is an error of the connection, as a panic is. One goroutine for each transaction is cheaper
+// than one for each statement, whose stack would grow each time.
+func (t *transactions) inGoroutine(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	var err error // of f, for example that a handler panicked
 	cut := handlers.Call(func() error {
 		err = t.transact(life, p, open, f)
@@ -92,8 +102,8 @@ func (t *transactions) guarded(life context.Context, p pgleases.Partition, open 
 	return err
 }
 
-// transact is guarded without a goroutine of its own. One for each transaction is cheaper than one
-// for each statement, whose stack would grow each time.
+// transact runs f in a transaction of the pool, and commits it if f did not. The answer of the
+// opening has arrived before f is called.
 func (t *transactions) transact(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
 	var tx *handlers.Transaction
 	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {

@@ -147,7 +147,8 @@ func (w *Wire) Delay(text string) (deliver func()) {
 	return sync.OnceFunc(func() { close(late) })
 }
 
-// LoseLate loses the answer to the next message with a text, with its connection, when lose is called.
+// LoseLate loses the answer to the next message with a text, with its connection, when lose is
+// called.
 func (w *Wire) LoseLate(text string) (lose func()) {
 	late := make(chan struct{})
 	w.meets(1, text, func(c *wired, _ []byte) bool {
