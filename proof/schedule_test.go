@@ -125,6 +125,9 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		pool := testkit.Pool(t, old.URL(), size(1))
 		waitForOutcomes(t, pool)
 		caughtUp(t, old, next)
+		for _, v := range audited(t, testkit.Pool(t, next.URL(), size(1))) { // on a standby, too
+			t.Error(v)
+		}
 		c.pipes[0].Freeze()
 		before := testkit.Value[int](t, pool, effects)
 		mail := func() {
@@ -147,6 +150,9 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 		l := readLedger(t, pool, dir)
 		l.Promoted = true
 		judge(t, l)
+		for _, v := range audited(t, pool) {
+			t.Error(v)
+		}
 	})
 }
 
