@@ -14,7 +14,6 @@ import (
 	"time"
 	"unicode"
 	"unicode/utf16"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
@@ -33,11 +32,11 @@ func table[T any](heading string, items []T, row func(T) []any) string {
 
 func toText(cell any) string { return fmt.Sprint(cell) }
 
-func mapped[T any](items []T, text func(T) string) (texts []string) {
+func mapped[T, U any](items []T, of func(T) U) (all []U) {
 	for _, item := range items {
-		texts = append(texts, text(item))
+		all = append(all, of(item))
 	}
-	return texts
+	return all
 }
 
 // terminalWidth returns the number of columns if stdout is a terminal, otherwise 0.
@@ -47,90 +46,6 @@ func terminalWidth() int {
 		return 0
 	}
 	return cmp.Or(width, 80)
-}
-
-const bold, red, green, yellow, plain = "\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[33m", "\x1b[0m"
-
-// colors are those of cells in the columns LEVEL, STATE and OUTCOME, by their first word.
-var colors = map[string]string{
-	"fault": red, "expired": red, "failed": red, "blocked": red, "unknown": red,
-	"warning": yellow, "evicted": yellow, "superseded": yellow, "retrying": yellow, "missed": yellow,
-	"ok": green, "live": green, "succeeded": green,
-}
-
-// layout aligns the columns of rows, whose first row is the heading. If width is above 0, the
-// widest columns become narrower until a row fits, but no narrower than 7: names are cut in the
-// middle, and the text of the last column continues on the next lines.
-func layout(rows [][]string, width int, color bool) string {
-	last := len(rows[0]) - 1
-	widths, over := make([]int, last+1), 2*last-width
-	for i := range widths {
-		for _, row := range rows {
-			widths[i] = max(widths[i], utf8.RuneCountInString(row[i]))
-		}
-		over += widths[i]
-	}
-	for ; width > 0 && over > 0 && slices.Max(widths) > 7; over-- {
-		widths[slices.Index(widths, slices.Max(widths))]--
-	}
-	var b strings.Builder
-	for n, row := range rows {
-		for l, text := range wrapped(row[last], widths[last]) {
-			for i, cell := range append(slices.Clone(row[:last]), text) {
-				if l > 0 && i < last {
-					cell = ""
-				}
-				cell = cut(cell, widths[i])
-				gap := strings.Repeat(" ", widths[i]+2-utf8.RuneCountInString(cell))
-				if i == last {
-					gap = "\n"
-				}
-				if style := styleOf(rows[0][i], row[i], n == 0); color && l == 0 && style != "" {
-					cell = style + cell + plain
-				}
-				b.WriteString(cell + gap)
-			}
-		}
-	}
-	return b.String()
-}
-
-// styleOf returns the escape sequence before a cell of a column, or of its heading.
-func styleOf(column, cell string, heading bool) string {
-	word, _, _ := strings.Cut(strings.NewReplacer(":", " ", ",", " ").Replace(cell), " ")
-	switch {
-	case heading:
-		return bold
-	case column == "LEVEL" || column == "STATE" || column == "OUTCOME":
-		return colors[word]
-	}
-	return ""
-}
-
-// cut returns a name in at most width characters, without its middle if it is longer.
-func cut(name string, width int) string {
-	runes := []rune(name)
-	if len(runes) <= width {
-		return name
-	}
-	return string(runes[:width/2]) + "…" + string(runes[len(runes)-(width-1)/2:])
-}
-
-// wrapped returns a text as lines of at most width characters, except for longer words.
-func wrapped(text string, width int) []string {
-	if utf8.RuneCountInString(text) <= width {
-		return []string{text}
-	}
-	all := []string{""}
-	for word := range strings.FieldsSeq(text) {
-		last := &all[len(all)-1]
-		if *last == "" || utf8.RuneCountInString(*last)+1+utf8.RuneCountInString(word) <= width {
-			*last = strings.TrimSpace(*last + " " + word)
-		} else {
-			all = append(all, word)
-		}
-	}
-	return all
 }
 
 // dash stands for no value.
