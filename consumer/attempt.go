@@ -24,9 +24,9 @@ import (
 type verdict int
 
 const (
-	handled     verdict = iota // all rows, or those until the process had to stop
+	handled     verdict = iota // all rows were handled, or those until the process had to stop
 	refused                    // partitions are not owned
-	failed                     // a row, or the batch
+	failed                     // a row, or the batch, has failed
 	ended                      // the handler ended its transaction
 	unavailable                // something that handlers need is away
 	broke                      // the rows are not at fault: the connection, the database or a lock

@@ -15,10 +15,10 @@ const maxError = 4000
 
 // An ending is what is recorded about a row whose attempt did not succeed.
 type ending struct {
-	attempts int           // that have failed
+	attempts int           // how many have failed
 	text     string        // the error
 	again    bool          // there is another attempt
-	wait     time.Duration // until then
+	wait     time.Duration // how long until the next attempt
 	dead     bool          // it moves to the dead letters
 	failed   bool          // the attempt has failed
 }
@@ -48,7 +48,7 @@ func endingOf(r row, failure error, final bool, o *options) ending {
 // true if the row must not be handled again.
 func (e *execution) failed(r row, failure error, final bool) bool {
 	p := r.partition
-	p.due = true // the other keys
+	p.due = true // rows of other keys may be handled
 	p.answered = true
 	if !final && !snoozedOrDiscarded(failure) && e.outage.seems(r) {
 		if !e.job.isRetry {

@@ -134,7 +134,7 @@ func (e *execution) settle(parts []*part, o outcome, b *batch) (done bool) {
 	case handled:
 		e.advance(parts, o)
 		switch {
-		case b.away != nil: // it is known already
+		case b.away != nil: // the next row's error is known, so its handler is not called again
 			e.pauseAll([]*part{b.failing}, outcome{err: b.away})
 		case b.failing != nil: // what was read before is not used again: another row may come first now
 			e.handleOne(b.failing)
@@ -262,7 +262,7 @@ func (e *execution) advance(parts []*part, o outcome) {
 		}
 		p.singly = max(0, p.singly-n)
 		if n == 0 {
-			p.singly = 0 // the rows are gone
+			p.singly = 0 // no row of it was handled
 			e.outage.left(p.Number)
 		}
 		p.search = false

@@ -295,7 +295,8 @@ func (d *db) killSkipped(ctx context.Context, tx pgx.Tx, p *part, id int64, xact
 	return text, err
 }
 
-// why returns what is known about blocked rows; empty if there are none. Partitions wait meanwhile.
+// why returns what is known about blocked rows; empty if there are none. The goroutine of loop calls
+// it and waits up to lockWait. No job is at work then, but the end of an ownership waits too.
 func (d *db) why() (reason string, err error) {
 	answer := make(chan string, 1)
 	err = handlers.InTime(d.life, lockWait, d.times.overrun, func(ctx context.Context) error {

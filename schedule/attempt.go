@@ -18,7 +18,7 @@ type attemptOutcome int
 const (
 	gone          attemptOutcome = iota // in another partition, of another kind, or deleted
 	clockUnstable                       // the database's clock shows an unexpected time
-	stepped                             // the decision is committed, with or without a call
+	stepped                             // the decision is to be committed; it is if err is nil
 	blocked                             // no slot was free
 	noted                               // committed: the handler is about to be called
 	callable                            // now call the handler, outside of a transaction
@@ -42,7 +42,7 @@ type attempt struct {
 	opened  time.Time // when row was read, by this host
 	decided decision
 	bound   boundHandler  // nil: the arguments were not read
-	took    time.Duration // by the handler
+	took    time.Duration // how long the handler took
 	handler error         // of the handler; nil: it succeeded, or was not called
 	// handler is not an error of the connection or the server, even if these failed too
 	own  bool

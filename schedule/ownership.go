@@ -15,7 +15,7 @@ type ownership struct {
 	ctx    context.Context // of the runs
 	cancel context.CancelCauseFunc
 
-	mu    sync.Mutex // guards ended, and the first run of runs
+	mu    sync.Mutex // guards ended; runs.Add is called under it, so none begins after drain
 	ended bool       // no new run begins
 	runs  sync.WaitGroup
 
@@ -51,7 +51,7 @@ func (o *ownership) drain(atMost time.Duration) context.CancelFunc {
 	defer time.AfterFunc(atMost, func() { o.cancel(ErrDrained) }).Stop()
 	o.runs.Wait()
 	ctx, cancel := context.WithTimeout(o.life, max(time.Second, lastWrites-max(0, time.Since(ends))))
-	o.life = ctx
+	o.life = ctx // without a lock: no run uses it any more
 	return cancel
 }
 
