@@ -33,10 +33,10 @@ func newClinic(t *testing.T, healthy, size int, hangs time.Duration) *clinic {
 	return c
 }
 
-// sicken gives each of the first hundred partitions a row that hangs.
-func (c *clinic) sicken() {
+// sicken gives each of the first partitions a row that hangs.
+func (c *clinic) sicken(partitions int) {
 	a := &poll{of: c.q.partitions, has: make(map[int]bool), ended: -1}
-	for n := range 100 {
+	for n := range partitions {
 		c.hung[n], a.has[n] = true, true
 	}
 	c.q.answered(a, c.now)
@@ -121,7 +121,7 @@ func TestPartitionsGoOnWhileOthersAreFoundToHang(t *testing.T) {
 				if !restarted {
 					c.live(time.Minute, every)
 				}
-				c.sicken()
+				c.sicken(100)
 				c.live(time.Minute, every) // the first calls end, and the rows that waited meanwhile are handled
 				c.since = c.now
 				c.live(time.Minute, every)
@@ -141,6 +141,65 @@ func TestPartitionsGoOnWhileOthersAreFoundToHang(t *testing.T) {
 			})
 		}
 	}
+}
+
+// With the default timeout too, all that is unknown is found out in places that rows which are known to
+// hang do not hold. Others keep what they handle, from three quarters of a timeout after the first calls.
+func TestKnownHangsLeaveAPlaceForTheDoubted(t *testing.T) {
+	t.Parallel()
+	const timeout = time.Minute
+	for _, of := range []struct{ size, hung int }{{2, 3}, {2, 100}, {4, 100}, {10, 100}} {
+		t.Run(fmt.Sprintf("%d slots, %d hung", of.size, of.hung), func(t *testing.T) {
+			t.Parallel()
+			c := newClinic(t, 60, of.size, timeout)
+			every := 80 * time.Millisecond / time.Duration(of.size) // a quarter of the slots
+			c.live(10*time.Second, every)
+			c.sicken(of.hung)
+			c.live(timeout*7/4, every) // the first calls end, and the rows that waited meanwhile are handled
+			c.since = c.now
+			c.live(timeout, every)
+			want := int(timeout / every * 9 / 10)
+			if len(c.waits) < want {
+				t.Errorf("%d rows were handled, want %d", len(c.waits), want)
+			}
+			for _, rows := range c.rows { // those that still wait
+				for _, at := range rows {
+					c.waits = append(c.waits, c.now.Sub(at))
+				}
+			}
+			slices.Sort(c.waits)
+			p99 := c.waits[len(c.waits)*99/100]
+			t.Logf("%d are known; 99 %% of %d rows waited for %v at most", len(c.learned), len(c.waits), p99)
+			if p99 > time.Second {
+				t.Errorf("the 99th percentile of the waits is %v", p99)
+			}
+		})
+	}
+}
+
+// While one doubted partition after the other is found to hang in the only place for them, rows that are
+// known to hang come again, each time after ten minutes of rest at most.
+func TestKnownHangsComeAgainBesideTheDoubted(t *testing.T) {
+	t.Parallel()
+	const timeout, most = time.Minute, 10*time.Minute + 2*time.Minute // the rest, and what is in the place
+	c := newClinic(t, 2, 2, timeout)
+	last, tries := start.Add(timeout), 0
+	c.began = func(j *job) {
+		if !j.isRetry {
+			return
+		}
+		tries++
+		if c.now.Sub(last) > most {
+			t.Errorf("a row that is known to hang was tried after %v", c.now.Sub(last))
+		}
+		last = c.now
+	}
+	c.sicken(100)
+	c.live(30*time.Minute, 100*time.Millisecond)
+	if c.now.Sub(last) > most || tries < 2 || len(c.learned) < 10 {
+		t.Errorf("%d tries, the last %v ago; %d are known", tries, c.now.Sub(last), len(c.learned))
+	}
+	t.Logf("%d tries; %d are known", tries, len(c.learned))
 }
 
 // While no call hangs, partitions of which nothing is known have all slots, however long they take.

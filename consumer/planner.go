@@ -193,15 +193,21 @@ func (p *planner) giveSlotBack(j *job) {
 	p.counts.overdue.Store(int64(p.queue.overdue))
 }
 
-// countSlow counts the partitions that are slow, and logs once a minute how many there are.
+// countSlow counts the partitions that are slow, and logs once a minute how many there are, and how
+// many are doubted and wait.
 func (p *planner) countSlow() {
 	slow := &p.counts.slow
-	if !slow.Set(p.queue.slots.Waiting) || time.Since(p.slowLogged) < time.Minute {
+	some, now := slow.Set(p.queue.slots.Waiting), time.Now()
+	if !some && !p.queue.slots.AnyDoubts() || now.Sub(p.slowLogged) < time.Minute {
 		return
 	}
-	p.slowLogged = time.Now()
+	doubted := p.queue.doubtedDue(now)
+	if !some && doubted == 0 {
+		return
+	}
+	p.slowLogged = now
 	p.log.Warn("consumer: partitions slowed down, others continue", slog.Int64("by_timeout", slow.Of(worker.TimedOut)),
-		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)))
+		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)), slog.Int("doubted", doubted))
 }
 
 // countOldest notes which batch is the oldest.

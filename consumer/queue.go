@@ -317,8 +317,17 @@ func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
 	j.overdue = true
 	q.overdue++
 	q.slots.End(j.lane, size, now.Sub(j.began), now)
+	q.restAfter(j, true, now, size)
 	for _, p := range j.of {
 		q.fail(p, worker.TimedOut, j.began, now)
+	}
+}
+
+// restAfter lets slow work rest after a job of healthy work that hung. The place that is left is for
+// those that are doubted from then on.
+func (q *queue) restAfter(j *job, hung bool, now time.Time, size int) {
+	if hung && j.lane == worker.Healthy {
+		q.slots.Rest(size, now.Sub(j.began), now)
 	}
 }
 
@@ -344,6 +353,12 @@ func (q *queue) doubt(p *partition, began, now time.Time) {
 	q.slots.Doubt(everything, now.Sub(began), now)
 }
 
+// doubtedDue returns how many doubted partitions wait for a place.
+func (q *queue) doubtedDue(now time.Time) int {
+	_, doubted, _, _ := q.dueRows(now)
+	return len(doubted)
+}
+
 // doubted reports whether a partition may hang as others do.
 func (q *queue) doubted(p *partition, now time.Time) bool {
 	return !p.answeredAt.After(q.doubtAt) && q.slots.Doubts(everything, now)
@@ -357,6 +372,11 @@ type result struct {
 	hung      bool    // the handler of a blocked row took its whole timeout
 }
 
+// timedOut reports whether a batch took its whole timeout.
+func (r result) timedOut() bool {
+	return slices.ContainsFunc(r.parts, func(back *part) bool { return back.slow && back.why == worker.TimedOut })
+}
+
 // end receives the end of a job, and reports whether rows may have come meanwhile that only a poll
 // finds.
 func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
@@ -366,6 +386,7 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 		q.overdue--
 	} else {
 		q.slots.End(j.lane, size, now.Sub(j.began), now)
+		q.restAfter(j, r.timedOut(), now, size)
 	}
 	q.fair.ended(j, now.Sub(j.began))
 	if j.retry.suspect {
@@ -462,9 +483,9 @@ func (q *queue) answered(a *poll, now time.Time) {
 }
 
 // choose chooses the next job. If there is none, it returns how long to wait. Slow work, which may
-// fail, or take long, again and again, has half of the slots at most. Blocked rows are such work too,
-// and take turns with other rows while no call hangs. Crash suspects begin alone, and for a while
-// nothing begins beside them.
+// fail, or take long, again and again, has half of the slots at most, and rests while doubted partitions
+// wait for the last of these. Blocked rows are such work too, and take turns with other rows while no
+// call hangs. Crash suspects begin alone, and for a while nothing begins beside them.
 func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	held := q.heldTill.Sub(now)
 	if q.suspects > 0 && held > 0 {
@@ -482,14 +503,15 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	}
 	has := [classes]bool{doubtedRows: len(doubted) > 0 && q.slots.Room(r.size)}
 	ill := len(slow) > 0 || retry != nil && q.slots.Doubts(everything, now)
-	lane := q.slots.Next(r.size, len(due) > 0, ill, now)
+	wanted := len(due) > 0 || len(doubted) > 0 && q.slots.Rooms(r.size) == 1
+	lane := q.slots.Next(r.size, wanted, ill, now)
 	if lane == worker.Slow {
 		has[blockedRows], has[slowRows] = retry != nil, len(slow) > 0
 	}
 	switch {
 	case has != [classes]bool{}:
 		return q.slowJob(q.fair.next(has), doubted, slow, retry, r), 0
-	case lane == worker.Healthy:
+	case lane == worker.Healthy && len(due) > 0:
 		return &job{of: q.share(due, r.size-q.slots.Busy(), r), lane: worker.Healthy}, 0
 	}
 	return nil, wait
@@ -521,11 +543,13 @@ func (q *queue) slowJob(c class, doubted, slow []*partition, retry *job, r room)
 }
 
 // doubtedOf returns the doubted partitions of the next job: those together whose rows came last, because
-// those that hang stay. If there are only such as were in a job with one that hung, each comes alone.
+// those that hang stay. If there are only such as were in a job with one that hung, each comes alone,
+// first the one that answered last.
 func (q *queue) doubtedOf(doubted []*partition, r room) []*partition {
 	fresh := slices.DeleteFunc(slices.Clone(doubted), func(p *partition) bool { return p.tried })
 	if len(fresh) == 0 {
-		return doubted[:1]
+		last := slices.MaxFunc(doubted, func(a, b *partition) int { return a.answeredAt.Compare(b.answeredAt) })
+		return []*partition{last}
 	}
 	slices.SortStableFunc(fresh, func(a, b *partition) int { return b.dueAt.Compare(a.dueAt) })
 	return q.share(fresh, q.slots.Rooms(r.size), r)

@@ -114,9 +114,14 @@ func (s *Slots[K]) End(lane Lane, size int, took time.Duration, now time.Time) {
 	if lane != Healthy {
 		s.slow--
 	}
-	if lane != Slow {
-		return
+	if lane == Slow {
+		s.Rest(size, took, now)
 	}
+}
+
+// Rest lets slow work rest while other work waits, because work took so long to no effect in one of
+// so many slots: other work gets the rest of the time of all slots, for ten minutes at most.
+func (s *Slots[K]) Rest(size int, took time.Duration, now time.Time) {
 	if s.rest.Before(now) {
 		s.rest = now
 	}
