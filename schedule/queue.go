@@ -12,6 +12,10 @@ import (
 // mostParked is how many runs may wait for the record of their outcomes without a place.
 const mostParked = 100
 
+// illMost is how long an item that took long itself waits at most for those of which only the kind is
+// doubted.
+const illMost = 10 * time.Minute
+
 // priorities is the number of priorities.
 const priorities = 4
 
@@ -72,9 +76,10 @@ type queue struct {
 	held   time.Time
 	beside map[subject]struct{} // suspects that began beside other runs in that time
 
-	slots   worker.Slots[piece] // its groups are the kinds, as those of outages
-	outages worker.Outages
-	tries   map[string]item // by kind: the last run that began during its outage, while it runs
+	slots    worker.Slots[piece] // its groups are the kinds, as those of outages
+	illSince time.Time           // since when no ill item has begun, although one might; zero: none waits
+	outages  worker.Outages
+	tries    map[string]item // by kind: the last run that began during its outage, while it runs
 
 	ofKind map[string]int     // number of runs of each kind
 	scarce map[string]*scarce // kinds whose last run found no slot
@@ -125,12 +130,8 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	healthy, after := q.first(trusted, now, server)
 	wait = min(wait, after)
 	slow := place{}
-	if q.slots.AnyDoubts() {
-		slow, after = q.first(doubted, now, server)
-		wait = min(wait, after)
-	}
-	if !slow.found && q.slots.AnySlow() {
-		slow, after = q.first(ill, now, server)
+	if q.slots.AnySlow() {
+		slow, after = q.firstSlow(now, server)
 		wait = min(wait, after)
 	}
 	at := healthy
@@ -147,6 +148,23 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 		}
 	}
 	return q.remove(at, now), 0, true
+}
+
+// firstSlow returns the item of slow work that may begin next: a doubted one, unless those that are ill
+// have waited for it for long. Otherwise it returns how long to wait.
+func (q *queue) firstSlow(now, server time.Time) (p place, wait time.Duration) {
+	known, wait := q.first(ill, now, server)
+	switch {
+	case !known.found:
+		q.illSince = time.Time{}
+	case q.illSince.IsZero():
+		q.illSince = now
+	}
+	fresh, after := q.first(doubted, now, server)
+	if !fresh.found || known.found && now.Sub(q.illSince) >= illMost {
+		return known, min(wait, after)
+	}
+	return fresh, min(wait, after)
 }
 
 // A health is what is known of an item before it begins.
@@ -211,6 +229,7 @@ func (q *queue) remove(p place, now time.Time) item {
 	case trusted:
 		it.lane = worker.Healthy
 	case ill:
+		q.illSince = time.Time{}
 		it.locked = q.slots.Why(it.piece()) == worker.Locked
 	}
 	return it

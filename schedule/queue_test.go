@@ -207,6 +207,57 @@ func TestAPollAsksForNoMoreThanCanBegin(t *testing.T) {
 	}
 }
 
+// A schedule that took as long as it may once begins again, although jobs of another kind, which take
+// as long each, have come before it for longer. Other kinds keep a place.
+func TestKnownHangComesAgainBesideOthersToLearn(t *testing.T) {
+	t.Parallel()
+	for _, places := range []int{1, 2, 4} {
+		t.Run(fmt.Sprintf("%d places", places), func(t *testing.T) {
+			t.Parallel()
+			q := newQueue(&defaultTimings, func() int { return places }, func(string) int { return 0 })
+			now, ends := processStart, make(map[subject]time.Time)
+			insert := func(it item) {
+				it.Key, it.DueMicro = fmt.Sprint(it.subject), now.UnixMicro()
+				q.insert(finish{it, result{again: &it}})
+			}
+			known := item{subject: subject{ID: 1}, Kind: "report"}
+			insert(known)
+			begun, last := 0, now
+			for range 60 * 60 { // an hour
+				for s, end := range ends {
+					if !now.Before(end) {
+						delete(ends, s)
+						it := q.running[s]
+						q.end(finish{it, result{outcome: stepped, slow: true, why: worker.TimedOut}}, now)
+						if it.Kind == "report" {
+							insert(it)
+						}
+					}
+				}
+				if now.Equal(processStart.Add(time.Second)) {
+					for n := range int64(300) {
+						insert(item{subject: subject{ID: n, Job: true}, Kind: "mail"})
+					}
+				}
+				for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+					q.began(it, now)
+					ends[it.subject] = now.Add(time.Minute)
+					if it.Kind == "report" {
+						if now.Sub(last) > illMost+2*time.Minute {
+							t.Errorf("it began after %v", now.Sub(last))
+						}
+						begun, last = begun+1, now
+					}
+				}
+				now = now.Add(time.Second)
+			}
+			if begun < 4 || begun > 10 {
+				t.Errorf("it began %d times in an hour in which others were learned", begun)
+			}
+		})
+	}
+}
+
 // A job that cannot be decoded comes again and again, and two handlers of its kind hang for ever. The
 // other jobs of the kind are delayed for a minute at most.
 func TestDoubtOfKindEndsByItself(t *testing.T) {
