@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
@@ -238,14 +239,20 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 		}
 		began := time.Now()
 		lost, err := call(ctx, o, fn)
-		if err == nil || lost && is(err, ErrNotOwner) || ctx.Err() != nil && (is(err, ctx.Err()) || is(err, context.Cause(ctx))) {
+		if err == nil {
+			return
+		}
+		asked := ctx.Err() != nil
+		err = copied(err, ErrNotOwner, ctx.Err(), context.Cause(ctx))
+		endedWithContext := asked && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
+		if lost && errors.Is(err, ErrNotOwner) || endedWithContext {
 			return
 		}
 		if time.Since(began) > pause { // it worked for a while
 			backoff = runBackoffMin
 		}
 		pause = backoff/2 + rand.N(backoff/2+1)
-		l.failed(o, lost, err, ctx.Err() != nil)
+		l.failed(o, lost, err, asked)
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -305,9 +312,34 @@ func call(ctx context.Context, o *owned.Ownership, fn func(context.Context, Part
 	return o.Validity.Over() || o.Cause() != nil, err
 }
 
-// is is errors.Is for an error of the application, whose methods may panic, for example because it
-// is a nil pointer.
-func is(err, target error) (is bool) {
-	defer func() { _ = recover() }()
-	return errors.Is(err, target)
+// errorTime is the most that the methods of a callback's error may take.
+const errorTime = time.Second
+
+// A callbackError is a copy of an error that a callback returned, without its methods.
+type callbackError struct {
+	text string
+	of   []error
+}
+
+func (e callbackError) Error() string   { return e.text }
+func (e callbackError) Unwrap() []error { return e.of }
+
+// copied copies the text of an error of the application, and which of the others it wraps. Methods
+// of such an error may panic, for example because it is a nil pointer, end their goroutine, or hang.
+func copied(err error, others ...error) error {
+	answer := make(chan callbackError, 1)
+	problem := handlers.InTime(context.Background(), errorTime, 0, func(context.Context) error {
+		c := callbackError{text: err.Error()}
+		for _, other := range others {
+			if other != nil && errors.Is(err, other) {
+				c.of = append(c.of, other)
+			}
+		}
+		answer <- c
+		return nil
+	})
+	if problem != nil {
+		return fmt.Errorf("the callback returned a %T whose methods cannot be called: %w", err, problem)
+	}
+	return <-answer
 }

@@ -13,7 +13,11 @@ import (
 
 // elect makes a process a candidate until the returned function is called. It returns the end of
 // Run, too.
+// Without work, it leads until its context ends.
 func (p *proc) elect(callbacks leader.Callbacks) (e *leader.Elector, stop context.CancelFunc, ended chan error) {
+	if callbacks.OnStartedLeading == nil {
+		callbacks.OnStartedLeading = func(ctx context.Context) { <-ctx.Done() }
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	e, ended = leader.New(p.c, "only"), make(chan error, 1)
 	go func() { ended <- e.Run(ctx, callbacks) }()

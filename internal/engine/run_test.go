@@ -9,10 +9,12 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A callback may end its goroutine, as a failing test does, or return an error that panics when it
@@ -43,6 +45,42 @@ func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A misbehavingError misbehaves when it is inspected.
+type misbehavingError struct{ text, is func() }
+
+func (e misbehavingError) Error() string { e.text(); return "no paper" }
+func (e misbehavingError) Is(error) bool { e.is(); return false }
+
+// The methods of an error that a callback returns may do what they like. The callback has failed, and
+// is called again. Run returns when its context ends.
+func TestRunOutlivesTheMethodsOfErrors(t *testing.T) {
+	for _, way := range testkit.Misbehaves {
+		for _, method := range []string{"Error", "Is"} {
+			t.Run(method+" "+way, func(t *testing.T) {
+				inWorld(t, func(t *testing.T, w *world) {
+					hang := make(chan struct{})
+					defer close(hang)
+					misbehave, good := func() { testkit.Misbehave(way, hang) }, func() {}
+					failure := misbehavingError{text: good, is: misbehave}
+					if method == "Error" {
+						failure = misbehavingError{text: misbehave, is: good}
+					}
+					l := w.start("a").mustJoin("x", 1)
+					ctx, cancel := context.WithCancel(context.Background())
+					var calls atomic.Int64
+					ended := make(chan error, 1)
+					go func() {
+						ended <- l.Run(ctx, func(context.Context, Partition) error { calls.Add(1); return failure })
+					}()
+					w.within(10*time.Second, "it is called again", func() bool { return calls.Load() >= 2 })
+					cancel()
+					w.within(5*time.Second, "Run has returned", func() bool { return len(ended) == 1 })
+				})
+			})
+		}
 	}
 }
 
