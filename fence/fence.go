@@ -79,7 +79,8 @@ func (s Schema) CheckSQL(ctx context.Context, tx *sql.Tx, name string, epoch int
 }
 
 func (s Schema) check(query store.Query, name string, epoch int64) error {
-	err := query("SELECT "+pgx.Identifier{string(s), "fence"}.Sanitize()+"($1::pg_catalog.text, $2::bigint)::pg_catalog.text", name, epoch)
+	function := pgx.Identifier{string(s), "fence"}.Sanitize()
+	err := query("SELECT "+function+"($1::pg_catalog.text, $2::bigint)::pg_catalog.text", name, epoch)
 	if err == nil {
 		return nil
 	}

@@ -48,7 +48,8 @@ func Readiness(client *pgleases.Client) http.Handler {
 		case s.Validity.Left() > 0 && !s.Validity.Holds():
 			return locks.ErrPaused
 		case s.Validity.Remaining() <= 0:
-			return fmt.Errorf("trust is lost: the last successful heartbeat was sent %v ago", time.Since(s.Sent).Round(10*time.Millisecond))
+			silent := time.Since(s.Sent).Round(10 * time.Millisecond)
+			return fmt.Errorf("trust is lost: the last successful heartbeat was sent %v ago", silent)
 		case s.Joining != "":
 			return fmt.Errorf("lease %q is not joined yet", s.Joining)
 		case s.Leases == 0:

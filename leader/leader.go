@@ -92,10 +92,12 @@ const informFor = time.Second
 // second Run of the same name on the client at the same time returns an error.
 func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 	if e.client == nil {
-		return fmt.Errorf("pgleases: elect leader %q: client is nil; pass the one that pgleases.NewClient has returned", e.name)
+		return fmt.Errorf("pgleases: elect leader %q: client is nil; "+
+			"pass the one that pgleases.NewClient has returned", e.name)
 	}
 	if callbacks.OnStartedLeading == nil {
-		return fmt.Errorf("pgleases: elect leader %q: OnStartedLeading is nil; pass the function that works while this process leads", e.name)
+		return fmt.Errorf("pgleases: elect leader %q: OnStartedLeading is nil; "+
+			"pass the function that works while this process leads", e.name)
 	}
 	lease, err := e.client.Lease(ctx, e.name, 1)
 	if err != nil {
@@ -115,7 +117,8 @@ func (e *Elector) Run(ctx context.Context, callbacks Callbacks) (err error) {
 		within(func() { e.lead(context.WithValue(ctx, leadershipKey{}, leadership{p, lease}), callbacks) })
 		return nil
 	})
-	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) { // otherwise the client has ended, or another Run of this name is under way
+	// Otherwise the client has ended, or another Run of this name is under way.
+	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		err = errors.Join(err, lease.Leave(ctx)) // no work is left, so the next process leads at once
 	}
 	cancel()
@@ -251,7 +254,8 @@ func GuardSQL(ctx context.Context, tx *sql.Tx) error {
 	return l.lease.GuardSQL(ctx, tx, l.Partition)
 }
 
-var errNotOfLeader = wrap.Errorf("pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
+var errNotOfLeader = wrap.Errorf(
+	"pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
 
 // Context returns the context of the leadership, from the context of OnStartedLeading or one derived
 // from it. Until the callbacks have returned, it ends only if the leadership is lost. Its cause is

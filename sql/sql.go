@@ -9,7 +9,10 @@ import (
 )
 
 // Schema lists the files of schema, in the order of execution.
-var Schema = []string{"server", "clients", "leases", "plans", "notify", "events", "expiry", "liveness", "locks", "operators", "application", "views", "version"}
+var Schema = []string{
+	"server", "clients", "leases", "plans", "notify", "events", "expiry", "liveness", "locks",
+	"operators", "application", "views", "version",
+}
 
 // Files contains schema.sql (the files of the folder schema, concatenated), the rights of roles in
 // the folder grants, and each statement of the protocol, from the folder statements.

@@ -34,7 +34,8 @@ const outlives = time.Minute
 func (c *Conn) prepareFailover(ctx context.Context, ttl time.Duration) error {
 	if !c.line.direct.Load() {
 		return fmt.Errorf("%w: it leads through a pooler, which gives its own process ID, %d, "+
-			"and keeps no session locks; give WithConnConfig a way to the server itself", ErrNoFastFailover, c.Pgx.PgConn().PID())
+			"and keeps no session locks; give WithConnConfig a way to the server itself",
+			ErrNoFastFailover, c.Pgx.PgConn().PID())
 	}
 	version := c.Pgx.PgConn().ParameterStatus("server_version")
 	major, err := strconv.Atoi(version[:len(version)-len(strings.TrimLeft(version, "0123456789"))])

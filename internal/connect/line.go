@@ -33,7 +33,8 @@ func newWatcher(conn *pgconn.PgConn, line *line) ctxwatch.Handler {
 }
 
 func (w *watcher) HandleCancel(ctx context.Context) {
-	if w.used = w.wait; w.line.direct.Load() && ctx.Value(waiting{}) == nil {
+	w.used = w.wait
+	if w.line.direct.Load() && ctx.Value(waiting{}) == nil {
 		w.used = w.statement
 	}
 	w.used.HandleCancel(ctx)

@@ -125,7 +125,8 @@ func (f *State) Connected(c any, wakeUp func()) {
 	if !f.On {
 		return
 	}
-	f.heldFor, f.LookAt, f.warned = 0, time.Time{}, false
+	f.heldFor, f.warned = 0, false
+	f.LookAt = time.Time{}
 	f.forget()
 	f.lifeline = &lifeline{wakeUp: wakeUp}
 	c.(Conn).OnEnd(f.lifeline.end)
@@ -235,7 +236,8 @@ func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbea
 		f.saw(look, now.Add(freeFor))
 		if look.Stranger != 0 && !f.warned {
 			f.warned = true
-			log.Warn("pgleases: fast failover may take the TTL, because another session holds or awaits the lock of a client: pgleases doctor names it",
+			log.Warn("pgleases: fast failover may take the TTL, "+
+				"because another session holds or awaits the lock of a client: pgleases doctor names it",
 				slog.Int("server_pid", look.Stranger))
 		}
 	default:
@@ -275,7 +277,8 @@ func (f *State) EvictDue() time.Time {
 func (f *State) Due(now time.Time) (e Eviction) {
 	for _, a := range f.absent {
 		if !a.dueAt.After(now) && (len(e.of) == 0 || a.since == e.Since) {
-			e.Ended, e.Since, e.of = append(e.Ended, a.Absence), a.since, append(e.of, a)
+			e.Since = a.since
+			e.Ended, e.of = append(e.Ended, a.Absence), append(e.of, a)
 		}
 	}
 	return e
@@ -292,7 +295,8 @@ type Eviction struct {
 func (f *State) Evicted(e Eviction, err error) {
 	for _, a := range e.of {
 		a.dueAt = time.Now().Add(lookEvery)
-		if a.tries++; a.tries == evictTries {
+		a.tries++
+		if a.tries == evictTries {
 			a.dueAt = when.Never
 		}
 	}

@@ -337,6 +337,7 @@ func (s *Session) givenBack(of *acquired, found bool) {
 // client does not rely on it any more. The caller has mu, and there is a validity.
 func (s *Session) renew(of *acquired) {
 	now := &s.standing
-	of.Session, of.Run, of.Validity = now.Session, now.Run, now.Validity
+	of.Session, of.Run = now.Session, now.Run
+	of.Validity = now.Validity
 	of.Latest = now.Clock + (time.Since(now.Sent) + now.Validity.Left()).Microseconds()
 }

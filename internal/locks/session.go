@@ -229,7 +229,8 @@ func (s *Session) Notified(nonces []int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, nonce := range nonces {
-		if of := s.at[waiting][nonce]; of != nil && !of.noticed {
+		of := s.at[waiting][nonce]
+		if of != nil && !of.noticed {
 			of.noticed = true
 			s.lookAt = when.AtOnce
 		}
@@ -321,7 +322,8 @@ func (s *Session) Grant(look *Look, found []store.FoundLock, now Standing) {
 	}
 	tokens := tokensOf(found)
 	for nonce, of := range look.waiting {
-		if token, exists := tokens[nonce]; s.at[waiting][nonce] == of && (!exists || token > 0) {
+		token, exists := tokens[nonce]
+		if s.at[waiting][nonce] == of && (!exists || token > 0) {
 			s.grant(of, token)
 		}
 	}
@@ -434,7 +436,8 @@ func (s *Session) SweepNow() { s.sweepAt = when.AtOnce }
 // Swept handles the result of a sweep. If it is not done, a guarded transaction is open, or another
 // transaction has the mutex.
 func (s *Session) Swept(done bool, now time.Time) {
-	if s.sweepAt = when.Never; !done {
+	s.sweepAt = when.Never
+	if !done {
 		s.sweepAt = now.Add(max(retry, s.config.Heartbeat/4))
 	}
 }

@@ -102,7 +102,8 @@ func (o *Ownership) Pin() Pinning {
 func (o *Ownership) AwaitPin(ctx context.Context) bool {
 	for {
 		changed := o.board.Look().Changed()
-		if answer := o.Pin(); answer != Paused {
+		answer := o.Pin()
+		if answer != Paused {
 			return answer == Pinned
 		}
 		select {

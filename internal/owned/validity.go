@@ -51,7 +51,8 @@ func (v *Validity) Remaining() time.Duration {
 		deadline := v.deadline.Load()
 		passed := time.Since(v.opened)
 		left := time.Duration(deadline) - passed
-		if trust := time.Duration(v.trust.Load()); trust > passed && deadline != 0 {
+		trust := time.Duration(v.trust.Load())
+		if trust > passed && deadline != 0 {
 			if left > 0 {
 				return trust - passed
 			}

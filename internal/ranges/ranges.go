@@ -54,7 +54,8 @@ func Short(numbers []int) string {
 func Merged[R ~[2]int](rs []R) (all []R) {
 	slices.SortFunc(rs, func(a, b R) int { return a[0] - b[0] })
 	for _, r := range rs {
-		if last := len(all) - 1; last >= 0 && r[0] <= all[last][1]+1 {
+		last := len(all) - 1
+		if last >= 0 && r[0] <= all[last][1]+1 {
 			all[last][1] = max(all[last][1], r[1])
 		} else {
 			all = append(all, r)

@@ -31,7 +31,8 @@ func scan[T any](text any, read func(word string) (T, error)) ([]T, error) {
 	if !ok || len(words) < 2 || words[0] != '{' || words[len(words)-1] != '}' {
 		return nil, fmt.Errorf("%v is not an array", text)
 	}
-	if words = words[1 : len(words)-1]; words == "" {
+	words = words[1 : len(words)-1]
+	if words == "" {
 		return []T{}, nil
 	}
 	elements := make([]T, 0, strings.Count(words, ",")+1)

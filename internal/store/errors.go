@@ -79,7 +79,8 @@ func Unprepared(err error) bool { return Code(err) == "42P05" || Code(err) == "2
 
 // Caused adds the cause of ctx, if that has ended, to an error that does not have it.
 func Caused(ctx context.Context, err error) error {
-	if cause := context.Cause(ctx); err != nil && cause != nil && !errors.Is(err, cause) {
+	cause := context.Cause(ctx)
+	if err != nil && cause != nil && !errors.Is(err, cause) {
 		return wrap.Errorf("%w: %w", cause, err)
 	}
 	return err

@@ -156,10 +156,9 @@ type Owner struct {
 
 // Owners returns who owns partitions, by span. See owners.sql.
 func (c *Conn) Owners(ctx context.Context, spans []Span) (map[Span]Owners, error) {
-	leases, first, last := make([]string, len(spans)), make([]int, len(spans)), make([]int, len(spans))
-	for i, s := range spans {
-		leases[i], first[i], last[i] = s.Lease, s.First, s.Last
-	}
+	leases := column(spans, func(s Span) string { return s.Lease })
+	first := column(spans, func(s Span) int { return s.First })
+	last := column(spans, func(s Span) int { return s.Last })
 	type row struct {
 		Number             int
 		Lease              int
@@ -188,18 +187,17 @@ func (c *Conn) Release(
 	ctx context.Context, session int64, releases []Release, leaving []Leave, lastJoin int64,
 ) (Released, error) {
 	leases, partitions, epochs := columns(releases)
-	left, planned, now := make([]string, len(leaving)), make([]int64, len(leaving)), []string{}
+	left := column(leaving, func(l Leave) string { return l.Lease })
+	planned := column(leaving, func(l Leave) int64 { return l.Planned })
+	now := []string{}
 	successorsOf := make(map[string]map[int]int64, len(leaving))
-	for i, l := range leaving {
-		left[i], planned[i], successorsOf[l.Lease] = l.Lease, l.Planned, l.Successors
+	for _, l := range leaving {
+		successorsOf[l.Lease] = l.Successors
 		if l.Now {
 			now = append(now, l.Lease)
 		}
 	}
-	successors := make([]int64, len(releases))
-	for i, r := range releases {
-		successors[i] = successorsOf[r.Lease][r.Partition]
-	}
+	successors := column(releases, func(r Release) int64 { return successorsOf[r.Lease][r.Partition] })
 	type row struct {
 		ReleasedLeases     []string
 		ReleasedPartitions numbers
@@ -250,9 +248,8 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []Release) error {
 }
 
 func columns(releases []Release) (leases []string, partitions []int, epochs []int64) {
-	leases, partitions, epochs = make([]string, len(releases)), make([]int, len(releases)), make([]int64, len(releases))
-	for i, r := range releases {
-		leases[i], partitions[i], epochs[i] = r.Lease, r.Partition, r.Epoch
-	}
+	leases = column(releases, func(r Release) string { return r.Lease })
+	partitions = column(releases, func(r Release) int { return r.Partition })
+	epochs = column(releases, func(r Release) int64 { return r.Epoch })
 	return leases, partitions, epochs
 }

@@ -73,11 +73,10 @@ func (c *Conn) WatchLiveness(ctx context.Context, session, digest int64) (Livene
 func (c *Conn) EvictDisconnected(
 	ctx context.Context, ended []Absence, since SessionEnds, run Incarnation,
 ) (Evicted, error) {
-	sessions, keys := make([]int64, len(ended)), make([]int64, len(ended))
-	pids, expiries := make([]int, len(ended)), make([]int64, len(ended))
-	for i, a := range ended {
-		sessions[i], keys[i], pids[i], expiries[i] = a.Session, a.Presence, a.PID, a.Expiry
-	}
+	sessions := column(ended, func(a Absence) int64 { return a.Session })
+	keys := column(ended, func(a Absence) int64 { return a.Presence })
+	pids := column(ended, func(a Absence) int { return a.PID })
+	expiries := column(ended, func(a Absence) int64 { return a.Expiry })
 	return notifying[Evicted](ctx, c, c.statements.EvictDisconnected, sessions, keys, pids, expiries,
 		since.Abandoned, since.Killed, since.Fatal, since.Reset, run.Timeline, run.Started, run.Marker, c.lockWait)
 }

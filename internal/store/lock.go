@@ -134,10 +134,9 @@ func (c *Conn) LookAtLocks(
 func (c *Conn) ReleaseLocks(
 	ctx context.Context, session int64, releases []LockRelease, run Incarnation,
 ) (LocksReleased, error) {
-	names, nonces, latest := make([]string, len(releases)), make([]int64, len(releases)), make([]int64, len(releases))
-	for i, r := range releases {
-		names[i], nonces[i], latest[i] = r.Name, r.Nonce, r.Latest
-	}
+	names := column(releases, func(r LockRelease) string { return r.Name })
+	nonces := column(releases, func(r LockRelease) int64 { return r.Nonce })
+	latest := column(releases, func(r LockRelease) int64 { return r.Latest })
 	return notifying[LocksReleased](ctx, c, c.statements.LockReleases,
 		session, names, nonces, latest, run.Timeline, run.Started, run.Marker, c.lockWait)
 }
@@ -205,7 +204,8 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 		if len(words) == 1 { // repeated after a lost answer
 			break
 		}
-		answer.Holder, answer.Host, answer.PID = words[1], words[2], int(n(3))
+		answer.Holder = words[1]
+		answer.Host, answer.PID = words[2], int(n(3))
 		answer.Since, answer.LivesUntil = time.UnixMicro(n(4)), time.UnixMicro(n(5))
 	}
 	return answer, sent, err

@@ -243,7 +243,8 @@ END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, BodyTag("$pgleases
 func apply(ctx context.Context, conn *pgx.Conn, migration string) error {
 	for {
 		_, err := conn.PgConn().Exec(ctx, migration).ReadAll()
-		if code := Code(err); code != codeLockTimeout && code != codeDeadlock || ctx.Err() != nil {
+		code := Code(err)
+		if code != codeLockTimeout && code != codeDeadlock || ctx.Err() != nil {
 			return err
 		}
 		Pause(ctx, time.Second+rand.N(time.Second))

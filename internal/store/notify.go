@@ -41,7 +41,8 @@ const grantsAtOnce = 1000
 func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
 	switch {
 	case note.Channel == n.locks:
-		if nonce, err := strconv.ParseInt(note.Payload, 10, 64); err == nil && len(n.granted) < grantsAtOnce {
+		nonce, err := strconv.ParseInt(note.Payload, 10, 64)
+		if err == nil && len(n.granted) < grantsAtOnce {
 			n.granted = append(n.granted, nonce)
 		}
 	case note.Channel != n.channel:
@@ -50,7 +51,8 @@ func (n *notices) heard(_ *pgconn.PgConn, note *pgconn.Notification) {
 			n.readAt = n.earliest(rand.N(100 * time.Millisecond)) // otherwise all sessions would read at the same time
 		}
 	case names(note.Payload, n.session):
-		if at := n.earliest(0); n.readAt.IsZero() || at.Before(n.readAt) {
+		at := n.earliest(0)
+		if n.readAt.IsZero() || at.Before(n.readAt) {
 			n.readAt = at
 		}
 	}
@@ -78,7 +80,8 @@ func (n *notices) earliest(in time.Duration) time.Time {
 // requested notes that a read was requested.
 func (n *notices) requested() {
 	n.readAt = time.Time{}
-	if now := time.Now(); n.paid.Before(now) {
+	now := time.Now()
+	if n.paid.Before(now) {
 		n.paid = now
 	}
 	n.paid = n.paid.Add(readEvery)

@@ -166,10 +166,13 @@ func (t *lastLeases) holds(session int64) bool {
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
 	var run Incarnation
-	statement, seen, which := c.statements.Heartbeat, "0", "{}"
+	statement := c.statements.Heartbeat
+	seen, which := "0", "{}"
 	if c.lastLeases.holds(session) {
-		run, seen, which = c.lastLeases.run, c.lastLeases.seen, c.lastLeases.names
-		if n := len(c.lastLeases.leases); n > manyLeases {
+		run = c.lastLeases.run
+		seen, which = c.lastLeases.seen, c.lastLeases.names
+		n := len(c.lastLeases.leases)
+		if n > manyLeases {
 			statement, which = c.statements.HeartbeatMany, strconv.Itoa(n)
 		}
 	}
@@ -190,7 +193,8 @@ func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Durati
 func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, error) {
 	numbers, names, hasLeases := strings.Cut(answer, " {")
 	r := reader{words: strings.Split(numbers, " ")}
-	if state := r.words[0]; state == "gone" || state == "copied" {
+	state := r.words[0]
+	if state == "gone" || state == "copied" {
 		r.words = r.words[1:]
 		beat := Beat{
 			Copied: state == "copied", Clock: r.micros(), AcceptedTimeline: r.number(), ServerGeneration: r.number(),
@@ -205,11 +209,13 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	}
 	beat := Beat{Alive: true, Clock: expiry - ttl, AcceptedTimeline: r.number(), ServerGeneration: r.number()}
 	// Otherwise it is due now. A check that is due after a TTL shows that the clock stepped back.
-	if due := r.micros() - beat.Clock; due > 0 && due <= ttl+time.Second.Microseconds() {
+	due := r.micros() - beat.Clock
+	if due > 0 && due <= ttl+time.Second.Microseconds() {
 		beat.CheckDueIn = micros(due)
 	}
 	beat.Sessions = r.number()
-	if unwatched := micros(r.micros()); unwatched > 0 {
+	unwatched := micros(r.micros())
+	if unwatched > 0 {
 		beat.CheckDueIn = min(beat.CheckDueIn, max(unwatched-watched, 0))
 	}
 	beat.Incarnation = r.number()

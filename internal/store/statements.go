@@ -50,7 +50,8 @@ var statements sync.Map // by schema
 func Fill[T any](statements *T, text func(name string) string) {
 	fields := reflect.ValueOf(statements).Elem()
 	for _, field := range reflect.VisibleFields(fields.Type()) {
-		if f := fields.FieldByIndex(field.Index); f.String() == "" {
+		f := fields.FieldByIndex(field.Index)
+		if f.String() == "" {
 			f.SetString(text(strings.ToLower(field.Name)))
 		}
 	}

@@ -135,7 +135,8 @@ func (c *Conn) call(ctx context.Context, statement string, values ...string) (an
 			answer = string(result.Values()[0])
 		}
 	}
-	if err = results.Close(); err == nil && rows != 1 {
+	err = results.Close()
+	if err == nil && rows != 1 {
 		err = fmt.Errorf("statement returned %d rows, not 1", rows)
 	}
 	return answer, err
@@ -148,6 +149,15 @@ func Literal(s string) string {
 		return "E" + strings.ReplaceAll(s, `\`, `\\`)
 	}
 	return s
+}
+
+// column returns one value of each row, as a parameter of a statement.
+func column[R, V any](rows []R, value func(R) V) []V {
+	values := make([]V, len(rows))
+	for i, row := range rows {
+		values[i] = value(row)
+	}
+	return values
 }
 
 // exec runs a statement for its effect.

@@ -41,7 +41,8 @@ func Later(a, b time.Time) time.Time {
 func Soonest[T any](all iter.Seq[T], at func(T) time.Time) (first T, due time.Time) {
 	due = Never
 	for x := range all {
-		if t := at(x); t.Before(due) {
+		t := at(x)
+		if t.Before(due) {
 			first, due = x, t
 		}
 	}
