@@ -106,13 +106,15 @@ func open(ctx context.Context, config *pgx.ConnConfig, beforeConnect func(contex
 }
 
 // start registers a client on its first connection, and starts its goroutine.
-func start(ctx context.Context, first engine.Conn, connect func(context.Context) (engine.Conn, error), o options) (*Client, error) {
+func start(
+	ctx context.Context, first engine.Conn, connect func(context.Context) (engine.Conn, error), o options,
+) (*Client, error) {
 	o.Log = o.Log.With(slog.String("client", o.ClientID))
 	o.Connect, o.Plan = connect, replan
 	o.Errors = engine.Errors{
-		Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner, PartitionCount: ErrPartitionCount,
-		LeaseReplaced: ErrLeaseReplaced,
-		Handoff:       ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
+		Closed: ErrClosed, Superseded: ErrSuperseded, Evicted: ErrEvicted, NotOwner: ErrNotOwner,
+		PartitionCount: ErrPartitionCount, LeaseReplaced: ErrLeaseReplaced,
+		Handoff: ErrHandoff, TrustLost: ErrTrustLost, DrainTimeout: ErrDrainTimeout,
 	}
 	e, err := engine.Start(ctx, first, o.Config)
 	if err != nil {
@@ -135,7 +137,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	if err := connect.CheckHosts(pool.Config().ConnConfig); err != nil {
 		return wrap.Errorf("pgleases: migrate: %w", err)
 	}
-	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { return store.Engine.Migrate(ctx, conn.Conn(), schema) })
+	err = pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		return store.Engine.Migrate(ctx, conn.Conn(), schema)
+	})
 	return openError(ctx, "pgleases", "migrate", schema, err)
 }
 

@@ -79,7 +79,8 @@ func openError(ctx context.Context, of, doing, schema string, err error) error {
 		owner = "; to create or change the tables, " +
 			"run it as the role that owns the schema, or as one that may create it"
 	}
-	return wrap.Errorf("%s: %s: the role lacks rights: give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
+	return wrap.Errorf("%s: %s: the role lacks rights: "+
+		"give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
 		of, doing, purposes[of], schema, owner, err)
 }
 

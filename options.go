@@ -135,7 +135,9 @@ func WithFastFailover() Option {
 
 // newOptions applies opts to the defaults and checks the result.
 func newOptions(opts []Option) (options, error) {
-	o := options{Config: engine.Config{ClientID: defaultClientID(), Host: hostname(), TTL: defaultTTL, Schema: defaultSchema}}
+	o := options{Config: engine.Config{
+		ClientID: defaultClientID(), Host: hostname(), TTL: defaultTTL, Schema: defaultSchema,
+	}}
 	for _, opt := range opts {
 		if opt.set == nil {
 			return o, errors.New("pgleases: option is empty: create it with one of the With functions")
@@ -180,11 +182,13 @@ func (o options) validate() error {
 		return fmt.Errorf("pgleases: TTL %v is out of range: %v to %v", o.TTL, engine.MinTTL, engine.MaxTTL)
 	}
 	if o.Heartbeat < minHeartbeat || o.Heartbeat > o.TTL/2 {
-		return fmt.Errorf("pgleases: heartbeat %v is out of range: %v to half the TTL, %v", o.Heartbeat, minHeartbeat, o.TTL/2)
+		return fmt.Errorf("pgleases: heartbeat %v is out of range: %v to half the TTL, %v",
+			o.Heartbeat, minHeartbeat, o.TTL/2)
 	}
 	switch {
 	case o.Schema == "":
-		return errors.New(`pgleases: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`)
+		return errors.New(`pgleases: schema name "" is empty: ` +
+			`give an identifier, or leave WithSchema out for "pgleases"`)
 	case len(o.Schema) > maxSchemaBytes:
 		return fmt.Errorf("pgleases: schema name %q has %d bytes: at most %d", o.Schema, len(o.Schema), maxSchemaBytes)
 	case !utf8.ValidString(o.Schema) || strings.ContainsRune(o.Schema, 0):
@@ -192,13 +196,15 @@ func (o options) validate() error {
 	}
 	bytes := 0
 	for key, value := range o.metadata {
-		if text := key + value; !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
+		text := key + value
+		if !utf8.ValidString(text) || strings.ContainsRune(text, 0) {
 			return fmt.Errorf("pgleases: metadata %q: %q is not UTF-8 without NUL", key, value)
 		}
 		bytes += len(key) + len(value)
 	}
 	if bytes > maxMetadata {
-		return fmt.Errorf("pgleases: metadata has %d bytes: at most %d; store what is longer elsewhere, under the client ID", bytes, maxMetadata)
+		return fmt.Errorf("pgleases: metadata has %d bytes: at most %d; "+
+			"store what is longer elsewhere, under the client ID", bytes, maxMetadata)
 	}
 	if o.has("WithConnConfig") && (o.connConfig == nil || o.connConfig.Host == "") {
 		return errors.New("pgleases: connection configuration is nil or empty: create it with pgx.ParseConfig")
@@ -210,7 +216,8 @@ func (o options) validate() error {
 func defaultClientID() string {
 	host := hostname()
 	suffix := fmt.Sprintf(":%d:%s", os.Getpid(), rand.Text()[:8])
-	if room := store.MaxNameBytes - len(suffix); len(host) > room {
+	room := store.MaxNameBytes - len(suffix)
+	if len(host) > room {
 		host = host[:room]
 	}
 	return strings.ToValidUTF8(host, "?") + suffix
@@ -263,11 +270,13 @@ func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []Leas
 		return o, err
 	}
 	if partitions < 1 || partitions > engine.MaxPartitions {
-		return o, fmt.Errorf("pgleases: lease %q: %d partitions is out of range: 1 to %d", name, partitions, engine.MaxPartitions)
+		return o, fmt.Errorf("pgleases: lease %q: %d partitions is out of range: 1 to %d",
+			name, partitions, engine.MaxPartitions)
 	}
-	if needed := time.Duration(partitions) * ttlEach; ttl < needed {
-		return o, fmt.Errorf("pgleases: lease %q: %d partitions need a TTL of at least %v, not %v: see WithTTL", name, partitions,
-			(needed + time.Millisecond - 1).Truncate(time.Millisecond), ttl)
+	needed := time.Duration(partitions) * ttlEach
+	if ttl < needed {
+		return o, fmt.Errorf("pgleases: lease %q: %d partitions need a TTL of at least %v, not %v: see WithTTL",
+			name, partitions, (needed + time.Millisecond - 1).Truncate(time.Millisecond), ttl)
 	}
 	if err := checkWeight(name, o.Weight); err != nil {
 		return o, err

@@ -89,8 +89,10 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	shown, heard := l.board.Look(), l.engine.News()
 	began := time.Now()
-	if c := l.owners.Load(); c != nil && c.shown == shown {
-		age, ttl, current := began.Sub(c.asOf), l.client.options.TTL, c.covers(heard)
+	c := l.owners.Load()
+	if c != nil && c.shown == shown {
+		ttl := l.client.options.TTL
+		age, current := began.Sub(c.asOf), c.covers(heard)
 		if age < ttl && (age < c.pause || current) {
 			return c.owners, nil
 		}
@@ -104,11 +106,13 @@ func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	if err == nil {
 		l.reading.Lock() // calls that shared one statement share its map, which is large
 		defer l.reading.Unlock()
-		if c := l.owners.Load(); c != nil && !c.asOf.Before(read.AsOf) {
+		c = l.owners.Load()
+		if c != nil && !c.asOf.Before(read.AsOf) {
 			return c.owners, nil
 		}
 		var owners map[int]Owner
-		if owners, err = ownersOf(read); err == nil {
+		owners, err = ownersOf(read)
+		if err == nil {
 			pause := time.Since(began) * time.Duration(min(l.engine.Partitions/50, 20))
 			l.owners.Store(&cachedOwners{owners, read.AsOf, pause, read.Generation, heard, shown})
 			return owners, nil

@@ -49,21 +49,32 @@ import (
 // Cost: linear in partitions. Ties cost M log M per lease of M members. A group of L leases costs
 // some passes over an L x M table, a few in practice.
 
-// planLease is one lease for the planner. A member is an index into members; -1: no member.
+// planLease is one lease for the planner. A member is an index into members, or noMember.
 type planLease struct {
-	members   []planMember // ids are unique; the order has no effect
-	joined    []int64      // per member: its place in the order of joins. May be nil: all joined at once
-	current   []int32      // per partition: the live member that owns it, or that it is moving to
-	preferred []int32      // per partition: the member that lost it by leaving, crashing or draining, until it has returned. May be nil
-	fixed     []int32      // per partition: the member that gets it whatever the shares are; -1: the shares decide. May be nil, and is if preferred is
+	members []planMember // ids are unique; the order has no effect
+
+	// Per member: its place in the order of joins. It may be empty: then all joined at once.
+	joined []int64
+
+	current []int32 // per partition: the live member that owns it, or that it is moving to
+
+	// Per partition: the member that lost it by leaving, crashing or draining, until it has returned.
+	// It may be empty.
+	preferred []int32
+
+	// Per partition: the member that gets it whatever the shares are. The shares decide about those
+	// of noMember. It may be empty, and is if preferred is.
+	fixed []int32
 }
+
+const noMember int32 = -1
 
 type planMember struct {
 	id     string
 	weight int // 0 to 1,000; 0 owns only fixed partitions
 }
 
-// plan returns per lease the member that each partition goes to; -1 only if no member has a weight
+// plan returns per lease the member that each partition goes to; noMember only if no member has a weight
 // above 0. Pass the leases in a stable order (by name): it breaks ties between them.
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
@@ -123,10 +134,11 @@ func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
 	if !frozen && len(pinned) == 0 && !slices.Contains(cordoned, true) {
 		return
 	}
-	l.fixed = slices.Repeat([]int32{-1}, len(l.current))
+	l.fixed = slices.Repeat([]int32{noMember}, len(l.current))
 	for p, m := range l.current {
 		works := m >= 0 && l.members[m].weight > 0
-		if to, ok := pinned[p]; ok && !(works && frozen) {
+		to, ok := pinned[p]
+		if ok && !(works && frozen) {
 			l.fixed[p] = to
 		} else if works && (frozen || cordoned[m]) {
 			l.fixed[p] = m
@@ -285,7 +297,8 @@ func placeExtras(group []*share) {
 		// Some members end on the ceiling of the mean total, some on the floor, and the choice is free.
 		// One more row, of fillers that are equally good for any member, makes it the same choice: with a
 		// filler for each member on the floor, all members take the mean.
-		if rest := extras % members; rest > 0 {
+		rest := extras % members
+		if rest > 0 {
 			filler := extrasRow{rank: slices.Repeat([]uint8{rankMoves}, members), held: make([]bool, members)}
 			filler.pick(&share{even: true, extras: members - rest}, taken)
 			rows = append(rows, filler)
@@ -481,7 +494,8 @@ func (t *transport) measure() {
 				continue
 			}
 			for j, held := range r.held {
-				if d := best + 1 - rankWorth[r.rank[j]]; !held && d < t.dist[j] {
+				d := best + 1 - rankWorth[r.rank[j]]
+				if !held && d < t.dist[j] {
 					t.dist[j], changed = d, true
 				}
 			}
@@ -523,7 +537,8 @@ func (s *share) move(to []int32) {
 		room[m] = s.quota[m] - s.has[m]
 	}
 	give := func(p int, m int32) {
-		if from := to[p]; from >= 0 {
+		from := to[p]
+		if from != noMember {
 			room[from]++
 		}
 		room[m]--
@@ -536,7 +551,7 @@ func (s *share) move(to []int32) {
 	}
 	if len(s.working) == 0 {
 		for p := range to {
-			to[p] = -1
+			to[p] = noMember
 		}
 		return
 	}

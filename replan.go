@@ -16,7 +16,7 @@ func replan(read []store.LeaseSnapshot) []store.Move {
 	for i, targets := range plan(leases) {
 		for partition, member := range targets {
 			var target int64
-			if member >= 0 {
+			if member != noMember {
 				target = sessions[i][member]
 			}
 			owner := read[i].Owners[partition]
@@ -59,17 +59,19 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 	lease.current = make([]int32, len(r.Owners))
 	lease.preferred = make([]int32, len(r.Owners))
 	for p := range r.Owners {
-		lease.preferred[p], lease.current[p] = -1, lease.with(r, p, living)
+		lease.preferred[p], lease.current[p] = noMember, lease.with(r, p, living)
 		if i, ok := members[r.PreferredIDs[p]]; ok {
 			lease.preferred[p] = i
 		}
-		if i, ok := members[r.OwnerIDs[p]]; ok && lease.current[p] < 0 { // it restarted: its own partitions come back
-			lease.preferred[p] = i
+		last, ok := members[r.OwnerIDs[p]]
+		if ok && lease.current[p] == noMember { // it restarted: its own partitions come back
+			lease.preferred[p] = last
 		}
 	}
 	pinned := make(map[int]int32, len(r.Pins))
 	for p, id := range r.Pins {
-		if i, ok := members[id]; ok && lease.members[i].weight > 0 {
+		i, ok := members[id]
+		if ok && lease.members[i].weight > 0 {
 			pinned[p] = i
 		}
 	}
@@ -78,8 +80,8 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 }
 
 // with returns the member that counts as the owner of a partition: its target, or else its owner;
-// -1: neither lives. If the lease is frozen, its owner comes first, even if it was asked to hand
-// over.
+// noMember if neither lives. If the lease is frozen, its owner comes first, even if it was asked to
+// hand over.
 func (l *planLease) with(r store.LeaseSnapshot, p int, living map[int64]int32) int32 {
 	owner, owned := living[r.Owners[p]]
 	target, meant := living[r.Targets[p]]
@@ -91,5 +93,5 @@ func (l *planLease) with(r store.LeaseSnapshot, p int, living map[int64]int32) i
 	case owned:
 		return owner
 	}
-	return -1
+	return noMember
 }

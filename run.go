@@ -58,7 +58,8 @@ func Run(ctx context.Context, pool *pgxpool.Pool, f func(ctx context.Context, cl
 	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return nil
 	}
-	if ended := client.Err(); err == nil && ended != nil && !errors.Is(ended, ErrClosed) {
+	ended := client.Err()
+	if err == nil && ended != nil && !errors.Is(ended, ErrClosed) {
 		return wrap.Errorf("pgleases: run: the client has ended: %w", ended)
 	}
 	return err

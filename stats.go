@@ -77,10 +77,12 @@ type Losses struct {
 func (c *Client) Stats() Stats {
 	e := c.engine.Stats()
 	return Stats{
-		Trust: max(0, e.Validity.Remaining()), HeartbeatAge: time.Since(e.Sent), RoundTrip: e.RoundTrip, Leases: e.Leases,
-		Reconnects: e.Reconnects, Listening: e.Listening, StatementErrors: e.StatementErrors,
+		Trust: max(0, e.Validity.Remaining()), HeartbeatAge: time.Since(e.Sent), RoundTrip: e.RoundTrip,
+		Leases: e.Leases, Listening: e.Listening,
+		Reconnects: e.Reconnects, StatementErrors: e.StatementErrors,
 		HeartbeatMargin: HeartbeatMargin(e.Margins),
-		Locks:           LockStats(c.engine.Locks.Counts()), LeaseStats: leaseStats(e.LeaseStats, e.Validity.Remaining() > 0),
+		Locks:           LockStats(c.engine.Locks.Counts()),
+		LeaseStats:      leaseStats(e.LeaseStats, e.Validity.Remaining() > 0),
 	}
 }
 
@@ -105,8 +107,11 @@ func statsOf(l *engine.Lease) LeaseStats {
 }
 
 func leaseStats(e engine.LeaseStats, trusted bool) LeaseStats {
-	s := LeaseStats{Owned: e.Owned, Draining: e.Draining, DrainingSince: e.DrainingSince, Gains: e.Gains, Losses: Losses(e.Losses), Refused: e.Refused,
-		GuardRefusals: e.GuardRefusals, CallbackFailures: e.CallbackFailures}
+	s := LeaseStats{
+		Owned: e.Owned, Draining: e.Draining, DrainingSince: e.DrainingSince,
+		Gains: e.Gains, Losses: Losses(e.Losses), Refused: e.Refused,
+		GuardRefusals: e.GuardRefusals, CallbackFailures: e.CallbackFailures,
+	}
 	if !trusted {
 		s.Owned = 0
 	}

@@ -91,7 +91,8 @@ const (
 // which they end; with another context it waits for itself until that one ends.
 func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
 	if fn == nil {
-		return fmt.Errorf("pgleases: run lease %q: the function is nil; pass the one that works on a partition", l.engine.Name)
+		return fmt.Errorf("pgleases: run lease %q: the function is nil; "+
+			"pass the one that works on a partition", l.engine.Name)
 	}
 	if !l.running.CompareAndSwap(false, true) {
 		return fmt.Errorf("pgleases: run lease %q: another Run is under way", l.engine.Name)
@@ -159,7 +160,8 @@ func (l *Lease) logStandby(ctx context.Context) (stop func()) {
 			if owners != "" {
 				free := began.Add(l.client.options.TTL + l.client.options.Heartbeat)
 				l.client.options.Log.Info("pgleases: standing by, other clients own all partitions",
-					slog.String("lease", l.engine.Name), slog.String("owners", owners), slog.Time("free_by_if_dead", free.Truncate(time.Second)))
+					slog.String("lease", l.engine.Name), slog.String("owners", owners),
+					slog.Time("free_by_if_dead", free.Truncate(time.Second)))
 				return
 			}
 			select {
@@ -184,7 +186,8 @@ func (l *Lease) others(ctx context.Context) (string, error) {
 	delete(ids, l.client.ID())
 	all := slices.Sorted(maps.Keys(ids))
 	const most = 3
-	if more := len(all) - most; more > 0 {
+	more := len(all) - most
+	if more > 0 {
 		all = append(all[:most], fmt.Sprintf("%d more", more))
 	}
 	return strings.Join(all, ", "), nil
@@ -201,8 +204,9 @@ func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, fi
 	soon, warn := time.NewTimer(logRunAfter), time.NewTimer(engine.WarnAfter)
 	defer soon.Stop()
 	defer warn.Stop()
-	if d := l.engine.Options.DrainTimeout; d > 0 {
-		limit = time.After(d)
+	drain := l.engine.Options.DrainTimeout
+	if drain > 0 {
+		limit = time.After(drain)
 	}
 	log, numbers := l.client.options.Log, func() string { return ranges.Logged(slices.Sorted(maps.Keys(busy))) }
 	for len(busy) > 0 {
@@ -244,8 +248,8 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 		}
 		asked := ctx.Err() != nil
 		err = copied(err, ErrNotOwner, ctx.Err(), context.Cause(ctx))
-		endedWithContext := asked && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
-		if lost && errors.Is(err, ErrNotOwner) || endedWithContext {
+		canceled := asked && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
+		if lost && errors.Is(err, ErrNotOwner) || canceled {
 			return
 		}
 		if time.Since(began) > pause { // it worked for a while
@@ -295,11 +299,14 @@ func (l *Lease) logFailures() {
 	for _, f := range all {
 		log, partitions := l.client.options.Log, ranges.Logged(f.partitions)
 		if f.lost { // the clock may have shown that before the client has ended the ownership with its cause
-			log.Warn("pgleases: callback failed after its partition was lost", slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
-				slog.Int("count", len(f.partitions)), slog.Any("error", f.err), slog.Any("cause", cmp.Or(f.of.Cause(), ErrTrustLost)))
+			log.Warn("pgleases: callback failed after its partition was lost",
+				slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
+				slog.Int("count", len(f.partitions)), slog.Any("error", f.err),
+				slog.Any("cause", cmp.Or(f.of.Cause(), ErrTrustLost)))
 			continue
 		}
-		log.Error("pgleases: callback failed", slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
+		log.Error("pgleases: callback failed",
+			slog.String("lease", l.engine.Name), slog.String("partitions", partitions),
 			slog.Int("count", len(f.partitions)), slog.Any("error", f.err), slog.Bool("asked_to_end", f.asked))
 	}
 }

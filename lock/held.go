@@ -58,7 +58,8 @@ func (l *Locks) checkNested(ctx context.Context, m mode, name string) error {
 	for h := heldBy(ctx); h != nil; h = h.outer {
 		sharing := h.shared && m.shared
 		if h.locks.client == l.client && h.Name() == name && !sharing && h.holds() {
-			return fmt.Errorf("%w: by the caller itself, whose context comes from this lock; a lock is not reentrant", ErrHeld)
+			return fmt.Errorf("%w: by the caller itself, whose context comes from this lock; "+
+				"a lock is not reentrant", ErrHeld)
 		}
 	}
 	return nil
@@ -206,11 +207,14 @@ func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
 	lost := h.lost
 	h.mu.Unlock()
-	found, over, untold := false, false, false // untold: the release may have been executed, but its answer was lost
+	found, over := false, false
+	untold := false // the release may have been executed, but its answer was lost
 	var err error
-	if a := h.acquisition; lost == nil { // else the row may be that of a copy of this process, which the client knows
+	if lost == nil { // else the row may be that of a copy of this process, which the client knows
+		a := h.acquisition
+		row := store.LockRelease{Name: a.Name, Nonce: a.Nonce}
 		var became store.LockOutcome
-		became, untold, err = h.locks.table.Release(ctx, poolWait, a.Session, store.LockRelease{Name: a.Name, Nonce: a.Nonce}, a.Run)
+		became, untold, err = h.locks.table.Release(ctx, poolWait, a.Session, row, a.Run)
 		found = became == store.LockReleased
 		over = err == nil && (found || became == store.LockAbsent)
 		untold = untold && err != nil
@@ -223,7 +227,8 @@ func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer close(h.released)
-	if h.failed = err; err == nil && h.lost == nil && !found && !(untold && h.acquisition.Validity.Remaining() > 0) {
+	h.failed = err
+	if err == nil && h.lost == nil && !found && !(untold && h.acquisition.Validity.Remaining() > 0) {
 		h.lost = fmt.Errorf("%w: the database no longer has it", ErrLost)
 	}
 }

@@ -72,7 +72,8 @@ func (l *Locks) wait(ctx context.Context, m mode, name string) (grant, error) {
 	left, why := of.leave(c)
 	switch got := (answer{}); {
 	case !left:
-		if got = <-c.answer; got.err == nil { // it was answered at the same time
+		got = <-c.answer // it was answered at the same time
+		if got.err == nil {
 			l.give(of, m, got.grant)
 		}
 	case why != nil:

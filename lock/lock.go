@@ -126,10 +126,12 @@ func (l *Locks) acquire(ctx context.Context, m mode, name string) (*Held, error)
 			return nil, wrap.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
 		h := newHeld(ctx, l, got.of, m.shared, got.token)
-		if err = l.client.Locks.Hold(got.of, got.token, h.end); err == nil {
+		err = l.client.Locks.Hold(got.of, got.token, h.end)
+		if err == nil {
 			return h, nil
 		}
-		if again, err := failure(ctx, err); again != whileWaiting || !m.waits {
+		again, err := failure(ctx, err)
+		if again != whileWaiting || !m.waits {
 			return nil, wrap.Errorf("pgleases: acquire lock %q: %w", name, err)
 		}
 	}
@@ -196,7 +198,8 @@ func (l *Locks) attempt(ctx context.Context, m mode, of *line) (grant, repetitio
 		if answer.Holder != "" {
 			of.note(fmt.Errorf("when it was asked for, it was held or awaited %s", l.inTheWay(a.Name, answer)))
 		}
-		if answer.Token, err = l.client.Locks.Await(ctx, a); err != nil {
+		answer.Token, err = l.client.Locks.Await(ctx, a)
+		if err != nil {
 			l.client.Locks.Abandon(a)
 			return grant{}, never, err
 		}
@@ -216,7 +219,9 @@ func (l *Locks) attempt(ctx context.Context, m mode, of *line) (grant, repetitio
 
 // request asks for a lock, and once more if the answer was lost. It also returns what to do with
 // the acquisition if the lock is not granted.
-func (l *Locks) request(ctx context.Context, m mode, a *locks.Acquisition) (store.LockAnswer, func(*locks.Acquisition), error) {
+func (l *Locks) request(
+	ctx context.Context, m mode, a *locks.Acquisition,
+) (store.LockAnswer, func(*locks.Acquisition), error) {
 	answer, sent, err := l.send(ctx, m, a)
 	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive
 	if lost && ctx.Err() == nil {                       // ask about it by its nonce
@@ -245,9 +250,12 @@ func failure(ctx context.Context, err error) (repetition, error) {
 }
 
 // send asks for a lock. It reports whether the database may have been asked.
-func (l *Locks) send(ctx context.Context, m mode, a *locks.Acquisition) (answer store.LockAnswer, sent bool, err error) {
+func (l *Locks) send(
+	ctx context.Context, m mode, a *locks.Acquisition,
+) (answer store.LockAnswer, sent bool, err error) {
 	return l.table.Acquire(ctx, store.LockRequest{
-		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits, Latest: a.Latest, Server: a.Run,
+		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits,
+		Latest: a.Latest, Server: a.Run,
 	})
 }
 
@@ -272,17 +280,20 @@ func (l *Locks) refusal(a *locks.Acquisition, answer store.LockAnswer) (repetiti
 		by := l.inTheWay(a.Name, answer)
 		until := answer.LivesUntil.Format(time.RFC3339Nano)
 		if answer.Outcome == store.LockExpired {
-			return whileExpired, fmt.Errorf("held or awaited %s; its session expired at %s, and is not evicted yet", by, until)
+			return whileExpired, fmt.Errorf("held or awaited %s; its session expired at %s, and is not evicted yet",
+				by, until)
 		}
 		return never, fmt.Errorf("%w: %s; its session expires at %s without another heartbeat", ErrHeld, by, until)
 	case store.LockElsewhere:
-		return twice, errors.New("the pool leads to another server, or another incarnation of it, than the client's connection")
+		return twice, errors.New("the pool leads to another server, or another incarnation of it, " +
+			"than the client's connection")
 	case store.LockUnaccepted:
 		return whileWaiting, errors.New("the server was promoted, and is not accepted yet: that takes a TTL")
 	case store.LockLate:
 		return twice, errors.New("the request reached the database after its trust deadline")
 	case store.LockGone:
-		return whileWaiting, fmt.Errorf("%w: the session was evicted, or a newer process has the client ID", pgleases.ErrTrustLost)
+		return whileWaiting, fmt.Errorf("%w: the session was evicted, or a newer process has the client ID",
+			pgleases.ErrTrustLost)
 	}
 	return never, fmt.Errorf("the database answered %q", answer.Outcome)
 }

@@ -24,7 +24,8 @@ type database struct {
 	pending  map[int]bool               // partitions that the client gets when it joins
 	noted    map[int]pgleases.Partition // ownerships that may still go on
 	expiries int                        // calls of expire
-	renewed  chan struct{}              // closed when the client registers after the last expire; nil: it has registered
+	// closed when the client registers after the last expire, if it has not done so yet
+	renewed chan struct{}
 }
 
 func newDatabase(lease string) *database {
@@ -49,8 +50,10 @@ func (db *database) give(partitions []int) (expiries int) {
 				continue
 			}
 			row := &rows[number]
-			if row.Target = db.session; row.Owner != db.session {
-				row.Owner, row.OwnerID, row.Epoch = db.session, t.Clients[db.session].ID, max(row.Epoch+1, t.Server.Generation<<32)
+			row.Target = db.session
+			if row.Owner != db.session {
+				row.Owner, row.OwnerID = db.session, t.Clients[db.session].ID
+				row.Epoch = max(row.Epoch+1, t.Server.Generation<<32)
 			}
 		}
 	})
@@ -73,7 +76,8 @@ func (db *database) ask(partitions []int) []pgleases.Partition {
 		for _, number := range partitions {
 			rows[number].Target = 0
 			delete(db.pending, number)
-			if p, noted := db.noted[number]; noted && p.Context().Err() == nil {
+			p, noted := db.noted[number]
+			if noted && p.Context().Err() == nil {
 				ownerships = append(ownerships, p)
 			}
 		}
@@ -166,7 +170,9 @@ func (c *conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 }
 
 // Join joins a lease, and gives the partitions that waited for the join.
-func (c *conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
+func (c *conn) Join(
+	ctx context.Context, session int64, lease string, partitions, weight int, number int64,
+) (store.Join, error) {
 	join, err := c.Conn.Join(ctx, session, lease, partitions, weight, number)
 	join.Claimed = false // there is no plan to make
 	if join.Joined && lease == c.db.lease {

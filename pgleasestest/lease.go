@@ -54,12 +54,14 @@ func NewLease(name string, partitions int, opts ...pgleases.LeaseOption) *Lease 
 	l := &Lease{db: newDatabase(name)}
 	on := &engine.Double{Connect: l.db.connect, Guard: l.db.guard, Locks: l.db.LockTable()}
 	var err error
-	l.client, err = pgleases.Open(ctx, "", bridge.On(on).(pgleases.Option), pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
+	l.client, err = pgleases.Open(ctx, "", bridge.On(on).(pgleases.Option),
+		pgleases.WithClientID("pgleasestest"), pgleases.WithTTL(ttl))
 	if err != nil {
 		panic(err) // its arguments are the constants above
 	}
 	l.turn = on.Turn
-	if l.Lease, err = l.client.Lease(ctx, name, partitions, opts...); err != nil {
+	l.Lease, err = l.client.Lease(ctx, name, partitions, opts...)
+	if err != nil {
 		_ = l.client.Close(ctx) // the first error matters more
 		panic(err)
 	}
@@ -140,7 +142,8 @@ func (l *Lease) wait(ownerships []pgleases.Partition) {
 func (l *Lease) check(partitions []int) {
 	for _, number := range partitions {
 		if number < 0 || number >= l.NumPartitions() {
-			panic(fmt.Sprintf("pgleasestest: lease %q has partitions 0 to %d, not %d", l.Name(), l.NumPartitions()-1, number))
+			panic(fmt.Sprintf("pgleasestest: lease %q has partitions 0 to %d, not %d",
+				l.Name(), l.NumPartitions()-1, number))
 		}
 	}
 }
