@@ -33,7 +33,8 @@ func newDatabase(lease string) *database {
 		Database: fakestore.New(), lease: lease,
 		pending: make(map[int]bool), noted: make(map[int]pgleases.Partition),
 	}
-	db.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Generation = 1 }) // as after a failover: epochs beyond what an int32 holds
+	// As after a failover: epochs beyond what an int32 holds.
+	db.Edit(func(t *fakestore.Tables, _ int64) { t.Server.Generation = 1 })
 	return db
 }
 
