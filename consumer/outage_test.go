@@ -58,3 +58,44 @@ func TestEndOfPauseIsLoggedOnce(t *testing.T) {
 		lines("partition=2 for=10s")
 	})
 }
+
+// A partition whose blocked rows are gone, which a sweep finds, is paused no longer, so the pause of
+// another one is logged. One whose other rows pause stays paused.
+func TestSweepEndsThePauseOfBlockedRows(t *testing.T) {
+	t.Parallel()
+	for _, rowsPause := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			var log bytes.Buffer
+			p := simulated(t.Context())
+			p.queue = *queued(2)
+			p.exec.outage.log = slog.New(slog.NewTextHandler(&log, nil))
+			first, second := p.queue.partitions[0], p.queue.partitions[1]
+			pause := func(of *partition) {
+				of.blocked.away++
+				p.exec.outage.paused(&part{ownership: of.ownership}, errors.New("no broker"))
+			}
+			pause(first)
+			if rowsPause {
+				first.rows.away = 1
+			}
+			p.answer(&poll{sweeps: []*partition{first}}, nil) // all rows are still there
+			pause(second)
+			if n := strings.Count(log.String(), "partition paused"); n != 1 {
+				t.Errorf("logged %d times, want once: %s", n, log.String())
+			}
+			p.exec.outage.left(second.Number)
+			p.answer(&poll{sweeps: []*partition{first}, changed: true}, nil)
+			pause(second)
+			want := 2
+			if rowsPause {
+				want = 1
+			}
+			if n := strings.Count(log.String(), "partition paused"); n != want {
+				t.Errorf("rows pause: %v: logged %d times, want %d: %s", rowsPause, n, want, log.String())
+			}
+			if first.blocked.away != 0 {
+				t.Error("the blocked rows of the first partition still pause")
+			}
+		})
+	}
+}

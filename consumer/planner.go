@@ -319,6 +319,11 @@ func (p *planner) answer(q *poll, err error) {
 	}
 	p.poller.succeeded(q, !p.untilEmpty && p.announced, idle)
 	p.poller.swept(q, now, p.times.sweep)
+	for _, of := range q.sweeps {
+		if q.changed && of.swept() {
+			p.exec.outage.left(of.Number)
+		}
+	}
 	switch {
 	case q.paused && !p.queue.paused:
 		p.log.Warn("consumer: paused by an operator")

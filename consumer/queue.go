@@ -83,6 +83,16 @@ func newPartition(o *ownership) *partition {
 	return &partition{ownership: o, searched: newSearch(), sweepFrom: firstID}
 }
 
+// swept notes that blocked rows of the partition may be gone, and with them those that paused its
+// blocked rows. It reports whether no row pauses it any more.
+func (p *partition) swept() bool {
+	if p.busy || p.blocked.away == 0 {
+		return false
+	}
+	p.blocked = delay{}
+	return p.rows.away == 0
+}
+
 // alone reports whether a batch has rows of no other partition.
 func (p *partition) alone() bool {
 	return p.watched || p.search || p.singly > 0 || p.rows.away > 0 || p.rows.breaks > 0

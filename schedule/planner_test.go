@@ -107,12 +107,48 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 		}
 		end(1, errors.New("no mail server"))
 		end(2, errors.New("no mail server"))
+		p.queue.began(numbered(5), time.Now())
+		time.Sleep(10 * time.Second)
+		timedOut := result{outcome: failed, called: true, slow: true, why: worker.TimedOut}
+		p.end(finish{numbered(5), timedOut}) // it says nothing about the mail server
 		end(3, nil)
 		end(4, nil)
-		const ended = `level=INFO msg="schedule: pause of a kind ended" kind=mail for=20s`
+		const ended = `level=INFO msg="schedule: pause of a kind ended" kind=mail for=30s`
 		paused := strings.Count(log.String(), "kind paused")
 		if paused != 1 || strings.Count(log.String(), "pause of a kind ended") != 1 || !strings.Contains(log.String(), ended) {
 			t.Errorf("logged %s, want the pause once, and once %q", log.String(), ended)
 		}
 	})
+}
+
+// A kind of which no run comes any more, because its job was canceled or its partition has moved, is
+// paused no longer, so the next outage is logged. One whose runs wait stays paused.
+func TestPauseOfKindIsForgottenWithItsRuns(t *testing.T) {
+	t.Parallel()
+	for _, waits := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := watched()
+			var log bytes.Buffer
+			p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+			away := func(id int64) {
+				p.queue.began(numbered(id), time.Now())
+				p.end(finish{numbered(id), result{outcome: stepped, called: true, away: errors.New("no mail server")}})
+			}
+			away(1)
+			if waits {
+				again := numbered(1)
+				p.queue.insert(finish{again, result{again: &again}})
+			}
+			time.Sleep(5 * time.Minute)
+			p.queue.forget(func(int) bool { return true }, time.Now())
+			away(2)
+			want := 2
+			if waits {
+				want = 1
+			}
+			if n := strings.Count(log.String(), "kind paused"); n != want {
+				t.Errorf("runs wait: %v: the pause is logged %d times, want %d: %s", waits, n, want, log.String())
+			}
+		})
+	}
 }

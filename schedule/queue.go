@@ -355,7 +355,7 @@ func (q *queue) end(f finish, now time.Time) (outage bool) {
 	switch {
 	case f.away != nil:
 		outage = q.outages.Found(f.Kind, now)
-	case f.called:
+	case f.called && !f.timedOut(): // a call that hangs says nothing about it
 		q.outages.Over(f.Kind)
 		delete(q.tries, f.Kind) // a run that tried does not count in a later outage
 	}
@@ -385,15 +385,16 @@ func (q *queue) judge(f finish, now time.Time) {
 }
 
 // forget forgets what is known of ill items whose partition this process does not own any more, and
-// of those that have not come back for long.
+// of those that have not come back for long, and of the outages of their kinds.
 func (q *queue) forget(owns func(partition int) bool, now time.Time) {
-	if !q.slots.AnySlow() {
+	if !q.slots.AnySlow() && !q.outages.Any() {
 		return
 	}
-	waits := make(map[piece]bool)
+	waits, kinds := make(map[piece]bool), make(map[string]bool)
 	for it := range q.items() {
-		waits[it.piece()] = true
+		waits[it.piece()], kinds[it.Kind] = true, true
 	}
+	q.outages.Forget(func(kind string) bool { return kinds[kind] }, now)
 	here := func(p piece) bool { return owns(p.partition) }
 	q.slots.Forget(here, func(p piece) bool { return waits[p] }, now)
 }

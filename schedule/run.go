@@ -103,6 +103,9 @@ func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
 	}
 }
 
+// timedOut reports whether the handler took its whole timeout.
+func (r result) timedOut() bool { return r.slow && r.why == worker.TimedOut }
+
 // judged adds to a result whether the run took long to no effect, or was blocked.
 func (e *execution) judged(r result, a *attempt) result {
 	r.slow, r.called = true, a.called()

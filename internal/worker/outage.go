@@ -1,6 +1,9 @@
 package worker
 
-import "time"
+import (
+	"maps"
+	"time"
+)
 
 // OutagePauses are the pauses while something is away that handlers need.
 var OutagePauses = Backoff(100*time.Millisecond, time.Minute)
@@ -12,6 +15,9 @@ func OutagePause(times int, exact bool) time.Duration {
 	p.exact = exact
 	return PauseAfter(times, p)
 }
+
+// outageRemembered is longer than a pause, after which work that waits elsewhere comes back.
+const outageRemembered = 2 * time.Minute
 
 // Outages are groups of work, such as the kinds of jobs, for which something is away. The work of a
 // group needs the same things, so while they are away, one piece of it tries at a time, after a pause
@@ -35,6 +41,17 @@ func (o *Outages) Found(group string, now time.Time) (news bool) {
 	}
 	o.of[group] = outage{last.times + 1, last.since, now.Add(OutagePause(last.times+1, false))}
 	return !known
+}
+
+// Any reports whether something is away for any group.
+func (o *Outages) Any() bool { return len(o.of) > 0 }
+
+// Forget forgets the groups of which no work waits, and none has come for a while: it has been
+// canceled, or is elsewhere.
+func (o *Outages) Forget(waits func(group string) bool, now time.Time) {
+	maps.DeleteFunc(o.of, func(group string, last outage) bool {
+		return !waits(group) && now.Sub(last.until) > outageRemembered
+	})
 }
 
 // Over notes that nothing is away.
