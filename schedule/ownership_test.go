@@ -372,13 +372,13 @@ func TestBrokenOffRunIsLogged(t *testing.T) {
 		inside bool
 	}{
 		"stopped in a transaction": {
-			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="schedule: the run did not end in time`, true, true,
+			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="the run did not end in time`, true, true,
 		},
 		"stopped outside of one": {
-			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="schedule: the run did not end in time`, true, false,
+			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="the run did not end in time`, true, false,
 		},
-		"evicted in a transaction":  {evict, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="pgleases: .*evicted`, true, true},
-		"evicted after its success": {evict, `msg="schedule: outcome not recorded, run repeated" .*job=%d .*kind=books .*error="pgleases: .*evicted`, false, false},
+		"evicted in a transaction":  {evict, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="trust in .*evicted`, true, true},
+		"evicted after its success": {evict, `msg="schedule: outcome not recorded, run repeated" .*job=%d .*kind=books .*error="trust in .*evicted`, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

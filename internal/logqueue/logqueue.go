@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // Dropped is the message of the record that tells how many records were dropped.
@@ -88,12 +90,27 @@ func (h *Handler) Handle(ctx context.Context, record slog.Record) error {
 	if len(q.waiting) >= q.most {
 		q.dropOldest()
 	}
-	q.waiting = append(q.waiting, entry{h.to, context.WithoutCancel(ctx), record.Clone()})
+	q.waiting = append(q.waiting, entry{h.to, context.WithoutCancel(ctx), bare(record)})
 	if q.idle == nil {
 		q.idle = make(chan struct{})
 		go q.work()
 	}
 	return nil
+}
+
+// bare returns a copy of a record. The errors in its fields have no name of a package, because the
+// message begins with one.
+func bare(record slog.Record) slog.Record {
+	copied := slog.NewRecord(record.Time, record.Level, record.Message, record.PC)
+	record.Attrs(func(field slog.Attr) bool {
+		err, is := field.Value.Any().(error)
+		if is && wrap.Named(err) {
+			field.Value = slog.AnyValue(wrap.Bare(err))
+		}
+		copied.AddAttrs(field)
+		return true
+	})
+	return copied
 }
 
 // dropOldest drops the record that has waited longest. The caller has mu.

@@ -3,6 +3,7 @@ package logqueue
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"runtime"
 	"slices"
@@ -41,6 +42,27 @@ func text(to *bytes.Buffer) slog.Handler {
 		return a
 	}})
 }
+
+// A line of the log begins with the name of a package, so the errors in its fields do not repeat one.
+func TestErrorsInFieldsLoseTheirPrefix(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var out bytes.Buffer
+		h := New(text(&out), 100)
+		var none *fault
+		closed := errors.New("pgleases: closed")
+		slog.New(h).Info("pgleases: client ended", "reason", closed, "lease", "pgleases: orders", "other", errors.New("broken"), "none", none)
+		h.Flush(time.Hour)
+		want := `msg="pgleases: client ended" reason=closed lease="pgleases: orders" other=broken none=<nil>` + "\n"
+		if out.String() != want {
+			t.Errorf("handled %q, want %q", out.String(), want)
+		}
+	})
+}
+
+// A fault is an error whose nil pointer has no text.
+type fault struct{ text string }
+
+func (f *fault) Error() string { return f.text }
 
 func TestRecordsKeepTheirOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -26,6 +26,16 @@ func Errorf(format string, args ...any) error {
 	return fmt.Errorf(format, args...)
 }
 
+// Named reports whether the text of an error begins with the name of a package. An error of the
+// application that panics at that, such as a nil pointer, does not.
+func Named(err error) (is bool) {
+	defer func() { _ = recover() }()
+	return Text(err) != err.Error()
+}
+
+// Bare returns an error without the name of its package. It wraps err.
+func Bare(err error) error { return nameless{err} }
+
 // Text returns the text of an error, whose lines do not begin with the name of a package.
 func Text(err error) string {
 	lines := strings.Split(err.Error(), "\n")
