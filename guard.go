@@ -28,7 +28,7 @@ import (
 //
 // While a partition drains, Guard still passes. If all work on it has ended and guarded
 // transactions alone keep it from moving, Guard does not pass any longer, not even a second time in
-// an open transaction. So transactions that overlap cannot keep a partition for ever. After a
+// an open transaction. So transactions that overlap cannot keep a partition forever. After a
 // failover to a standby the new server is watched for a TTL; then every epoch from before ends, and
 // Guard refuses it.
 //

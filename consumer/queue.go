@@ -673,7 +673,7 @@ func (q *queue) share(due []*partition, slots int, r room) []*partition {
 	share := (len(due) + slots - 1) / slots
 	n, rows := 1, due[0].expect
 	// One whose rows might leave no room for those of the others does not join: they would wait
-	// for ever.
+	// forever.
 	for n < len(due) && !due[0].alone() && !due[n].alone() && rows+due[n].expect <= r.rows &&
 		(n < share || r.pace > 0 && time.Duration(rows)*r.pace < worthSharing) {
 		rows += due[n].expect

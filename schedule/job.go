@@ -44,7 +44,7 @@ type Enqueuer struct{ scheduler *Scheduler }
 
 // NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a
 // group that has never run; any other is an error. NewEnqueuer sends no statement, so it does not
-// check the names: jobs of a misspelled group wait for ever, and pgleases doctor warns that no
+// check the names: jobs of a misspelled group wait forever, and pgleases doctor warns that no
 // process runs the group. It does not close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := onlyOptions("NewEnqueuer", opts, "WithSchema", "WithPartitions")

@@ -29,7 +29,7 @@ type options struct {
 	drain      time.Duration
 	logger     *slog.Logger
 
-	retention, retentionFailed time.Duration // of the history; 0: for ever
+	retention, retentionFailed time.Duration // of the history; 0: forever
 	noMigration                bool
 
 	around func(context.Context, Info, func(context.Context) error) error
@@ -81,7 +81,7 @@ func WithDrainTimeout(d time.Duration) Option {
 
 // WithRetention sets how long entries stay in the history. failed is for ticks and jobs that failed
 // or are unknown, 30 days by default. others is for all other entries, 7 days by default. Each is 1
-// h or more, or 0 for ever. All processes of a group must give the same values. The process that
+// h or more, or 0 forever. All processes of a group must give the same values. The process that
 // owns partition 0 deletes older entries each minute, in transactions of up to 1,000 entries.
 func WithRetention(others, failed time.Duration) Option {
 	return option("WithRetention", func(o *options) { o.retention, o.retentionFailed = others, failed })

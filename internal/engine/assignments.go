@@ -59,7 +59,7 @@ func (a *assignment) releasableAt(now time.Time) time.Time {
 	return a.readyAt
 }
 
-// wantsFence reports whether guarded transactions that overlap may keep a release waiting for ever.
+// wantsFence reports whether guarded transactions that overlap may keep a release waiting forever.
 // They may if the release has found an open transaction twice, no fence is known to have raised the
 // epoch, and new transactions still pass a guard under that epoch.
 func (a *assignment) wantsFence(generation int64) bool {

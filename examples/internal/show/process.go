@@ -144,7 +144,7 @@ func (w *Worker) Kill() {
 	<-w.done
 }
 
-// Wait waits for the end of a process that was asked to end, but not for ever.
+// Wait waits for the end of a process that was asked to end, but not forever.
 func (w *Worker) Wait(ctx context.Context, patience time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
