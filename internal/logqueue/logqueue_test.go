@@ -50,7 +50,9 @@ func TestErrorsInFieldsLoseTheirPrefix(t *testing.T) {
 		h := New(text(&out), 100)
 		var none *fault
 		closed := errors.New("pgleases: closed")
-		slog.New(h).Info("pgleases: client ended", "reason", closed, "lease", "pgleases: orders", "other", errors.New("broken"), "none", none)
+		broken := errors.New("broken")
+		fields := []any{"reason", closed, "lease", "pgleases: orders", "other", broken, "none", none}
+		slog.New(h).Info("pgleases: client ended", fields...)
 		h.Flush(time.Hour)
 		want := `msg="pgleases: client ended" reason=closed lease="pgleases: orders" other=broken none=<nil>` + "\n"
 		if out.String() != want {
