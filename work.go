@@ -346,7 +346,8 @@ func copied(err error, others ...error) error {
 		return nil
 	})
 	if problem != nil {
-		return fmt.Errorf("the callback returned a %T whose methods cannot be called: %w", err, problem)
+		reason, _, _ := strings.Cut(problem.Error(), "\n") // without a stack
+		return fmt.Errorf("the callback returned a %T whose methods cannot be called: %s", err, reason)
 	}
 	return <-answer
 }

@@ -110,7 +110,7 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 		p.queue.began(numbered(5), time.Now())
 		time.Sleep(10 * time.Second)
 		timedOut := result{outcome: failed, called: true, slow: true, why: worker.TimedOut}
-		p.end(finish{numbered(5), timedOut}) // it says nothing about the mail server
+		p.end(finish{numbered(5), timedOut}) // it does not show whether the mail server is back
 		end(3, nil)
 		end(4, nil)
 		const ended = `level=INFO msg="schedule: pause of a kind ended" kind=mail for=30s`

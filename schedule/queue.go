@@ -355,7 +355,7 @@ func (q *queue) end(f finish, now time.Time) (outage bool) {
 	switch {
 	case f.away != nil:
 		outage = q.outages.Found(f.Kind, now)
-	case f.called && !f.timedOut(): // a call that hangs says nothing about it
+	case f.called && !f.timedOut(): // a call that hangs does not show it
 		q.outages.Over(f.Kind)
 		delete(q.tries, f.Kind) // a run that tried does not count in a later outage
 	}

@@ -12,8 +12,7 @@ import (
 )
 
 // elect makes a process a candidate until the returned function is called. It returns the end of
-// Run, too.
-// Without work, it leads until its context ends.
+// Run, too. A candidate without work of its own leads until its context ends.
 func (p *proc) elect(callbacks leader.Callbacks) (e *leader.Elector, stop context.CancelFunc, ended chan error) {
 	if callbacks.OnStartedLeading == nil {
 		callbacks.OnStartedLeading = func(ctx context.Context) { <-ctx.Done() }

@@ -28,7 +28,8 @@ func (w *world) ownedBy(l *Lease) string {
 // candidate runs an election until the world ends.
 func (w *world) candidate(p *proc) *leader.Elector {
 	e := leader.New(p.c, "x")
-	go func() { _ = e.Run(context.Background(), leader.Callbacks{}) }()
+	lead := func(ctx context.Context) { <-ctx.Done() }
+	go func() { _ = e.Run(context.Background(), leader.Callbacks{OnStartedLeading: lead}) }()
 	return e
 }
 

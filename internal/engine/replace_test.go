@@ -48,7 +48,7 @@ func TestFrozenClientOfAReplacedLeaseStaysOut(t *testing.T) {
 		if old.c.Err() != nil || w.passes("x", before) {
 			t.Errorf("the client ended with %v; a guard of the replaced lease passes: %v", old.c.Err(), w.passes("x", before))
 		}
-		if n := w.logged(`lease ended lease=x cause=pgleases: lease was replaced by "y"`); n != 1 {
+		if n := w.logged(`lease ended lease=x cause=lease was replaced by "y"`); n != 1 {
 			t.Errorf("it is logged %d times", n)
 		}
 		time.Sleep(time.Minute)

@@ -90,7 +90,7 @@ func (h *Handler) Handle(ctx context.Context, record slog.Record) error {
 	if len(q.waiting) >= q.most {
 		q.dropOldest()
 	}
-	q.waiting = append(q.waiting, entry{h.to, context.WithoutCancel(ctx), bare(record)})
+	q.waiting = append(q.waiting, entry{h.to, context.WithoutCancel(ctx), record.Clone()})
 	if q.idle == nil {
 		q.idle = make(chan struct{})
 		go q.work()
@@ -99,7 +99,8 @@ func (h *Handler) Handle(ctx context.Context, record slog.Record) error {
 }
 
 // bare returns a copy of a record. The errors in its fields have no name of a package, because the
-// message begins with one.
+// message begins with one. It calls methods of errors of the application, which may hang, so only the
+// goroutine of work calls it.
 func bare(record slog.Record) slog.Record {
 	copied := slog.NewRecord(record.Time, record.Level, record.Message, record.PC)
 	record.Attrs(func(field slog.Attr) bool {
@@ -158,7 +159,7 @@ func (q *queue) work() {
 			record.AddAttrs(slog.Int("count", dropped))
 			handle(q.base, context.Background(), record)
 		}
-		handle(next.to(), next.ctx, next.record)
+		handle(next.to(), next.ctx, bare(next.record))
 	}
 }
 

@@ -46,7 +46,7 @@ func (o *Outages) Found(group string, now time.Time) (news bool) {
 // Any reports whether something is away for any group.
 func (o *Outages) Any() bool { return len(o.of) > 0 }
 
-// Forget forgets the groups of which no work waits, and none has come for a while: it has been
+// Forget forgets the groups of which no work waits, or has come for a while: it has been
 // canceled, or is elsewhere.
 func (o *Outages) Forget(waits func(group string) bool, now time.Time) {
 	maps.DeleteFunc(o.of, func(group string, last outage) bool {
