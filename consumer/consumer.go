@@ -91,11 +91,13 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 
 // inspect checks the table, and stores the consumer.
 func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) error) error {
-	conn, err := c.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Release()
+	return worker.Read(ctx, nil, c.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return c.inspectBy(ctx, conn, fits)
+	})
+}
+
+// inspectBy is inspect on a connection. It may be called again with another one.
+func (c *Consumer) inspectBy(ctx context.Context, conn *pgxpool.Conn, fits func(columns []string) error) error {
 	t, q, err := c.sql.inspect(ctx, conn, c.name, c.queue, c.options.ascending)
 	if err != nil {
 		return err

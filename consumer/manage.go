@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -131,23 +132,24 @@ func (m *Manager) change(ctx context.Context, verb, doing string, id *int64, res
 		parameters = "$1::pg_catalog.text, $4::bigint, $2::pg_catalog.text, $3::pg_catalog.text"
 	}
 	call := fmt.Sprintf("SELECT %s.consumer_%s(%s)", pgx.Identifier{m.schema}.Sanitize(), verb, parameters)
-	sent := false
-	err := m.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		err := conn.QueryRow(ctx, call, args...).Scan(result)
-		sent = err != nil && !pgconn.SafeToRetry(err)
+	answered := false // so an error is that of the commit
+	err := worker.InTx(ctx, nil, m.pool, func(ctx context.Context, tx pgx.Tx) error {
+		err := tx.QueryRow(ctx, call, args...).Scan(result)
+		answered = err == nil
 		return err
 	})
 	if err != nil {
-		return wrap.Errorf("consumer: %s: %w", of, m.explained(ctx, err, sent))
+		return wrap.Errorf("consumer: %s: %w", of, m.explained(ctx, err, answered))
 	}
 	return nil
 }
 
-// explained adds to the error of a change what it means, and the remedy.
-func (m *Manager) explained(ctx context.Context, err error, sent bool) error {
+// explained adds to the error of a change what it means, and the remedy. committing is true if the
+// error is that of the commit.
+func (m *Manager) explained(ctx context.Context, err error, committing bool) error {
 	var told *pgconn.PgError
 	if !errors.As(err, &told) || told.SeverityUnlocalized != "ERROR" {
-		if err = store.Advised(store.Caused(ctx, err)); sent {
+		if err = store.Advised(store.Caused(ctx, err)); committing {
 			return wrap.Errorf("%w: %w", ErrUnknown, err)
 		}
 		return err
@@ -171,7 +173,9 @@ func (m *Manager) explained(ctx context.Context, err error, sent bool) error {
 func (m *Manager) missing(ctx context.Context) string {
 	var queue string
 	var executes, uses bool
-	err := m.pool.QueryRow(ctx, m.granted, m.name).Scan(&queue, &executes, &uses)
+	err := worker.Read(ctx, nil, m.pool, func(ctx context.Context, conn *pgxpool.Conn) error {
+		return conn.QueryRow(ctx, m.granted, m.name).Scan(&queue, &executes, &uses)
+	})
 	if err == nil && executes && !uses {
 		return fmt.Sprintf("as the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", queue)
 	}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/consumer/sql"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -46,6 +47,21 @@ func failing(bad ...int64) consumer.Handler[Order] {
 		}
 		return effect(ctx, tx, row)
 	})
+}
+
+// Connections of the pool that lead to a standby hinder neither New nor a verb of an operator.
+func TestOperatorsPassOverStrayConnections(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	newWorker(db, consumer.Each(effect))
+	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool))(t)
+	t.Cleanup(func() { _ = client.Close(context.Background()) })
+	strays := testkit.StrayPool(t, db.url, 3)
+	testkit.Must(consumer.New(t.Context(), client, strays, "orders", outbox, consumer.Each(effect)))(t)
+	manager := testkit.Must(consumer.Manage(t.Context(), testkit.StrayPool(t, db.url, 3), "orders", consumer.WithReason("why", "maria")))(t)
+	for range 4 {
+		testkit.Must(manager.Pause(t.Context()))(t)
+	}
 }
 
 // A row that is skipped goes to the dead letters, even if it was changed, and its key goes on.

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // Lock is a named lock that clients hold or await.
@@ -44,7 +45,7 @@ func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error]
 	return func(yield func(Lock, error) bool) {
 		for after := ""; ; {
 			var page []store.LockRow
-			err := a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) (err error) {
+			err := worker.Read(ctx, nil, a.pool, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 				page, err = a.locks.List(ctx, conn.Conn(), prefix, after, lockPage)
 				return err
 			})

@@ -12,9 +12,9 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -81,21 +81,22 @@ type Change struct {
 // client's sessions. Drop deletes the lease. Replace closes it, so that an old process that comes
 // back cannot join it again: docs/changing-n.md explains when to use it. Apply needs the rights that
 // Grants returns for ForOperator. It returns ErrRefused for a change that is invalid or impossible,
-// for example of an unknown name, and ErrUnknown if the connection fails after the change was sent.
+// for example of an unknown name, and ErrUnknown if the connection fails before the commit is answered.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	statement, args, err := a.call(c)
 	if err != nil {
 		return err
 	}
-	err = a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		_, err := conn.Exec(ctx, statement, args...)
-		var told *pgconn.PgError
-		if err == nil || pgconn.SafeToRetry(err) || errors.As(err, &told) && told.SeverityUnlocalized == "ERROR" {
-			return err
-		}
-		// A connection that ends with another error, for example a pooler's, leaves it unknown.
-		return wrap.Errorf("%w: %w", ErrUnknown, err)
+	answered := false
+	err = worker.InTx(ctx, nil, a.pool, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, statement, args...)
+		answered = err == nil
+		return err
 	})
+	var told *pgconn.PgError
+	if err != nil && answered && !(errors.As(err, &told) && told.SeverityUnlocalized == "ERROR") {
+		err = wrap.Errorf("%w: %w", ErrUnknown, err) // the commit was not answered
+	}
 	return a.refusal(c, err)
 }
 

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/ranges"
+
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A Snapshot is the content of the tables at one time.
@@ -114,7 +116,7 @@ func (h Holding) Moves() bool { return h.Owner != "" && h.OwnerSession != h.Targ
 // the remedy.
 func (a *Admin) Snapshot(ctx context.Context) (*Snapshot, error) {
 	var s *Snapshot
-	err := a.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) (err error) {
+	err := worker.Read(ctx, nil, a.pool, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		s, err = a.readSnapshot(ctx, conn.Conn(), begin+settings)
 		return err
 	})

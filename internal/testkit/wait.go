@@ -5,6 +5,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -57,6 +58,31 @@ func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) 
 			t.Errorf("a connection was not released within %v", Patience)
 		}
 	})
+	return pool
+}
+
+// StrayPool returns a pool whose first connections cannot write, as those that were opened while
+// their address led to a standby. They are the next ones that it lends.
+func StrayPool(t testing.TB, databaseURL string, strays int) *pgxpool.Pool {
+	t.Helper()
+	var opened atomic.Int64
+	pool := Pool(t, databaseURL, func(c *pgxpool.Config) {
+		c.MaxConns = int32(strays) + 1
+		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			if opened.Add(1) > int64(strays) {
+				return nil
+			}
+			_, err := conn.Exec(ctx, "SET default_transaction_read_only = on")
+			return err
+		}
+	})
+	conns := make([]*pgxpool.Conn, strays)
+	for i := range conns {
+		conns[i] = Must(pool.Acquire(t.Context()))(t)
+	}
+	for _, conn := range conns {
+		conn.Release()
+	}
 	return pool
 }
 
