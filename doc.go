@@ -45,12 +45,12 @@
 // At no instant do the Values of two clients contain the same partition. This holds when clients
 // join and close, when processes are killed or freeze, when the network is cut, and when the
 // database restarts. If a client was cut off or frozen past its trust deadline, the first call that
-// you make returns the truth, because it reads the clock. [Lease.Values] is empty then, however long
-// the process slept.
+// you make returns the truth, because it reads the clock. [Lease.Values] is empty then, however
+// long the process slept.
 //
 // A transaction that has passed [Lease.Guard] commits before the next owner can pass Guard, or it
-// does not commit at all. Guard refuses work that began under an earlier ownership, even if the same
-// client owns the partition again.
+// does not commit at all. Guard refuses work that began under an earlier ownership, even if the
+// same client owns the partition again.
 //
 // A partition of a live client moves only after the work on it has ended. A partition of a closed
 // client has a new owner at once. A partition of a crashed client has a new owner about a TTL after

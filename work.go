@@ -21,8 +21,8 @@ import (
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
-// A Hold pins the partitions that the client owned when the hold was taken. The client does not hand
-// them over before the hold is released. All methods are safe for concurrent use.
+// A Hold pins the partitions that the client owned when the hold was taken. The client does not
+// hand them over before the hold is released. All methods are safe for concurrent use.
 type Hold struct{ hold *owned.Hold }
 
 // Hold pins what this client owns now, for one piece of work. Take a hold, work on its Partitions,
@@ -77,11 +77,11 @@ const (
 // If fn returns nil, it is done with this ownership: Run calls it again only under a new epoch. If
 // fn returns an error, Run logs it and, while ctx lives, calls fn again after 100 ms, doubling to
 // 30 s, with jitter. After a call that ran for longer than the last pause, it begins at 100 ms again.
-// The partition may move between two calls. Errors of a second that differ only in digits are logged
-// in one line, as an error; if the partition was lost already, as a warning with the cause. Run does
-// not log an error that wraps the reason why ctx has ended, for example the ErrNotOwner of a Guard
-// after the trust was lost: that end has a line of its own. Run does not recover a panic in fn. A
-// call that ends its goroutine with runtime.Goexit counts as one that returned nil.
+// The partition may move between two calls. Errors of a second that differ only in digits are
+// logged in one line, as an error; if the partition was lost already, as a warning with the cause.
+// Run does not log an error that wraps the reason why ctx has ended, for example the ErrNotOwner of
+// a Guard after the trust was lost: that end has a line of its own. Run does not recover a panic in
+// fn. A call that ends its goroutine with runtime.Goexit counts as one that returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
 // lost and come back; no other call works on it then. Run logs such calls after 30 s, and
@@ -332,7 +332,8 @@ func (e callbackError) Error() string   { return e.text }
 func (e callbackError) Unwrap() []error { return e.of }
 
 // copied copies the text of an error of the application, and which of the others it wraps. Methods
-// of such an error may panic, for example because it is a nil pointer, end their goroutine, or hang.
+// of such an error may panic, for example because it is a nil pointer, end their goroutine, or
+// hang.
 func copied(err error, others ...error) error {
 	answer := make(chan callbackError, 1)
 	problem := handlers.InTime(context.Background(), errorTime, 0, func(context.Context) error {

@@ -1,7 +1,7 @@
 // Package consumer handles the rows of a queue table of your application, for example an outbox in
-// which your transactions leave messages for other systems. It handles the rows of one key in order,
-// on any number of processes, and deletes a row when it is handled. A row that fails holds up only
-// its own key. The package works with pgx.
+// which your transactions leave messages for other systems. It handles the rows of one key in
+// order, on any number of processes, and deletes a row when it is handled. A row that fails holds
+// up only its own key. The package works with pgx.
 //
 //	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
 //	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
@@ -21,15 +21,15 @@
 //
 // # Promises
 //
-// Each row has one reader, which is the owner of the row's partition. What a handler of [Each] or [InTx] writes
-// in its transaction commits together with the deletion of the row and with the check of the
-// epoch. So its effects in this database exist exactly once for each row.
+// Each row has one reader, which is the owner of the row's partition. What a handler of [Each] or
+// [InTx] writes in its transaction commits together with the deletion of the row and with the check
+// of the epoch. So its effects in this database exist exactly once for each row.
 //
 // Rows of one key are handled one after the other, in the order of their IDs. This holds across
 // handoffs, crashes and retries. If each writer locks the key's own row before it inserts, and the
-// insert draws the ID, this is the order in which the writers committed. With [AtLeastOnce], a process that lost its partition may still
-// publish the rows that it has in hand. A receiver that refuses lower epochs of a partition sees
-// the order.
+// insert draws the ID, this is the order in which the writers committed. With [AtLeastOnce], a
+// process that lost its partition may still publish the rows that it has in hand. A receiver that
+// refuses lower epochs of a partition sees the order.
 //
 // A row that fails blocks its key, and the other keys of its partition continue. The row is tried
 // again after pauses that grow. After the last attempt the key stays blocked, or the row moves to
@@ -46,8 +46,8 @@
 // commit after another process owns the partition.
 //
 // A process without rows sends at most one poll a second, for any number of partitions. A process
-// with rows needs two round trips for each batch besides the statements of the handler, or four with
-// AtLeastOnce. A batch has rows of as many partitions as it takes.
+// with rows needs two round trips for each batch besides the statements of the handler, or four
+// with AtLeastOnce. A batch has rows of as many partitions as it takes.
 //
 // # Limits of the promises
 //

@@ -78,8 +78,9 @@ func WithDrainTimeout(d time.Duration) Option {
 	return func(o *options) { o.drain, o.drainGiven = d, true }
 }
 
-// WithMaxAttempts sets how many attempts a failing row has, and the pauses between them. The default
-// is 15 attempts with Backoff(1 s, 10 min); valid values are 1 to 1,000. See [WithOnFailure].
+// WithMaxAttempts sets how many attempts a failing row has, and the pauses between them. The
+// default is 15 attempts with Backoff(1 s, 10 min); valid values are 1 to 1,000. See
+// [WithOnFailure].
 func WithMaxAttempts(n int, backoff BackoffPolicy) Option {
 	return func(o *options) { o.attempts, o.backoff = n, backoff }
 }
@@ -92,12 +93,13 @@ type BackoffPolicy = worker.BackoffPolicy
 // 30 days.
 func Backoff(min, max time.Duration) BackoffPolicy { return worker.Backoff(min, max) }
 
-// WithMaxCrashes sets how many processes may crash while they handle a row alone, before the row has
-// failed. The default is 3; valid values are 1 to 100. Crashes in a batch of several rows do not
-// count, because the row that caused them is not known.
+// WithMaxCrashes sets how many processes may crash while they handle a row alone, before the row
+// has failed. The default is 3; valid values are 1 to 100. Crashes in a batch of several rows do
+// not count, because the row that caused them is not known.
 func WithMaxCrashes(n int) Option { return func(o *options) { o.crashes = n } }
 
-// WithOnFailure sets what happens to a row after its last attempt. The default is [OnFailureBlockKey].
+// WithOnFailure sets what happens to a row after its last attempt. The default is
+// [OnFailureBlockKey].
 func WithOnFailure(f OnFailure) Option { return func(o *options) { o.onFailure = f } }
 
 // OnFailure is what happens to a row after its last attempt.
@@ -112,17 +114,17 @@ const (
 )
 
 // WithAround sets a function that is called around each call of the handler, for traces, metrics
-// and logs. It must call next once, and return its error. If it returns nil, next's error counts. If
-// it has not called next, or returns before next does, the rows have failed, and the attempt ends when
-// the handler has returned. A second call of next, or one after f has returned, returns an error, and
-// does not call the handler.
+// and logs. It must call next once, and return its error. If it returns nil, next's error counts.
+// If it has not called next, or returns before next does, the rows have failed, and the attempt
+// ends when the handler has returned. A second call of next, or one after f has returned, returns
+// an error, and does not call the handler.
 func WithAround(f func(ctx context.Context, info Info, next func(context.Context) error) error) Option {
 	return func(o *options) { o.around = f }
 }
 
 // Info says what a call of the handler is about. For a batch, its fields are those of the first
-// row. Package schedule has an Info with the same fields, so one function can serve both packages: it
-// converts the one to the other, as in schedule.Info(info).
+// row. Package schedule has an Info with the same fields, so one function can serve both packages:
+// it converts the one to the other, as in schedule.Info(info).
 type Info struct {
 	Lease     string    // "consumer/" and the name of the consumer
 	Kind      string    // the name of the consumer

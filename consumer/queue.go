@@ -333,8 +333,8 @@ func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
 	}
 }
 
-// restAfter lets slow work rest after a job of healthy work that hung. The place that is left is for
-// those that are doubted from then on.
+// restAfter lets slow work rest after a job of healthy work that hung. The place that is left is
+// for those that are doubted from then on.
 func (q *queue) restAfter(j *job, hung bool, now time.Time, size int) {
 	if hung && j.lane == worker.Healthy {
 		q.slots.Rest(size, now.Sub(j.began), now)
@@ -466,7 +466,8 @@ func (q *queue) asked() (all, idle []*partition) {
 	return all, idle
 }
 
-// answered takes what a poll has found. ended is the number of jobs that had ended when it was sent.
+// answered takes what a poll has found. ended is the number of jobs that had ended when it was
+// sent.
 func (q *queue) answered(a *poll, now time.Time) {
 	q.paused = a.paused
 	for _, p := range a.searches {
@@ -493,9 +494,9 @@ func (q *queue) answered(a *poll, now time.Time) {
 }
 
 // choose chooses the next job. If there is none, it returns how long to wait. Slow work, which may
-// fail, or take long, again and again, has half of the slots at most, and rests while doubted partitions
-// wait for the last of these. Blocked rows are such work too, and take turns with other rows while no
-// call hangs. Crash suspects begin alone, and for a while nothing begins beside them.
+// fail, or take long, again and again, has half of the slots at most, and rests while doubted
+// partitions wait for the last of these. Blocked rows are such work too, and take turns with other
+// rows while no call hangs. Crash suspects begin alone, and for a while nothing begins beside them.
 func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	held := q.heldTill.Sub(now)
 	if q.suspects > 0 && held > 0 {
@@ -552,9 +553,9 @@ func (q *queue) slowJob(c class, doubted, slow []*partition, retry *job, r room)
 	return &job{of: []*partition{first}, lane: worker.Slow}
 }
 
-// doubtedOf returns the doubted partitions of the next job: those together whose rows came last, because
-// those that hang stay. If there are only such as were in a job with one that hung, each comes alone,
-// first the one that answered last.
+// doubtedOf returns the doubted partitions of the next job: those together whose rows came last,
+// because those that hang stay. If there are only such as were in a job with one that hung, each
+// comes alone, first the one that answered last.
 func (q *queue) doubtedOf(doubted []*partition, r room) []*partition {
 	fresh := slices.DeleteFunc(slices.Clone(doubted), func(p *partition) bool { return p.tried })
 	if len(fresh) == 0 {
@@ -590,8 +591,8 @@ func (q *queue) inTurn(next int) iter.Seq[*partition] {
 	}
 }
 
-// dueRows returns the partitions with rows that may be handled now, those of them that are doubted, or
-// slow, and how long others wait.
+// dueRows returns the partitions with rows that may be handled now, those of them that are doubted,
+// or slow, and how long others wait.
 func (q *queue) dueRows(now time.Time) (due, doubted, slow []*partition, wait time.Duration) {
 	wait = q.poll
 	for p := range q.inTurn(q.rows.next) {

@@ -79,9 +79,10 @@ type Change struct {
 // Apply makes a change. It writes an override, or takes it back. The clients then re-plan within
 // one heartbeat, and partitions move as always: the work on them ends first. Evict revokes the
 // client's sessions. Drop deletes the lease. Replace closes it, so that an old process that comes
-// back cannot join it again: docs/changing-n.md explains when to use it. Apply needs the rights that
-// Grants returns for ForOperator. It returns ErrRefused for a change that is invalid or impossible,
-// for example of an unknown name, and ErrUnknown if the connection fails before the commit is answered.
+// back cannot join it again: docs/changing-n.md explains when to use it. Apply needs the rights
+// that Grants returns for ForOperator. It returns ErrRefused for a change that is invalid or
+// impossible, for example of an unknown name, and ErrUnknown if the connection fails before the
+// commit is answered.
 func (a *Admin) Apply(ctx context.Context, c Change) error {
 	statement, args, err := a.call(c)
 	if err != nil {
