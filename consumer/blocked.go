@@ -102,7 +102,7 @@ func (e *execution) report(r row, end ending) {
 		e.counts.dead.Add(1)
 		log.Error("consumer: row moved to the dead letters")
 	case !end.again:
-		log.Error("consumer: row blocks its key until somebody retries or skips it")
+		log.Error("consumer: row failed for good, its key is blocked")
 	default:
 		log.Warn("consumer: row failed, its key waits", slog.Duration("again", end.wait))
 	}

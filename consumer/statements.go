@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -89,8 +90,9 @@ func (s *statements) register(ctx context.Context, tx pgx.Tx, name string, t *ta
 	var of, queue string
 	var has Queue
 	var other error
-	const remedy = ", or, when no process uses the consumer any more, run pgleases consumers delete"
 	_, err = pgx.ForEachRow(rows, []any{&of, &queue, &has.ID, &has.Key, &has.Partition}, func() error {
+		const orDelete = ", or, when no process uses the consumer any more, run pgleases consumers delete %s --reason '...'"
+		remedy := fmt.Sprintf(orDelete, shell.Word(of))
 		switch {
 		case of != name:
 			other = fmt.Errorf("table %s already has the consumer %q, and a table has one: use its name%s", queue, of, remedy)

@@ -90,9 +90,9 @@ func TestNewRefuses(t *testing.T) {
 				testkit.OK(t, err)
 				db.exec("DELETE FROM pgleases.consumers WHERE name = 'first'")
 				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.taken", Key: "customer"}, consumer.Each(effect), consumer.WithoutMigration())
-				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q", "pgleases consumers delete")
+				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q", "pgleases consumers delete orders --reason")
 				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.q", Partitions: 8}, consumer.Each(effect), consumer.WithoutMigration())
-				contains(t, err, `Key "customer"`, "pgleases consumers delete")
+				contains(t, err, `Key "customer"`, "pgleases consumers delete orders --reason")
 				return
 			}
 			contains(t, err, append(test.says, `new consumer "orders"`)...)

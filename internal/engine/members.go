@@ -386,7 +386,8 @@ func (ms *members) miscounted(join store.Join, wanted int) error {
 	const (
 		dropped = "%w: it was dropped, and for 24 h it can be created again only with %d, not with %d; " +
 			"change that with pgleases drop --partitions"
-		another = "%w: it has %d, not %d; start every process with the number that the lease has, or drop the lease"
+		another = "%w: it has %d, not %d; start every process with %[2]d, " +
+			"or change the number with pgleases replace, as docs/changing-n.md says"
 	)
 	switch {
 	case wanted == join.Partitions || wanted == join.DroppedWith:
