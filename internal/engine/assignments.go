@@ -202,7 +202,8 @@ func (as *assignments) publish(again bool) {
 	}
 	as.membership.count()
 	for _, o := range board.Show(as.shared.shown(), served) { // a reader may still work on what was shown before
-		if a := as.assigned[o.Number]; a != nil && a.ownership == o {
+		a := as.assigned[o.Number]
+		if a != nil && a.ownership == o {
 			a.wasRead()
 		}
 	}
@@ -218,9 +219,10 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 	as.publish(false)
 	asked := make([]*owned.Ownership, len(which))
 	for i, a := range which {
+		until := as.readUntil[a.ownership.Number]
 		if a.valuesRead {
 			a.releaseFrom(now.Add(o.HandoffDelay))
-		} else if until := as.readUntil[a.ownership.Number]; until.After(now) {
+		} else if until.After(now) {
 			a.releaseFrom(until)
 		}
 		asked[i] = a.ownership
@@ -233,7 +235,8 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 // with this client has no handoff delay; if it moves later, it has the delay then.
 func (as *assignments) renew(outdated []*assignment, now time.Time) {
 	cause := fmt.Errorf("%w: a failover ended the epoch", as.shared.config.Errors.TrustLost)
-	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), func(a *assignment) bool { return a.state >= draining }), cause, now)
+	drains := func(a *assignment) bool { return a.state >= draining }
+	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), drains), cause, now)
 	for _, a := range outdated {
 		if a.readyAt.After(now) {
 			as.readUntil[a.ownership.Number] = a.readyAt

@@ -26,7 +26,8 @@ func (cs *callbacks) of() error {
 	if !inside {
 		return nil
 	}
-	return fmt.Errorf("pgleases: close: it was called in %s, which it would wait for; the client ends when the callback has returned", callback)
+	return fmt.Errorf("pgleases: close: it was called in %s, which it would wait for; "+
+		"the client ends when the callback has returned", callback)
 }
 
 // goroutine returns the number of the calling goroutine, from the first line of its stack.

@@ -50,7 +50,10 @@ type Client struct {
 }
 
 func newClient(config Config) *Client {
-	return &Client{config: config, guard: store.StatementsFor(config.Schema).Guard, wake: make(chan struct{}, 1), done: make(chan struct{})}
+	return &Client{
+		config: config, guard: store.StatementsFor(config.Schema).Guard,
+		wake: make(chan struct{}, 1), done: make(chan struct{}),
+	}
 }
 
 // Start registers a client on its first connection, and starts its goroutine. It repeats what may
@@ -81,7 +84,8 @@ func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseO
 		j.done = answer
 		e.members.join(j)
 	})
-	if err = cmp.Or(err, refused); err != nil {
+	err = cmp.Or(err, refused)
+	if err != nil {
 		c.post(func(e *engine) { e.abandon(j) })
 		return nil, err
 	}
@@ -140,7 +144,8 @@ func (c *Client) Close(ctx context.Context) error {
 	case <-c.done:
 		return c.closeErr
 	case <-time.After(closeAtMost):
-		return wrap.Errorf("pgleases: close: the client has not ended %v after ctx: %w", closeAtMost, context.Cause(ctx))
+		return wrap.Errorf("pgleases: close: the client has not ended %v after ctx: %w",
+			closeAtMost, context.Cause(ctx))
 	}
 }
 
@@ -170,7 +175,9 @@ func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 	return &store.Locks{
 		Statements: store.StatementsFor(c.config.Schema), LockWait: int(c.config.Heartbeat.Milliseconds()),
 		OnConn: func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error {
-			return worker.Use(ctx, &c.Line, pool, func(alive context.Context, conn *pgxpool.Conn) error { return use(alive, conn.Conn()) })
+			return worker.Use(ctx, &c.Line, pool, func(alive context.Context, conn *pgxpool.Conn) error {
+				return use(alive, conn.Conn())
+			})
 		},
 	}
 }
@@ -201,7 +208,8 @@ func (c *Client) Reaches(ctx context.Context, pool *pgxpool.Pool, schema string)
 		case err != nil || reached:
 			return err
 		case tries > 2:
-			return fmt.Errorf(refused+": schema %q of database %q has no session of client %q", schema, database, c.config.ClientID)
+			return fmt.Errorf(refused+": schema %q of database %q has no session of client %q",
+				schema, database, c.config.ClientID)
 		}
 		if err := c.Beat(ctx, true); err != nil { // the session may have been evicted
 			return err

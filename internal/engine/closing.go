@@ -119,7 +119,8 @@ func named(what string, names []string) []string {
 func leasesToLeave(e *engine) (busy []string) {
 	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
 		m := e.members.byName[name]
-		if working := e.members.shared.inWork(m); len(working) > 0 {
+		working := e.members.shared.inWork(m)
+		if len(working) > 0 {
 			busy = append(busy, fmt.Sprintf("work on partitions %s of lease %q", ranges.Short(working), name))
 		} else if m.inDatabase() {
 			busy = append(busy, fmt.Sprintf("lease %q", name))
@@ -143,7 +144,8 @@ func (e *engine) reportClosing(now time.Time) {
 	if len(busy) == 0 {
 		busy = []string{"the end of its session"}
 	}
-	if more := len(busy) - reportedMost; more > 0 {
+	more := len(busy) - reportedMost
+	if more > 0 {
 		busy = append(busy[:reportedMost], fmt.Sprintf("%d more", more))
 	}
 	lasts := e.closing.reported(now)

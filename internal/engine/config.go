@@ -88,7 +88,9 @@ type Conn interface {
 
 	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
-	Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error)
+	Release(
+		ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64,
+	) (store.Released, error)
 	Announce(ctx context.Context, leases []string, sessions []int64) error
 	Owners(ctx context.Context, spans []store.Span) (map[store.Span]store.Owners, error)
 	Fence(ctx context.Context, session int64, busy []store.Release) error
@@ -101,8 +103,12 @@ type Conn interface {
 		ctx context.Context, read []store.LeaseSnapshot, moves []store.Move, next store.NextPlan,
 	) (store.Applied, error)
 
-	LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Incarnation, error)
-	ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation) (store.LocksReleased, error)
+	LookAtLocks(
+		ctx context.Context, session int64, nonces []int64, everything bool,
+	) ([]store.FoundLock, store.Incarnation, error)
+	ReleaseLocks(
+		ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation,
+	) (store.LocksReleased, error)
 	SweepLocks(ctx context.Context) (bool, error)
 	ListenToLocks(ctx context.Context, session int64) error
 	GrantedLocks() []int64

@@ -49,7 +49,8 @@ func (c *connection) close() {
 	case <-closed:
 	case <-late.C:
 	}
-	c.conn, c.probed, c.listening, c.prepareAt = nil, false, false, when.Never
+	c.conn, c.prepareAt = nil, when.Never
+	c.probed, c.listening = false, false
 }
 
 // closeQuietly closes a connection. Functions of the application run in it, for example of a

@@ -66,13 +66,16 @@ func (s *shared) noteEnd(e ended) { s.unlogged = append(s.unlogged, e) }
 // before the gains.
 func (s *shared) logEnded() {
 	for _, l := range s.unlogged {
-		partitions := ranges.Logged(l.numbers)
+		lease, partitions := l.lease.Name, ranges.Logged(l.numbers)
 		if l.handedOver && errors.Is(l.cause, s.config.Errors.Handoff) { // the cause would repeat the message
-			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions))
+			s.config.Log.Info("pgleases: partitions handed over",
+				slog.String("lease", lease), slog.String("partitions", partitions))
 		} else if l.handedOver {
-			s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
+			s.config.Log.Info("pgleases: partitions handed over",
+				slog.String("lease", lease), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		} else {
-			s.config.Log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.Name), slog.String("partitions", partitions), slog.Any("cause", l.cause))
+			s.config.Log.Warn("pgleases: partitions lost",
+				slog.String("lease", lease), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		}
 	}
 	s.unlogged = nil
@@ -91,7 +94,8 @@ func (s *shared) inWork(m *membership) (numbers []int) {
 
 // drainsDue returns when work has continued for so long that it must be logged or ended.
 func (s *shared) drainsDue() time.Time {
-	_, at := when.Soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return when.Earlier(a.warnAt, a.limitAt) })
+	actAt := func(a *assignment) time.Time { return when.Earlier(a.warnAt, a.limitAt) }
+	_, at := when.Soonest(maps.Keys(s.draining), actAt)
 	return at
 }
 
@@ -131,7 +135,8 @@ const warnTogether = time.Second
 // logWork logs work that takes long, in one line for each lease, because there may be thousands of
 // partitions.
 func (s *shared) logWork(now time.Time) {
-	if _, due := when.Soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return a.warnAt }); now.Before(due) {
+	_, due := when.Soonest(maps.Keys(s.draining), func(a *assignment) time.Time { return a.warnAt })
+	if now.Before(due) {
 		return
 	}
 	type line struct {
@@ -144,7 +149,8 @@ func (s *shared) logWork(now time.Time) {
 			continue
 		}
 		lasts := a.warned(now)
-		if l := (line{a.membership.lease, a.state == over}); a.ownership.Pinned() {
+		l := line{a.membership.lease, a.state == over}
+		if a.ownership.Pinned() {
 			lines[l], longest[l] = append(lines[l], a.ownership.Number), max(longest[l], lasts)
 		}
 	}

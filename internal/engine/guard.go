@@ -42,7 +42,8 @@ func (g Guarded) QueueStatement(batch *pgx.Batch, statement string, args []any, 
 	if _, err := g.check(); err != nil {
 		return g.error(err)
 	}
-	batch.Queue(statement, append([]any{g.Lease.Name, int32(g.Number), g.Epoch}, args...)...).QueryRow(func(row pgx.Row) error {
+	args = append([]any{g.Lease.Name, int32(g.Number), g.Epoch}, args...)
+	batch.Queue(statement, args...).QueryRow(func(row pgx.Row) error {
 		err := read(row)
 		if store.Refused(err) {
 			err = g.error(err)
@@ -71,7 +72,8 @@ func (g Guarded) check() (int64, error) {
 		}
 		v = o.Validity
 	}
-	if left := v.Left(); left > 0 { // in a pause of fast failover the database decides
+	left := v.Left()
+	if left > 0 { // in a pause of fast failover the database decides
 		return max(1, int64(left/time.Millisecond)), nil
 	}
 	return 0, wrap.Errorf("%w: %w", errs.NotOwner, errs.TrustLost)
@@ -87,5 +89,6 @@ func (g Guarded) error(err error) error {
 	if errors.Is(err, g.Lease.client.config.Errors.NotOwner) {
 		g.Lease.guardRefused()
 	}
-	return wrap.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w", g.Number, g.Lease.Name, g.Epoch, err)
+	return wrap.Errorf("pgleases: guard partition %d of lease %q under epoch %d: %w",
+		g.Number, g.Lease.Name, g.Epoch, err)
 }

@@ -49,7 +49,8 @@ func (l *Lease) News() *News { return l.news.Load() }
 
 // hear notes generations of the lease and of the server that a heartbeat or a read has returned.
 func (l *Lease) hear(generation, server int64) {
-	if old := l.news.Load(); old.Generation != generation || old.Server != server {
+	old := l.news.Load()
+	if old.Generation != generation || old.Server != server {
 		l.news.Store(&News{generation, server, make(chan struct{})})
 		close(old.Next)
 	}
@@ -91,7 +92,8 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 		done = answer
 		e.members.setWeight(l, weight, done)
 	})
-	if err = cmp.Or(err, refused); err != nil {
+	err = cmp.Or(err, refused)
+	if err != nil {
 		l.client.post(func(e *engine) {
 			if m := e.members.of(l); m != nil {
 				m.abandonWeight(done)
@@ -107,7 +109,8 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 func (l *Lease) Leave(ctx context.Context) error {
 	// Not bounded by ctx: what is free is released even if ctx has ended already.
 	l.client.post(func(e *engine) {
-		if m := e.members.of(l); m != nil && !m.leaving() {
+		m := e.members.of(l)
+		if m != nil && !m.leaving() {
 			e.leave(m, e.config.Errors.Closed)
 		}
 	})
@@ -118,7 +121,8 @@ func (l *Lease) Leave(ctx context.Context) error {
 	}
 	short, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
-	working, _ := requestAnswer(short, l.client, func(e *engine, answer chan<- []int) { // an error: the client has ended, or hangs
+	// The error would say that the client has ended, or hangs.
+	working, _ := requestAnswer(short, l.client, func(e *engine, answer chan<- []int) {
 		answer <- e.members.shared.inWork(e.members.of(l))
 	})
 	if len(working) > 0 {

@@ -78,7 +78,9 @@ const (
 	joins  memberState = iota // the session is not a member, and is to become one
 	member                    // the session is a member
 	leaves                    // it is still a member: what it owns drains, and it leaves with the last release
-	left                      // the session is not a member; the membership waits for the answer to its join, or for the client's end
+	// left: the session is not a member. The membership waits for the answer to its join, or for the
+	// client's end.
+	left
 )
 
 // inDatabase reports whether the session is a member in the database.
@@ -128,7 +130,8 @@ func newMembership(l *Lease, g *agenda, s *shared) *membership {
 
 // of returns the membership of a lease; nil: the lease has ended.
 func (ms *members) of(l *Lease) *membership {
-	if m := ms.byName[l.Name]; m != nil && m.lease == l {
+	m := ms.byName[l.Name]
+	if m != nil && m.lease == l {
 		return m
 	}
 	return nil
@@ -153,7 +156,8 @@ func (ms *members) inDatabase() bool { return ms.agenda.inDatabase > 0 }
 // among returns those of the leases that the session is a member of, and does not leave.
 func (ms *members) among(names []string) (of []string) {
 	for _, name := range names {
-		if m := ms.byName[name]; m != nil && m.state == member {
+		m := ms.byName[name]
+		if m != nil && m.state == member {
 			of = append(of, name)
 		}
 	}
@@ -182,7 +186,8 @@ func (ms *members) join(j *joining) {
 	case m.leaving():
 		ms.waiting[j.name] = append(ms.waiting[j.name], j)
 	case l.Partitions != j.partitions:
-		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d", ms.config.Errors.PartitionCount, l.Partitions, j.partitions)
+		j.done <- fmt.Errorf("%w: this client joined it with %d, not %d",
+			ms.config.Errors.PartitionCount, l.Partitions, j.partitions)
 	case l.Options != j.options:
 		j.done <- fmt.Errorf("this client joined it with other options: %v, not %v", l.Options, j.options)
 	case m.state == member:
@@ -249,9 +254,11 @@ const AdvisedLeases = 10_000
 
 // warn logs once that the client has more leases than advised.
 func (ms *members) warn() {
-	if n := ms.agenda.inDatabase; n > AdvisedLeases && !ms.warned {
+	n := ms.agenda.inDatabase
+	if n > AdvisedLeases && !ms.warned {
 		ms.warned = true
-		ms.config.Log.Warn("pgleases: client joined more leases than advised", slog.Int("leases", n), slog.Int("advised", AdvisedLeases))
+		ms.config.Log.Warn("pgleases: client joined more leases than advised",
+			slog.Int("leases", n), slog.Int("advised", AdvisedLeases))
 	}
 }
 

@@ -37,7 +37,8 @@ func (c *Client) Owners(ctx context.Context, span store.Span) (Owners, error) {
 
 // abandon forgets a call whose caller stopped waiting.
 func (ls lookups) abandon(span store.Span, asked chan<- Owners) {
-	if ls[span] = slices.DeleteFunc(ls[span], func(a chan<- Owners) bool { return a == asked }); len(ls[span]) == 0 {
+	ls[span] = slices.DeleteFunc(ls[span], func(a chan<- Owners) bool { return a == asked })
+	if len(ls[span]) == 0 {
 		delete(ls, span)
 	}
 }

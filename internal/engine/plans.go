@@ -30,7 +30,10 @@ type plans struct {
 }
 
 func newPlans() plans {
-	return plans{at: newDueTimes(), joins: newDueTimes(), claimed: make(map[string]bool), batch: maxBatch, retryIn: busyRetry}
+	return plans{
+		at: newDueTimes(), joins: newDueTimes(), claimed: make(map[string]bool),
+		batch: maxBatch, retryIn: busyRetry,
+	}
 }
 
 const (
@@ -46,7 +49,8 @@ const (
 // request notes leases that need a plan, to be made at that time.
 func (ps *plans) request(at time.Time, names ...string) {
 	for _, name := range names {
-		if planned, known := ps.at.of[name]; !known || at.Before(planned) {
+		planned, known := ps.at.of[name]
+		if !known || at.Before(planned) {
 			ps.at.set(name, at)
 		}
 	}
@@ -112,7 +116,8 @@ func (d *dueTimes) set(name string, at time.Time) {
 }
 
 func (d *dueTimes) delete(name string) {
-	if at, is := d.of[name]; is && at.Equal(d.first) {
+	at, is := d.of[name]
+	if is && at.Equal(d.first) {
 		d.known = false
 	}
 	delete(d.of, name)
@@ -165,15 +170,17 @@ type planning struct {
 // another plan if moves are left over.
 func (ps *plans) begin(longest time.Duration, now time.Time) *planning {
 	names := ps.at.until(now)
-	if joined := ps.joins.until(now); len(joined) > 0 {
+	joined := ps.joins.until(now)
+	if len(joined) > 0 {
 		names, ps.joinsAt = append(names, joined...), now.Add(joinsTogether)
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
-	if p := ps.underWay; p != nil && slices.Contains(names, p.names[0]) {
+	p := ps.underWay
+	if p != nil && slices.Contains(names, p.names[0]) {
 		return p
 	}
-	p := newPlanning(names, ps.claimed, longest, min(ps.retryIn, longest), now)
+	p = newPlanning(names, ps.claimed, longest, min(ps.retryIn, longest), now)
 	for _, name := range names {
 		delete(ps.claimed, name)
 	}
@@ -421,7 +428,8 @@ func (ps *plans) readAll(took time.Duration, now time.Time) {
 // partition, it may have asked the session for one, or given it one at once. If not, the session
 // may own partitions that were not read yet.
 func (ms *members) planned(lease string, generation int64) {
-	if m := ms.byName[lease]; m != nil && m.generation != generation {
+	m := ms.byName[lease]
+	if m != nil && m.generation != generation {
 		m.setToRead(true)
 	}
 }

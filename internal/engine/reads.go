@@ -75,8 +75,8 @@ func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
 	case changed && !paused.active:
 		ms.config.Log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
 	case changed:
-		ms.config.Log.Info("pgleases: lease paused by an operator", slog.String("lease", r.Name), slog.String("actor", paused.actor),
-			slog.String("reason", paused.reason))
+		ms.config.Log.Info("pgleases: lease paused by an operator",
+			slog.String("lease", r.Name), slog.String("actor", paused.actor), slog.String("reason", paused.reason))
 	}
 	switch changed := ms.drained != drained; {
 	case changed && !drained.active:

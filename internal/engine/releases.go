@@ -26,7 +26,10 @@ type releases struct {
 }
 
 func newReleases() releases {
-	return releases{batch: maxBatch, apart: make(apart), unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart)}
+	return releases{
+		batch: maxBatch, apart: make(apart),
+		unannounced: make(map[string]map[int64]struct{}), announcedApart: make(apart),
+	}
 }
 
 // apart has leases whose last statement met a lock, with the time of that. A statement waits for
@@ -77,7 +80,8 @@ func (rs *releases) nextRelease(due []*assignment, toLeave iter.Seq[*membership]
 			return newRelease(nil, slices.Collect(maps.Keys(leaving)))
 		}
 		slices.SortFunc(due, func(a, b *assignment) int {
-			return cmp.Or(strings.Compare(a.membership.lease.Name, b.membership.lease.Name), a.ownership.Number-b.ownership.Number)
+			byLease := strings.Compare(a.membership.lease.Name, b.membership.lease.Name)
+			return cmp.Or(byLease, a.ownership.Number-b.ownership.Number)
 		})
 		due = due[:rs.batch]
 	}
@@ -101,7 +105,10 @@ type release struct {
 }
 
 func newRelease(assignments []*assignment, leaving []*membership) release {
-	r := release{assignments: assignments, leaving: leaving, about: make(map[string]bool), rows: rowsOf(assignments, (*assignment).releaseEpoch)}
+	r := release{
+		assignments: assignments, leaving: leaving, about: make(map[string]bool),
+		rows: rowsOf(assignments, (*assignment).releaseEpoch),
+	}
 	released := make(map[*membership]int)
 	for _, a := range assignments {
 		r.about[a.membership.lease.Name] = true
@@ -110,7 +117,8 @@ func newRelease(assignments []*assignment, leaving []*membership) release {
 	r.successors = len(assignments) > 0 && len(leaving) > 0
 	for _, m := range leaving {
 		r.about[m.lease.Name] = true
-		r.leaves = append(r.leaves, store.Leave{Lease: m.lease.Name, Now: !m.leaveSent || released[m] == m.assignments.n})
+		all := released[m] == m.assignments.n
+		r.leaves = append(r.leaves, store.Leave{Lease: m.lease.Name, Now: !m.leaveSent || all})
 		r.successors = r.successors && !m.noSuccessors
 	}
 	return r
@@ -201,7 +209,9 @@ type announcement struct {
 // heartbeat has to follow. A release is done, or busy because a guarded transaction is open, or
 // neither. If it is neither, an earlier release was executed and its answer was lost, or the
 // session is gone. A read then returns the partitions that the session owns.
-func (ms *members) released(which []*assignment, answer store.Released, session int64, now time.Time) (changed []announcement, beat bool) {
+func (ms *members) released(
+	which []*assignment, answer store.Released, session int64, now time.Time,
+) (changed []announcement, beat bool) {
 	handed, busy := byPlace(answer)
 	leftNow := setOf(answer.Left)
 	released, kept := make(map[*membership][]*assignment), make(map[*membership][]int)
@@ -289,7 +299,8 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 
 // fenceDue returns when guarded transactions keep a release waiting.
 func (ms *members) fenceDue(generation int64) time.Time {
-	_, at := when.Soonest(maps.Keys(ms.shared.draining), func(a *assignment) time.Time { return when.AtOnceIf(a.wantsFence(generation)) })
+	fenceAt := func(a *assignment) time.Time { return when.AtOnceIf(a.wantsFence(generation)) }
+	_, at := when.Soonest(maps.Keys(ms.shared.draining), fenceAt)
 	return at
 }
 
@@ -318,7 +329,8 @@ func fenceSent(busy []*assignment) {
 // leaves out leases that are to be balanced with these, it sets no successors: a plan is made after
 // the session has left. It also returns whether it has read many memberships of other leases.
 func planWithout(
-	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move, session int64, id string, leaving []store.Leave, alone bool,
+	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move,
+	session int64, id string, leaving []store.Leave, alone bool,
 ) (many bool, err error) {
 	names, successors := make([]string, len(leaving)), make(map[string]map[int]int64, len(leaving))
 	for i, l := range leaving {

@@ -83,7 +83,8 @@ var errContended = errors.New("other processes use this client ID too")
 
 // contended names the process that has the ID.
 func contended(id string, by *store.Process) error {
-	return fmt.Errorf("register client ID %q: %w, and took it from each other within 5 min: now host %s, pid %d, started %s; give every live process an ID of its own",
+	return fmt.Errorf("register client ID %q: %w, and took it from each other within 5 min: "+
+		"now host %s, pid %d, started %s; give every live process an ID of its own",
 		id, errContended, by.Host, by.PID, by.StartedAt.Format(time.RFC3339Nano))
 }
 
@@ -138,6 +139,8 @@ func (s *session) began() bool { return s.renewal != store.Renewal{} }
 // replace replaces the session by another, which is not registered yet.
 func (s *session) replace() {
 	s.number, s.registered = store.RandomID(), false
-	s.renewal, s.last, s.lateUntil = store.Renewal{}, false, time.Time{}
-	s.told, s.toldInDoubt, s.reports = "", false, false
+	s.renewal, s.last = store.Renewal{}, false
+	s.lateUntil = time.Time{}
+	s.told = ""
+	s.toldInDoubt, s.reports = false, false
 }

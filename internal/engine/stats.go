@@ -109,9 +109,12 @@ func (ms *members) stats() LeaseStats {
 
 // statsOf returns the client's numbers.
 func statsOf(e *engine) *Stats {
-	s := &Stats{Validity: e.members.shared.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip, Reconnects: e.reconnects,
-		Leases: e.members.agenda.inDatabase, Listening: e.connection.listening, StatementErrors: e.statementErrors, Margins: e.margins,
-		LeaseStats: e.members.stats(), Ending: e.closing.reason}
+	s := &Stats{
+		Validity: e.members.shared.shown(), Sent: e.session.sent, RoundTrip: e.session.roundTrip,
+		Reconnects: e.reconnects, StatementErrors: e.statementErrors, Margins: e.margins,
+		Leases: e.members.agenda.inDatabase, Listening: e.connection.listening,
+		LeaseStats: e.members.stats(), Ending: e.closing.reason,
+	}
 	if m := e.members.agenda.joining(); m != nil {
 		s.Joining = m.lease.Name
 	}

@@ -228,7 +228,8 @@ func (p *progress) succeeded(log *slog.Logger, t *task) {
 	})
 	delete(p.rests, t)
 	if !first.IsZero() {
-		log.Info("pgleases: "+name+" succeeded again", slog.Duration("after", time.Since(first).Round(10*time.Millisecond)))
+		lasted := time.Since(first).Round(10 * time.Millisecond)
+		log.Info("pgleases: "+name+" succeeded again", slog.Duration("after", lasted))
 	}
 }
 
@@ -241,7 +242,8 @@ func (p *progress) failed(t *task, most time.Duration) {
 // log logs each kind of error once until the task succeeds.
 func (p *progress) log(log *slog.Logger, t *task, err error) {
 	name := t.name
-	if l := (logged{name, KindOf(err.Error())}); p.logged[l].IsZero() {
+	l := logged{name, KindOf(err.Error())}
+	if p.logged[l].IsZero() {
 		p.logged[l] = time.Now()
 		log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 	}

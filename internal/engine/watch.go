@@ -44,10 +44,12 @@ func (w *watch) observe(sent, received time.Time, clock int64, run store.Incarna
 	if run.Marker == 0 || s.high-s.low > w.tolerance {
 		return // a slow round trip is not used, neither for the watch nor against it
 	}
-	if last := len(w.seen) - 1; last >= 0 && s.at-w.seen[last].at > w.gap {
+	last := len(w.seen) - 1
+	if last >= 0 && s.at-w.seen[last].at > w.gap {
 		w.seen = nil
+		last = -1
 	}
-	if last := len(w.seen) - 1; last > 0 && s.at-w.seen[last].at < sightingEvery {
+	if last > 0 && s.at-w.seen[last].at < sightingEvery {
 		w.seen[last].low, w.seen[last].high = min(w.seen[last].low, s.low), max(w.seen[last].high, s.high)
 	} else {
 		w.seen = append(w.seen, s)
@@ -79,7 +81,8 @@ func (w *watch) lasts(now time.Time) time.Duration {
 // willLast returns when the watch will have lasted for that time, if sightings continue; never:
 // there is no watch now.
 func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
-	if lasts := w.lasts(now); lasts > 0 {
+	lasts := w.lasts(now)
+	if lasts > 0 {
 		return now.Add(d - lasts)
 	}
 	return when.Never
