@@ -28,8 +28,8 @@ type Consumer struct {
 	client  *pgleases.Client
 	pool    *pgxpool.Pool
 	name    string
-	queue   Queue
-	table   *table
+	source  Queue  // as the application gave it, with what was read from the table
+	table   *table // what the database says about it
 	handler *handler
 	options options
 	sql     statements
@@ -62,7 +62,7 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	); err != nil {
 		return nil, err
 	}
-	c := &Consumer{client: client, pool: pool, name: name, queue: queue.withDefaults(), options: o, sql: statementsFor(o.schema, strings.NewReplacer()), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
+	c := &Consumer{client: client, pool: pool, name: name, source: queue.withDefaults(), options: o, sql: statementsFor(o.schema, strings.NewReplacer()), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
 	size := int(pool.Config().MaxConns)
 	if o.limited && o.maxRunning >= size {
 		return nil, fmt.Errorf("consumer: %d batches at once need a pool of more than %d connections, not %d: see WithMaxRunning",
@@ -98,14 +98,14 @@ func (c *Consumer) inspect(ctx context.Context, fits func(columns []string) erro
 
 // inspectBy is inspect on a connection. It may be called again with another one.
 func (c *Consumer) inspectBy(ctx context.Context, conn *pgxpool.Conn, fits func(columns []string) error) error {
-	t, q, err := c.sql.inspect(ctx, conn, c.name, c.queue, c.options.ascending)
+	t, q, err := c.sql.inspect(ctx, conn, c.name, c.source, c.options.ascending)
 	if err != nil {
 		return err
 	}
 	if err := fits(t.Columns); err != nil {
 		return err
 	}
-	c.queue, c.sql, c.announced = q, statementsFor(c.options.schema, namesIn(t, q, c.handler)), t.Announced
+	c.source, c.sql, c.announced = q, statementsFor(c.options.schema, namesIn(t, q, c.handler)), t.Announced
 	c.table = t
 	if q.Key != "" && t.N == 0 { // otherwise generated from the key alone
 		var id int64
@@ -194,7 +194,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 		return failed(errors.New("another Consumer of this client runs it"))
 	}
 	defer running.Delete(mine)
-	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.queue.Partitions, append([]pgleases.LeaseOption{pgleases.WithDrainTimeout(c.options.drain)}, c.options.lease...)...)
+	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.source.Partitions, append([]pgleases.LeaseOption{pgleases.WithDrainTimeout(c.options.drain)}, c.options.lease...)...)
 	if err != nil {
 		return failed(err)
 	}

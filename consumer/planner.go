@@ -24,7 +24,7 @@ type timings struct {
 	suspectHold time.Duration // the most that other work waits for crash suspects
 	pauses      BackoffPolicy // while something that handlers need is away
 	outage      time.Duration // between two attempts of a process while something is away
-	quiet       time.Duration // after a notification, the process polls each time
+	quiet       time.Duration // for this long after a notification, the process polls each time
 	leave       time.Duration // for leaving the lease after the last batch
 	answer      time.Duration // the most that a poll, or the begin of ownerships, takes
 	look        time.Duration // between two looks whether the transaction of a call still exists
@@ -68,8 +68,11 @@ func newPlanner(
 	p := &planner{
 		Consumer: c, lease: lease, share: share, untilEmpty: untilEmpty, stop: stop, life: life,
 		events: make(chan func()), ends: newEnds(), db: c.newDB(life, stop),
-		queue:  queue{times: &c.times, poll: c.options.poll, untilEmpty: untilEmpty, ascending: c.options.ascending},
-		poller: poller{pace: pace{every: c.options.poll, quiet: c.times.quiet}, conn: c.newListener(), rows: c.times.rows},
+		queue: queue{times: &c.times, poll: c.options.poll, untilEmpty: untilEmpty, ascending: c.options.ascending},
+		poller: poller{
+			pace: pace{every: c.options.poll, quiet: c.times.quiet}, rows: c.times.rows,
+			conn: listen.New(c.pool, c.options.schema, leaseOf+c.name),
+		},
 	}
 	p.exec = executor{
 		db: p.db, handler: c.handler, options: &c.options, times: &c.times, counts: &c.counts, log: c.log, share: share,
@@ -77,10 +80,6 @@ func newPlanner(
 		overdue: func(j *job) { p.post(func() { p.giveSlotBack(j) }) },
 	}
 	return p
-}
-
-func (c *Consumer) newListener() *listen.Listener {
-	return listen.New(c.pool, c.options.schema, leaseOf+c.name)
 }
 
 // start starts the goroutines. They go on after the end of the Run's context until the returned
@@ -271,7 +270,7 @@ func (p *planner) poll() {
 	}
 	all := 0
 	if p.untilEmpty {
-		all = p.Consumer.queue.Partitions
+		all = p.source.Partitions
 	}
 	of, idle := p.queue.asked()
 	q, send := p.poller.question(now, of, idle, p.queue.ended, all)
@@ -288,11 +287,11 @@ func (p *planner) poll() {
 		defer stop()
 		began := time.Now()
 		err := handlers.InTime(ctx, p.times.answer, p.times.overrun, func(ctx context.Context) error {
-			return p.db.ask(ctx, conn, q, p.Consumer.queue.Partitions)
+			return p.db.ask(ctx, conn, q, p.source.Partitions)
 		})
 		p.events <- func() {
 			if errors.Is(err, handlers.ErrHangs) { // it keeps its connection, and may still write its answer
-				p.poller.conn = p.newListener()
+				p.poller.conn = conn.Another()
 				q = &poll{ended: q.ended, took: time.Since(began)}
 			}
 			p.answer(q, err)
@@ -364,7 +363,7 @@ func (p *planner) why() string {
 	return ""
 }
 
-// shortBatch is how long the handler may take for more rows than usual: they are still one batch.
+// shortBatch is how long a batch takes the handler at most if it has more rows than WithBatch says.
 const shortBatch = 50 * time.Millisecond
 
 // batch returns how many rows the next batch may have: more if they take the handler a short time,

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	pollShare = 4 // polls while rows come: at most 1/4 of the time
+	pollShare = 4 // while rows come, the pause after a poll is this many times as long as the poll took
 	pollPause = 20 * time.Millisecond
 	rare      = 5                // while notifications announce rows, an idle process polls at every fifth time
 	doubtTime = 10 * time.Minute // it polls each time after rows came without a notification
@@ -32,7 +32,7 @@ var afterNotice = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecon
 // A pace is the times at which a process sends polls.
 type pace struct {
 	every    time.Duration // between two polls, see WithPoll
-	quiet    time.Duration // after a notification, it polls each time
+	quiet    time.Duration // for this long after a notification, it polls each time
 	at       time.Time     // when the next poll is sent
 	earliest time.Time     // before then none is sent
 	heard    time.Time     // when the last notification arrived
@@ -89,7 +89,8 @@ func (p *pace) answered(took, poll time.Duration) {
 	}
 }
 
-// A poller decides when to poll. It knows neither the queue nor the jobs.
+// A poller decides when to poll. It knows neither the queue nor the jobs. Of the queue's partitions
+// it reads and writes only where polls look: searched, sweepFrom and sweepAt.
 type poller struct {
 	pace
 	conn    *listen.Listener // a poll that is under way uses it
@@ -107,29 +108,31 @@ type tableSearch struct {
 	ended      int  // jobs that had ended before the last poll
 }
 
-// A poll asks which partitions have something to do.
+// A poll asks which partitions have something to do, and has the answer.
 type poll struct {
-	ended    int // jobs that had ended before
-	of       []*partition
-	sweeps   []*partition // in which partitions blocked rows are gone or changed
+	// The following fields are the question.
+	ended    int          // jobs that had ended before
+	of       []*partition // those of this process
+	sweeps   []*partition // those whose blocked rows are to be compared with the table
 	sweeping sweeping     // where the sweeps go on
-	owned    []int32      // which partitions have blocked rows that are due
-	searches []*partition // which have rows; no job works on those of this process
+	owned    []int32      // partitions to ask for blocked rows that are due
+	searches []*partition // partitions to ask for rows; no job works on those of this process
 	looks    looks        // where the searches go on
-	exact    bool         // next is to be exact, which takes a number of a transaction
+	exact    bool         // next must come after all transactions that have begun: it costs a transaction ID
 
+	// The following fields are the answer.
 	took       time.Duration
-	has        map[int]bool
-	seen       map[int]sight
-	changed    bool          // the sweep has changed something
-	sweptTo    map[int]int64 // where the sweep goes on in partitions of which it has not seen all
-	blockedDue map[int][]blockedRow
-	paused     bool
-	blocked    bool  // a row blocks its key
-	suspects   bool  // crash suspects are due
-	oldest     int64 // the oldest open transaction
-	next       int64 // the one after the last that has ended, or after all that have begun, if exact
-	anywhere   bool  // of RunUntilEmpty: some partition of the table has something to do
+	has        map[int]bool         // partitions with a row whose key is not blocked
+	seen       map[int]sight        // what the searches have seen of partitions with rows
+	changed    bool                 // the sweep has changed something
+	sweptTo    map[int]int64        // where the sweep goes on in partitions of which it has not seen all
+	blockedDue map[int][]blockedRow // of each partition, those that are due
+	paused     bool                 // an operator has paused the consumer
+	blocked    bool                 // a row blocks its key
+	suspects   bool                 // crash suspects are due
+	oldest     int64                // the oldest open transaction
+	next       int64                // the one after the last that has ended, or after all that have begun, if exact
+	anywhere   bool                 // some partition of those asked about has something to do
 }
 
 // Looks are the parameters of poll.sql, with one element for each search.
