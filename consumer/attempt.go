@@ -35,8 +35,8 @@ const (
 // An outcome is the result of an attempt.
 type outcome struct {
 	verdict
-	rows []row // that were read
-	more bool  // there may be more of them
+	rows []row // the rows that were read
+	more bool  // there may be more than these
 	at   int   // the first row that was not handled, which may have failed; -1: it is not known which
 	err  error
 	slow bool // it failed by the timeout, or because the transaction was idle for too long
@@ -304,7 +304,7 @@ type reader struct {
 // read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
 func (a *attempt) read(ctx context.Context) (o outcome) {
 	high := int64(math.MaxInt64)
-	if a.parts[0].watched { // then it is alone
+	if a.parts[0].watched { // then it is the only one
 		high = a.parts[0].noted
 	}
 	r := &reader{attempt: a, out: &o, at: byNumber(a.parts)}
@@ -336,7 +336,7 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 	case err != nil:
 		return broken(err)
 	case len(o.rows) == 0 && !a.job.isRetry:
-		o.more, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
+		o.more, p.rows.triedKeys = len(p.rows.triedKeys) > 0, nil // all keys are tried again
 	case len(o.rows) == 0:
 	case errors.As(o.rows[0].err, new(crashError)):
 		o.rows[0].attempts = a.options.attempts

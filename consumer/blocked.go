@@ -52,7 +52,7 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	p.answered = true
 	if !final && !snoozedOrDiscarded(failure) && e.outage.seems(r) {
 		if !e.job.isRetry {
-			p.rows.tried = append(p.rows.tried, r.key)
+			p.rows.triedKeys = append(p.rows.triedKeys, r.key)
 		}
 		e.pause(p, failure)
 		return false
@@ -66,7 +66,7 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	if end.failed {
 		e.counts.failures.Add(1)
 	}
-	p.freed = p.freed || end.dead && e.job.isRetry // also if the answer was lost
+	p.freed = p.freed || end.dead && e.job.isRetry // even after an error, as the commit may have happened
 	if err != nil {
 		if !p.lost {
 			p.delayOf(e.job).notBefore = time.Now().Add(breakWait)
@@ -144,7 +144,7 @@ func (e *execution) retryRow() (settled bool) {
 		p.freed = true // the answer to its commit may be lost
 		e.brokeOff(e.parts, o)
 	case failed, ended:
-		e.result.hung = o.slow
+		e.result.retryHung = o.slow
 		settled = e.failed(o.rows[0], o.err, o.verdict == ended)
 	}
 	if e.job.retry.suspect && !settled {
@@ -161,7 +161,7 @@ func (e *execution) skip() bool {
 		text, err = e.db.killSkipped(ctx, tx, p, id, xact)
 		return err
 	})
-	p.freed = true // rows of its key wait; also if the answer was lost
+	p.freed = true // rows of its key wait; even after an error, as the commit may have happened
 	log := e.log.With(slog.Int("partition", p.Number), slog.Int64("id", id))
 	switch {
 	case err != nil && !p.lost:

@@ -31,7 +31,7 @@ func (x *executor) begin(fresh []*part) error {
 	if err == nil && crashed > 0 {
 		x.log.Warn("consumer: previous owner crashed or was cut off", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
 	}
-	if errors.Is(err, pgleases.ErrNotOwner) { // of any
+	if errors.Is(err, pgleases.ErrNotOwner) { // none of them is owned any more
 		return nil
 	}
 	return err
@@ -86,7 +86,7 @@ func (e *execution) note(p *part) (found bool) {
 		return false
 	}
 	if !found {
-		p.due, p.rows.tried = len(p.rows.tried) > 0, nil // all keys again
+		p.due, p.rows.triedKeys = len(p.rows.triedKeys) > 0, nil // all keys are tried again
 	}
 	return found
 }

@@ -62,7 +62,7 @@ func (c *clinic) took(j *job) (d time.Duration) {
 // result is what a job of Each comes back with.
 func (c *clinic) result(j *job, parts []*part) result {
 	if j.isRetry {
-		return result{parts: parts, hung: true}
+		return result{parts: parts, retryHung: true}
 	}
 	for i, p := range parts {
 		if c.hung[p.Number] && !c.learned[p.Number] {

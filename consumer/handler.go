@@ -28,7 +28,7 @@ type Row[T any] struct {
 // A Handler handles rows of a queue: [Each], [InTx] or [AtLeastOnce].
 type Handler[T any] struct {
 	calls calls
-	call  func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error // of Each with one row
+	call  func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error // Each gets one row a call
 }
 
 // calls is how a handler is called.
@@ -120,9 +120,9 @@ type row struct {
 	partition *part
 	key       string
 	version   uint32 // xmin
-	attempts  int    // that failed
-	value     any    // a pointer
-	err       error  // the value cannot be read
+	attempts  int    // how many have failed
+	value     any    // a pointer to the value
+	err       error  // why the value cannot be read; nil: it can
 }
 
 // A handler is a Handler without its type.

@@ -42,13 +42,13 @@ type state struct {
 type delay struct {
 	notBefore time.Time
 	away      int      // attempts in a row that found away what handlers need: the rows pause
-	tried     []string // keys that failed in that time
+	triedKeys []string // keys that failed in that time
 	breaks    int      // batches in a row that were broken off
 	free      bool     // another partition has succeeded, so this one is tried at once
 }
 
 // leaveOut returns the keys to leave out of a read.
-func (d *delay) leaveOut() []string { return append([]string{}, d.tried...) } // not null
+func (d *delay) leaveOut() []string { return append([]string{}, d.triedKeys...) } // not null
 
 // A blockedRow is a row whose key is blocked, and that is to be handled again.
 type blockedRow struct {
@@ -69,13 +69,13 @@ type partition struct {
 	wasBlocked bool // the last job was one of a blocked row, so rows that are not blocked come next
 	blockedEnd int  // queue.ended after the last such job
 
-	searched  search    // for rows that are not blocked
-	sweepAt   time.Time // when it is to be looked for blocked rows that are gone or changed
+	searched  search    // where polls look for rows whose keys are not blocked
+	sweepAt   time.Time // when a poll compares its blocked rows with the table again
 	sweepFrom int64     // the ID with which that goes on
 
 	answeredAt time.Time // when a job ended in which the handler returned in time; zero: never yet
 	dueAt      time.Time // since when it is due
-	tried      bool      // it was in a job since then in which a call hung
+	besideSlow bool      // since then it was in a job in which a partition became slow, perhaps itself
 }
 
 // newPartition returns a partition that no poll has asked about.
@@ -93,8 +93,8 @@ func (p *partition) swept() bool {
 	return p.rows.away == 0
 }
 
-// alone reports whether a batch has rows of no other partition.
-func (p *partition) alone() bool {
+// batchesAlone reports whether its batches have rows of no other partition.
+func (p *partition) batchesAlone() bool {
 	return p.watched || p.search || p.singly > 0 || p.rows.away > 0 || p.rows.breaks > 0
 }
 
@@ -104,7 +104,7 @@ type part struct {
 	state
 	noted    int64         // the highest ID of the noted batch
 	slow     bool          // it is slow from now on
-	why      worker.Reason // if it is slow
+	why      worker.Reason // why it is slow, if it is
 	healed   bool          // it is no longer slow
 	answered bool          // the handler has returned in time for a row
 	freed    bool          // a row no longer blocks its key
@@ -115,7 +115,8 @@ func ownedOf(parts []*part) []*part {
 	return slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return p.lost })
 }
 
-// A job is work for one transaction, or for several after a failure.
+// A job is work for one transaction, or for several after a failure. Only the goroutine of loop uses
+// of, began, over and overdue. The other fields do not change after the job has begun.
 type job struct {
 	of      []*partition // in the order of numbers
 	lane    worker.Lane
@@ -162,7 +163,7 @@ type queue struct {
 	someGone   bool
 	paused     bool // by an operator
 
-	slots    worker.Slots[int] // of the jobs; the partitions that are slow
+	slots    worker.Slots[int] // which slots jobs have, and which partitions are slow
 	under    []*job            // the jobs that have not ended, the oldest first
 	rows     turns
 	blocked  turns
@@ -379,7 +380,7 @@ type result struct {
 	parts     []*part // in the order of the job's partitions
 	handled   bool    // a row was handled
 	recovered bool    // of a partition that was paused, because something was away
-	hung      bool    // the handler of a blocked row took its whole timeout
+	retryHung bool    // the handler of a blocked row took its whole timeout
 }
 
 // timedOut reports whether a batch took its whole timeout.
@@ -403,10 +404,10 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 		q.suspects--
 	}
 	q.ended++
-	if r.hung {
+	if r.retryHung {
 		q.slots.Doubt(everything, now.Sub(j.began), now)
 	}
-	cut := slices.ContainsFunc(r.parts, func(back *part) bool { return back.slow })
+	slowed := slices.ContainsFunc(r.parts, func(back *part) bool { return back.slow })
 	for i, p := range j.of {
 		back := r.parts[i]
 		if back.healed {
@@ -418,9 +419,9 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 		if back.freed {
 			p.searched.want(whole)
 		}
-		p.tried = p.tried || cut
+		p.besideSlow = p.besideSlow || slowed
 		if back.answered && !back.slow && !j.isRetry {
-			p.answeredAt, p.dueAt, p.tried = now, now, false
+			p.answeredAt, p.dueAt, p.besideSlow = now, now, false
 		}
 		p.state = back.state
 		if p.wasBlocked = j.isRetry; p.wasBlocked {
@@ -479,7 +480,7 @@ func (q *queue) answered(a *poll, now time.Time) {
 	for _, p := range a.of {
 		if !p.busy && a.has[p.Number] && !p.due { // a job finds out itself
 			p.due, p.expect = true, max(1, p.expect)
-			p.dueAt, p.tried = now, false
+			p.dueAt, p.besideSlow = now, false
 		}
 		if hasSuspect(p.blockedDue) || hasSuspect(a.blockedDue[p.Number]) {
 			p.searched.want(whole) // the end of the owner before may free them
@@ -510,7 +511,7 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	case retry != nil && q.comesFirst(retry, len(due) > 0 || hasSlow, now):
 		return q.retry(retry), 0
 	case suspect != nil:
-		return q.alone(suspect, now, wait)
+		return q.beginAlone(suspect, now, wait)
 	}
 	has := [classes]bool{doubtedRows: len(doubted) > 0 && q.slots.Room(r.size)}
 	ill := len(slow) > 0 || retry != nil && q.slots.Doubts(everything, now)
@@ -554,10 +555,10 @@ func (q *queue) slowJob(c class, doubted, slow []*partition, retry *job, r room)
 }
 
 // doubtedOf returns the doubted partitions of the next job: those together whose rows came last,
-// because those that hang stay. If there are only such as were in a job with one that hung, each
-// comes alone, first the one that answered last.
+// because those that hang stay. If all of them were in a job with one that became slow since they
+// are due, each comes alone, first the one that answered last.
 func (q *queue) doubtedOf(doubted []*partition, r room) []*partition {
-	fresh := slices.DeleteFunc(slices.Clone(doubted), func(p *partition) bool { return p.tried })
+	fresh := slices.DeleteFunc(slices.Clone(doubted), func(p *partition) bool { return p.besideSlow })
 	if len(fresh) == 0 {
 		last := slices.MaxFunc(doubted, func(a, b *partition) int { return a.answeredAt.Compare(b.answeredAt) })
 		return []*partition{last}
@@ -566,8 +567,8 @@ func (q *queue) doubtedOf(doubted []*partition, r room) []*partition {
 	return q.share(fresh, q.slots.Rooms(r.size), r)
 }
 
-// alone lets a suspect begin when nothing else is at work, or after a while.
-func (q *queue) alone(suspect *job, now time.Time, wait time.Duration) (*job, time.Duration) {
+// beginAlone lets a suspect begin when nothing else is at work, or after a while.
+func (q *queue) beginAlone(suspect *job, now time.Time, wait time.Duration) (*job, time.Duration) {
 	if q.heldTill.IsZero() {
 		q.heldTill = now.Add(q.times.suspectHold)
 	}
@@ -675,7 +676,7 @@ func (q *queue) share(due []*partition, slots int, r room) []*partition {
 	n, rows := 1, due[0].expect
 	// One whose rows might leave no room for those of the others does not join: they would wait
 	// forever.
-	for n < len(due) && !due[0].alone() && !due[n].alone() && rows+due[n].expect <= r.rows &&
+	for n < len(due) && !due[0].batchesAlone() && !due[n].batchesAlone() && rows+due[n].expect <= r.rows &&
 		(n < share || r.pace > 0 && time.Duration(rows)*r.pace < worthSharing) {
 		rows += due[n].expect
 		n++

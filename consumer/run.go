@@ -227,6 +227,8 @@ func (e *execution) settleSlow(parts []*part, o outcome) {
 		if removed {
 			e.advance(parts, o)
 		}
+		// An earlier row of its key was rolled back with it. If r alone were recorded, it would block
+		// the key, and so that row.
 		sameKey := func(before row) bool { return before.partition == r.partition && before.key == r.key }
 		if removed || !slices.ContainsFunc(o.rows[:o.at], sameKey) {
 			r.partition.slowBy(worker.TimedOut)
@@ -267,7 +269,9 @@ func (e *execution) advance(parts []*part, o outcome) {
 		}
 		p.search = false
 		p.healed = p.healed || p.singly == 0
-		p.due = p.watched || full && p.Number >= last // it may have more, if it was not read to its end
+		// It may have more rows if it was not read to its end. Partitions are read in the order of their
+		// numbers, so those before the last were.
+		p.due = p.watched || full && p.Number >= last
 		if p.due {
 			p.expect = max(p.expect, n)
 		} else {
@@ -308,8 +312,8 @@ func (e *execution) pause(p *part, why error) {
 	e.counts.pauses.Add(1)
 }
 
-// hung reports whether a statement was not answered.
-func hung(err error) bool {
+// unanswered reports whether a statement was not answered.
+func unanswered(err error) bool {
 	return errors.Is(err, worker.ErrGone) || errors.Is(err, context.DeadlineExceeded)
 }
 
@@ -335,7 +339,8 @@ func (e *execution) brokeOff(parts []*part, o outcome) {
 // putOff puts a partition off whose batch was broken off.
 func (e *execution) putOff(p *part, o outcome) {
 	d := p.delayOf(e.job)
-	if len(o.rows) > 0 || d.breaks < maxBreaks-3 { // without rows none fails
+	// An attempt that has read no row counts too, but two that have come before a row fails.
+	if len(o.rows) > 0 || d.breaks < maxBreaks-3 {
 		d.breaks++
 	}
 	d.notBefore = time.Now().Add(min(breakWait, 10*time.Millisecond<<min(d.breaks, 10)))
@@ -345,7 +350,7 @@ func (e *execution) putOff(p *part, o outcome) {
 		d.notBefore = time.Now().Add(breakWait)
 	case locked:
 		p.slowBy(worker.Locked)
-	case !e.job.isRetry && hung(o.err):
+	case !e.job.isRetry && unanswered(o.err):
 		p.slowBy(worker.Hung)
 	}
 	p.due = p.due || !e.job.isRetry

@@ -17,13 +17,13 @@ import "math"
 // were searched first, but no longer than until the second sweep from then on, which comes after
 // half a minute or more.
 //
-// With each sweep of a partition, a round searches all its rows. Only this finds some rows: those
-// of transactions that took longer, those that got another key, those that got their ID before their
-// transaction had a number, and those whose IDs were used before. A round also searches all rows
-// after a key of the partition may no longer be blocked.
+// With each sweep of a partition, a round searches all its rows. Only this finds some rows: rows
+// of transactions that took longer, rows whose key was changed, rows that got their ID before their
+// transaction had a number, and rows whose IDs were used before. A round also searches all rows after
+// a key of the partition may no longer be blocked.
 type search struct {
 	from  int64 // rows with lower IDs are behind blocked keys
-	next  int64 // so are those with lower IDs than this, as far as they were visible
+	next  int64 // rows with lower IDs than this are too, as far as they were visible
 	after int64 // transactions before this one may insert rows before next
 	swept bool  // a sweep came since next was found
 	tail  int64 // rows with lower IDs were seen, or the round will come to them

@@ -26,7 +26,8 @@ const (
 	searchWait = 10 * time.Millisecond
 )
 
-// A db sends the statements of a Run, with one method for each. It is safe for concurrent use.
+// A db sends the statements of a Run. Most of them have a method each. Those of a poll are sent by
+// ask, and an attempt queues the few that only it needs. It is safe for concurrent use.
 type db struct {
 	pool  *pgxpool.Pool
 	line  *worker.Line // of the client
@@ -69,9 +70,8 @@ func (d *db) acquire(
 }
 
 // open begins a transaction under guard of partitions, with the further statements that queue adds,
-// in one round trip, of which each waits that long for a lock at most. If a partition is not owned,
-// it is marked as lost, and the error is ErrNotOwner. The transaction is not nil; xact identifies
-// it.
+// in one round trip. Each statement waits at most wait for a lock. If a partition is not owned, it is
+// marked as lost, and the error is ErrNotOwner. The transaction is not nil; xact identifies it.
 func (d *db) open(
 	conn *pgx.Conn, parts []*part, wait time.Duration, queue func(*pgx.Batch),
 ) (tx *handlers.Transaction, xact string, err error) {
