@@ -94,7 +94,7 @@
 //     client prolongs its trust only when it has read again all that it owns, and its locks
 //     (heardServer).
 //  6. All of this holds on one set of tables. A watch, and the trust in what is owned, end
-//     when the client meets others (reaches in server.go, heard in engine.go): see below.
+//     when the client meets others (meetsOthers in server.go, heard in engine.go): see below.
 //  7. What a frozen process does between Values and a write is for Guard.
 //
 // TestNoTwoClientsEverShowAPartition (fleet_test.go) plays all of this under faults. It fails if

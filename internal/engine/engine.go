@@ -364,7 +364,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.checkTrust(time.Now()) // an interruption of the trust must be seen, even if the next validity begins at once
 	e.connection.known, e.server.marked = true, false
 	e.watch.observe(sent, received, beat.Clock, beat.Server)
-	if before := e.server.generation; e.server.reaches(beat) {
+	if before := e.server.generation; e.server.meetsOthers(beat) {
 		e.loseTrust(time.Now(), "the database has other tables than before")
 		e.log.Warn("pgleases: the database has other tables than before", slog.Int64("generation", beat.ServerGeneration),
 			slog.Int64("generation_before", before))
@@ -578,7 +578,7 @@ func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 			e.session.beatNow()
 			return
 		}
-		if e.server.reached(r.ServerGeneration) {
+		if e.server.isBehind(r.ServerGeneration) {
 			return
 		}
 		if m := e.members.byName[r.Name]; m != nil && m.inDatabase() && e.trust.held() {

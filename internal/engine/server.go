@@ -42,13 +42,13 @@ func (s *server) heard(beat store.Beat) (readAll bool) {
 	return true
 }
 
-// reaches notes which tables a heartbeat has reached. It reports whether they are other tables than
+// meetsOthers notes which tables a heartbeat has reached. It reports whether they are other tables than
 // those of the heartbeat before: restored, copied, created again or emptied. If these tables were
 // accepted before this client last heard from the others, nobody has waited until the trust ended
 // that was earned there. A generation begins with the time of its acceptance. So the client counts
 // as one that has seen the generation of that time: a lower one is rejected, and the next one is
 // above it, whatever the clock of these tables shows.
-func (s *server) reaches(beat store.Beat) (others bool) {
+func (s *server) meetsOthers(beat store.Beat) (others bool) {
 	others = s.reachedAny && s.tables != beat.Tables
 	if others {
 		s.accepted = false
@@ -70,9 +70,9 @@ func (s *server) agrees(read store.LeaseRead, run store.Incarnation) bool {
 	return read.Server == run.Unmarked() && (run.Timeline == read.AcceptedTimeline) == s.accepted
 }
 
-// reached notes the generation that a read returned, and reports whether the server is behind one
+// isBehind notes the generation that a read returned, and reports whether the server is behind one
 // that the client has seen.
-func (s *server) reached(generation int64) (behind bool) {
+func (s *server) isBehind(generation int64) (behind bool) {
 	if s.accepted && generation < s.generation {
 		s.toReject, s.accepted = true, false
 		return true
