@@ -107,8 +107,8 @@ func (a *assignment) fenceSent() { a.busy = 0 }
 // fenceRaised notes the epoch that a fence has given to the partition.
 func (a *assignment) fenceRaised(epoch int64) { a.state, a.raised = fenced, epoch }
 
-// wasRead notes that it was in a Values that a reader got.
-func (a *assignment) wasRead() { a.valuesRead = true }
+// seenByReader notes that it was in a Values that a reader got.
+func (a *assignment) seenByReader() { a.valuesRead = true }
 
 // gone notes that the database no longer has it, while work on it continues.
 func (a *assignment) gone(now time.Time) {
@@ -130,12 +130,12 @@ type assignments struct {
 	gains  int64 // ownerships that began
 	losses Losses
 
-	readUntil map[int]time.Time // by partition that was renewed: when its handoff delay ends
+	delayEnds map[int]time.Time // by partition that was renewed: when its handoff delay ends
 }
 
 func newAssignments(m *membership, s *shared) assignments {
 	return assignments{
-		shared: s, membership: m, assigned: make([]*assignment, m.lease.Partitions), readUntil: make(map[int]time.Time),
+		shared: s, membership: m, assigned: make([]*assignment, m.lease.Partitions), delayEnds: make(map[int]time.Time),
 	}
 }
 
@@ -204,7 +204,7 @@ func (as *assignments) publish(again bool) {
 	for _, o := range board.Show(as.shared.shown(), served) { // a reader may still work on what was shown before
 		a := as.assigned[o.Number]
 		if a != nil && a.ownership == o {
-			a.wasRead()
+			a.seenByReader()
 		}
 	}
 }
@@ -219,7 +219,7 @@ func (as *assignments) withdraw(which []*assignment, cause error, now time.Time)
 	as.publish(false)
 	asked := make([]*owned.Ownership, len(which))
 	for i, a := range which {
-		until := as.readUntil[a.ownership.Number]
+		until := as.delayEnds[a.ownership.Number]
 		if a.valuesRead {
 			a.releaseFrom(now.Add(o.HandoffDelay))
 		} else if until.After(now) {
@@ -239,7 +239,7 @@ func (as *assignments) renew(outdated []*assignment, now time.Time) {
 	as.withdraw(slices.DeleteFunc(slices.Clone(outdated), drains), cause, now)
 	for _, a := range outdated {
 		if a.readyAt.After(now) {
-			as.readUntil[a.ownership.Number] = a.readyAt
+			as.delayEnds[a.ownership.Number] = a.readyAt
 		}
 		a.releaseFrom(now)
 	}

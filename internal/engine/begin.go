@@ -163,7 +163,7 @@ func beginRelease(e *engine, now time.Time) *operation {
 		return c.Release(ctx, session, r.rows, r.leaves, lastJoin)
 	}, func(answer store.Released, err error) {
 		if many {
-			e.plans.readAll(planned.Sub(now), planned)
+			e.plans.restAfterLargePlan(planned.Sub(now), planned)
 		}
 		if e.releases.tried(r, err, now); err == nil {
 			e.released(r, answer)

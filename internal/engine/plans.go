@@ -387,7 +387,7 @@ func (ps *plans) proceeded(p *planning, o outcome, n portion, ends bool, now tim
 		ps.forget(name)
 	}
 	if p.many {
-		ps.readAll(now.Sub(p.claimedAt), now)
+		ps.restAfterLargePlan(now.Sub(p.claimedAt), now)
 	}
 	switch {
 	case o.err != nil && ends:
@@ -418,9 +418,9 @@ func (ps *plans) requestAll(p *planning, now time.Time, names ...string) {
 	ps.request(when.Later(now.Add(p.longest+time.Millisecond), ps.allAt), names...)
 }
 
-// readAll notes that a plan has read many memberships of leases that did not need it, and took that
+// restAfterLargePlan notes that a plan has read many memberships of leases that did not need it, and took that
 // long. Until it pays to read all again, plans are only of the leases that need them.
-func (ps *plans) readAll(took time.Duration, now time.Time) {
+func (ps *plans) restAfterLargePlan(took time.Duration, now time.Time) {
 	ps.allAt = now.Add(max(time.Second, restAfterAll*took))
 }
 

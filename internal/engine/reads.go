@@ -33,7 +33,7 @@ func (ms *members) namesToRead() []string {
 // read handles the ownerships of the session in a lease, on a server that is accepted or not. It
 // reports whether a partition was released whose new owner may not have been notified.
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
-	m.wasRead(r.Generation)
+	m.noteGeneration(r.Generation)
 	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
 	c := compare(r, m.assignments.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
@@ -104,8 +104,8 @@ func overrideOf(read []string) override {
 	return override{true, read[0], read[1]}
 }
 
-// wasRead notes the lease's generation in a read.
-func (m *membership) wasRead(generation int64) {
+// noteGeneration notes the lease's generation in a read.
+func (m *membership) noteGeneration(generation int64) {
 	m.generation = generation
 	m.setToRead(false)
 }
