@@ -386,9 +386,9 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	}
 	now := time.Now()
 	e.expiry.heard(beat, e.watch.lasts(now), e.watch.spread(), now)
-	toPlan, none := e.members.heard(beat.Leases, beat.ServerGeneration)
+	toPlan, gone := e.members.heard(beat.Leases, beat.ServerGeneration)
 	e.plans.heard(now, toPlan...)
-	for _, m := range none {
+	for _, m := range gone {
 		e.removed(m)
 	}
 	e.locks.Heard(e.standing())
@@ -601,8 +601,8 @@ func (e *engine) released(r release, answer store.Released) {
 		e.releases.announce(a)
 	}
 	e.plans.request(now, answer.ToPlan...)
-	none, beatToo := e.members.left(r.leaving, answer)
-	for _, m := range none {
+	gone, beatToo := e.members.left(r.leaving, answer)
+	for _, m := range gone {
 		e.removed(m)
 	}
 	if beat || beatToo {

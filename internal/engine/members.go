@@ -375,8 +375,8 @@ func (m *membership) becameMember() {
 	}
 }
 
-// becameNone notes that the session is not a member.
-func (m *membership) becameNone() {
+// becameNoMember notes that the session is not a member.
+func (m *membership) becameNoMember() {
 	switch m.state {
 	case member:
 		m.become(joins)
@@ -408,7 +408,7 @@ func (ms *members) miscounted(join store.Join, wanted int) error {
 
 // heard handles what a heartbeat says about the leases that the session is a member of. It returns
 // the leases that need a plan, and the memberships that the database does not have.
-func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string, none []*membership) {
+func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string, gone []*membership) {
 	isMember := make(map[string]bool, len(beats))
 	for _, b := range beats {
 		isMember[b.Name] = true
@@ -431,10 +431,10 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 	}
 	for name, m := range ms.byName {
 		if m.inDatabase() && !isMember[name] {
-			none = append(none, m)
+			gone = append(gone, m)
 		}
 	}
-	return toPlan, none
+	return toPlan, gone
 }
 
 // takeStray takes a lease that the session is a member of without a waiting call: the answer to a
@@ -496,7 +496,7 @@ func (m *membership) refuse(err error) {
 // end. If the session lives and joins again, it still owns the partitions in the database. Then
 // they are released, so that none comes back under its epoch.
 func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
-	m.becameNone()
+	m.becameNoMember()
 	m.joinFrom(now)
 	cause := cmp.Or(m.reason, fmt.Errorf("%w: the membership was removed", ms.config.Errors.TrustLost))
 	all := m.assignments.list()

@@ -280,7 +280,7 @@ func byPlace(answer store.Released) (handed map[store.Release]store.Handed, busy
 // left handles the result of leaving leases. It returns the leases that the session is no longer a
 // member of. It also returns whether a heartbeat has to find out more: the session got a partition
 // meanwhile, or is not a member.
-func (ms *members) left(leaving []*membership, answer store.Released) (none []*membership, beat bool) {
+func (ms *members) left(leaving []*membership, answer store.Released) (gone []*membership, beat bool) {
 	leftNow := setOf(answer.Left)
 	for _, m := range leaving {
 		if ms.byName[m.lease.Name] != m || !m.leaving() {
@@ -288,13 +288,13 @@ func (ms *members) left(leaving []*membership, answer store.Released) (none []*m
 		}
 		m.setLeaveSent(true)
 		if leftNow[m.lease.Name] {
-			none = append(none, m)
+			gone = append(gone, m)
 		} else if m.assignments.n == 0 {
 			m.setToRead(true)
 			beat = true
 		}
 	}
-	return none, beat
+	return gone, beat
 }
 
 // fenceDue returns when guarded transactions keep a release waiting.
