@@ -46,15 +46,15 @@ func (x *expiry) due(step expiryStep) time.Time {
 // how far the clock may be ahead of the cutoff.
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
-	unwatched := MinTTL - watched
+	watchLacks := MinTTL - watched
 	switch {
 	case beat.CheckDueIn > 0:
 		x.left = false
 		x.lookAfter(beat.CheckDueIn, now)
 	case x.sessions > lookers && x.step == hear && !x.left:
 		x.left = true
-	case unwatched > 0:
-		x.then(look, now.Add(unwatched))
+	case watchLacks > 0:
+		x.then(look, now.Add(watchLacks))
 	default:
 		// After the spread the cutoff has passed the due time too. Heartbeats may be closer together
 		// than the spread: the first one decides.

@@ -244,7 +244,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/plans.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"internal/engine/expiry.go", `unwatched > 0`, `unwatched > MaxTTL`, 0},
+		{"internal/engine/expiry.go", `watchLacks > 0`, `watchLacks > MaxTTL`, 0},
 		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), MaxTTL,`, 0},
 	}},
 	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
