@@ -21,13 +21,13 @@ type expiry struct {
 type expiryStep int
 
 const (
-	// hear waits for the next regular heartbeat, whose answer says when a check is due.
-	hear expiryStep = iota
-	// look makes a heartbeat early, because a check is due by then. Its answer says whether another
+	// stepHear waits for the next regular heartbeat, whose answer says when a check is due.
+	stepHear expiryStep = iota
+	// stepLook makes a heartbeat early, because a check is due by then. Its answer says whether another
 	// client has made the check.
-	look
-	// evict makes the check.
-	evict
+	stepLook
+	// stepEvict makes the check.
+	stepEvict
 )
 
 // then sets the next step.
@@ -51,21 +51,21 @@ func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.
 	case beat.CheckDueIn > 0:
 		x.left = false
 		x.lookAfter(beat.CheckDueIn, now)
-	case x.sessions > lookers && x.step == hear && !x.left:
+	case x.sessions > lookers && x.step == stepHear && !x.left:
 		x.left = true
 	case watchLacks > 0:
-		x.then(look, now.Add(watchLacks))
+		x.then(stepLook, now.Add(watchLacks))
 	default:
 		// After the spread the cutoff has passed the due time too. Heartbeats may be closer together
 		// than the spread: the first one decides.
-		x.then(evict, when.Earlier(x.due(evict), now.Add(spread)))
+		x.then(stepEvict, when.Earlier(x.due(stepEvict), now.Add(spread)))
 	}
 }
 
 // unheard notes that a heartbeat failed. A check that is due waits for a heartbeat that succeeds.
 func (x *expiry) unheard() {
-	if x.step == look {
-		x.then(hear, when.Never)
+	if x.step == stepLook {
+		x.then(stepHear, when.Never)
 	}
 }
 
@@ -78,17 +78,17 @@ const lookers = 25
 // look leaves a due check to the others.
 func (x *expiry) lookAfter(due time.Duration, now time.Time) {
 	if x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
-		x.then(hear, when.Never)
+		x.then(stepHear, when.Never)
 		return
 	}
-	x.then(look, now.Add(due+time.Millisecond+rand.N(80*time.Millisecond)))
+	x.then(stepLook, now.Add(due+time.Millisecond+rand.N(80*time.Millisecond)))
 }
 
 // evicted handles the answer to an eviction. If another client makes the check, or may make it, this
 // client looks again.
 func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Duration, now time.Time) {
 	if err != nil || !evicted.Made {
-		x.then(look, now.Add(100*time.Millisecond+rand.N(min(heartbeat, MinTTL))))
+		x.then(stepLook, now.Add(100*time.Millisecond+rand.N(min(heartbeat, MinTTL))))
 		return
 	}
 	x.toTidy = true

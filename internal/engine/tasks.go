@@ -99,7 +99,7 @@ func heartbeatDue(e *engine, _ time.Time) time.Time {
 	if e.liveness.ToHold(e.session.number) {
 		return when.Never
 	}
-	return when.Earlier(e.session.nextBeat, e.expiry.due(look))
+	return when.Earlier(e.session.nextBeat, e.expiry.due(stepLook))
 }
 
 // markDue returns when.AtOnce if a heartbeat found a server incarnation without a boot marker:
@@ -161,7 +161,7 @@ func evictDisconnectedDue(e *engine, _ time.Time) time.Time {
 	return e.liveness.EvictDue()
 }
 
-func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.due(evict) }
+func evictDue(e *engine, _ time.Time) time.Time { return e.expiry.due(stepEvict) }
 
 func sweepLocksDue(e *engine, _ time.Time) time.Time { return e.locks.SweepDue() }
 

@@ -603,10 +603,10 @@ func asleep() []mutant {
 		if e.progress.rests[t].until.After(now) {
 			due = when.Never
 		}`),
-		asleep("checks", "internal/engine/tasks.go", `return when.Earlier(e.session.nextBeat, e.expiry.due(look))`, `if e.expiry.due(look).After(time.Now()) {
+		asleep("checks", "internal/engine/tasks.go", `return when.Earlier(e.session.nextBeat, e.expiry.due(stepLook))`, `if e.expiry.due(stepLook).After(time.Now()) {
 		return e.session.nextBeat
 	}
-	return when.Earlier(e.session.nextBeat, e.expiry.due(look))`),
+	return when.Earlier(e.session.nextBeat, e.expiry.due(stepLook))`),
 		asleep("the trust deadline", "internal/engine/engine.go", wake, `when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))`),
 		asleep("the end of Close", "internal/engine/engine.go", wake, `when.Earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
 		asleep("warnings", "internal/engine/drains.go", `when.Earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
