@@ -61,11 +61,11 @@ func (m *membership) setToRead(is bool) {
 // setLeaveSent notes whether a leave was sent, if the lease is to be left.
 func (m *membership) setLeaveSent(is bool) {
 	m.leaveSent = is
-	m.agenda.leaves.set(m, m.state == leaves && !is)
+	m.agenda.leaves.set(m, m.state == stateLeaves && !is)
 }
 
 // toJoin reports whether the lease is to be joined. A member joins once more to change its weight.
-func (m *membership) toJoin() bool { return m.state == joins || m.weightDue() }
+func (m *membership) toJoin() bool { return m.state == stateJoins || m.weightDue() }
 
 // askToJoin puts the membership at the end of the queue, if it is to join and not in the queue.
 func (m *membership) askToJoin() {
@@ -125,7 +125,7 @@ func (g *agenda) skipJoined() {
 // joining returns a membership that is to become one in the database; nil: there is none.
 func (g *agenda) joining() *membership {
 	for _, m := range g.joins {
-		if m.state == joins {
+		if m.state == stateJoins {
 			return m
 		}
 	}
@@ -135,7 +135,7 @@ func (g *agenda) joining() *membership {
 // close removes a membership that has ended.
 func (m *membership) close() {
 	m.closed = true
-	m.become(left)
+	m.become(stateLeft)
 	m.setToRead(false)
 	m.count()
 }

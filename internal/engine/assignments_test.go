@@ -26,7 +26,7 @@ func idleEngine(n int, log slog.Handler) (*engine, *membership) {
 	e.server.accepted = true
 	e.earnTrust(time.Now())
 	m := e.members.add("orders", n, LeaseOptions{})
-	m.become(member)
+	m.become(stateMember)
 	gained := make([]*assignment, n)
 	for i := range gained {
 		gained[i] = m.assignments.begin(i, 1)

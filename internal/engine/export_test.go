@@ -69,7 +69,7 @@ func (c *Client) JoinAbandoned(lease string, partitions int) (err error) {
 	c.do(func(e *engine) {
 		m := e.members.add(lease, partitions, LeaseOptions{Weight: 1})
 		m.reason = e.config.Errors.Closed
-		m.become(left)
+		m.become(stateLeft)
 		err = e.joined(m, store.Join{Alive: true}, nil, 0, nil)
 		if e.members.byName[lease] != nil {
 			err = errors.Join(err, errors.New("the membership stays"))

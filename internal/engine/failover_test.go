@@ -174,7 +174,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 		e, c := newThread()
 		c.holdErr = errors.New("out of shared memory")
 		e.connected(c)
-		e.members.add("l", 2, LeaseOptions{}).become(member)
+		e.members.add("l", 2, LeaseOptions{}).become(stateMember)
 		_ = beginHoldLiveness(e, time.Now()).call(t.Context(), c)(nil)
 		time.Sleep(e.config.TTL)
 		e.checkTrust(time.Now())
@@ -188,7 +188,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 func TestAClientThatEndsWatchesWhileItWaitsForWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		e, _ := newThread()
-		e.members.add("l", 2, LeaseOptions{}).become(member)
+		e.members.add("l", 2, LeaseOptions{}).become(stateMember)
 		if e.closing.reason = errorsOfTests.Closed; watchLivenessDue(e, time.Now()).Equal(when.Never) {
 			t.Error("it looks at no locks")
 		}

@@ -75,19 +75,19 @@ type membership struct {
 type memberState int
 
 const (
-	joins  memberState = iota // the session is not a member, and is to become one
-	member                    // the session is a member
-	leaves                    // it is still a member: what it owns drains, and it leaves with the last release
-	// left: the session is not a member. The membership waits for the answer to its join, or for the
+	stateJoins  memberState = iota // the session is not a member, and is to become one
+	stateMember                    // the session is a member
+	stateLeaves                    // it is still a member: what it owns drains, and it leaves with the last release
+	// stateLeft: the session is not a member. The membership waits for the answer to its join, or for the
 	// client's end.
-	left
+	stateLeft
 )
 
 // inDatabase reports whether the session is a member in the database.
-func (m *membership) inDatabase() bool { return m.state == member || m.state == leaves }
+func (m *membership) inDatabase() bool { return m.state == stateMember || m.state == stateLeaves }
 
 // leaving reports whether the client leaves or has left the lease.
-func (m *membership) leaving() bool { return m.state >= leaves }
+func (m *membership) leaving() bool { return m.state >= stateLeaves }
 
 // weightCalls are calls of SetWeight.
 type weightCalls map[chan<- error]struct{}
@@ -117,7 +117,7 @@ func (ms *members) add(name string, partitions int, o LeaseOptions) *membership 
 	l.news.Store(&News{Next: make(chan struct{})})
 	m := newMembership(l, &ms.agenda, &ms.shared)
 	ms.byName[name] = m
-	m.become(joins)
+	m.become(stateJoins)
 	ms.client.leases.Store(name, l)
 	return m
 }
@@ -157,7 +157,7 @@ func (ms *members) inDatabase() bool { return ms.agenda.inDatabase > 0 }
 func (ms *members) among(names []string) (of []string) {
 	for _, name := range names {
 		m := ms.byName[name]
-		if m != nil && m.state == member {
+		if m != nil && m.state == stateMember {
 			of = append(of, name)
 		}
 	}
@@ -190,7 +190,7 @@ func (ms *members) join(j *joining) {
 			ms.config.Errors.PartitionCount, l.Partitions, j.partitions)
 	case l.Options != j.options:
 		j.done <- fmt.Errorf("this client joined it with other options: %v, not %v", l.Options, j.options)
-	case m.state == member:
+	case m.state == stateMember:
 		m.answer(j)
 	default:
 		m.addCaller(j)
@@ -277,7 +277,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	switch {
 	case err != nil:
 		return false, ms.notJoined(m, err, now)
-	case refused && m.state == left:
+	case refused && m.state == stateLeft:
 		ms.closeLease(m, m.reason)
 		return false, nil
 	case refused || !join.Alive:
@@ -317,10 +317,10 @@ func (m *membership) backOff(heartbeat time.Duration, now time.Time) {
 // notJoined handles the error of a join. It returns the error that requires another attempt.
 func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	switch {
-	case m.state == left: // if the join was executed anyway, a heartbeat finds a stray
+	case m.state == stateLeft: // if the join was executed anyway, a heartbeat finds a stray
 		ms.closeLease(m, m.reason)
 		return err
-	case m.state == leaves: // the join was to change the weight
+	case m.state == stateLeaves: // the join was to change the weight
 		return err
 	case errors.Is(err, ms.config.Errors.LeaseReplaced):
 		if m.handles > 0 { // otherwise only the calls that wait need to know
@@ -368,20 +368,20 @@ func (ms *members) notRefused(m *membership) {
 // becameMember notes that the session is a member.
 func (m *membership) becameMember() {
 	switch m.state {
-	case joins:
-		m.become(member)
-	case left:
-		m.become(leaves)
+	case stateJoins:
+		m.become(stateMember)
+	case stateLeft:
+		m.become(stateLeaves)
 	}
 }
 
 // becameNoMember notes that the session is not a member.
 func (m *membership) becameNoMember() {
 	switch m.state {
-	case member:
-		m.become(joins)
-	case leaves:
-		m.become(left)
+	case stateMember:
+		m.become(stateJoins)
+	case stateLeaves:
+		m.become(stateLeft)
 	}
 	m.setLeaveSent(false)
 	m.setToRead(false)
@@ -416,7 +416,7 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 		switch {
 		case m == nil:
 			m = ms.takeStray(b.Name)
-		case m.state == joins:
+		case m.state == stateJoins:
 			continue // it joins once more
 		}
 		m.lease.hear(b.Generation, server)
@@ -471,10 +471,10 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 // leave notes that the lease is left, for that reason, and refuses all waiting calls.
 func (m *membership) leave(reason error) {
 	switch m.state {
-	case member:
-		m.become(leaves)
-	case joins:
-		m.become(left)
+	case stateMember:
+		m.become(stateLeaves)
+	case stateJoins:
+		m.become(stateLeft)
 	}
 	m.reason = reason
 	m.refuse(reason)

@@ -86,7 +86,7 @@ func (rs *releases) nextRelease(due []*assignment, toLeave iter.Seq[*membership]
 		due = due[:rs.batch]
 	}
 	for _, a := range due {
-		if a.membership.state == leaves {
+		if a.membership.state == stateLeaves {
 			leaving[a.membership] = true
 		}
 	}

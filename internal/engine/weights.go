@@ -39,7 +39,7 @@ func (m *membership) answerWeight(calls weightCalls, err error) {
 
 // weightDue reports whether another join has to send the weight of a member to the database.
 func (m *membership) weightDue() bool {
-	return m.state == member && (len(m.weightCalls) > 0 || m.weightLost)
+	return m.state == stateMember && (len(m.weightCalls) > 0 || m.weightLost)
 }
 
 // weightSet notes that the database has a weight, which was sent for these calls.
