@@ -630,7 +630,7 @@ func (e *engine) planned(p *planning, o outcome, n portion) {
 			e.plans.request(now.Add(p.retryIn), p.names...)
 		}
 	}
-	if made && p.alone { // if the session is no member, those that are make the plan of all
+	if made && p.needsPlanOfAll { // if the session is no member, those that are make the plan of all
 		e.plans.requestAll(p, now, e.members.among(p.names)...)
 	}
 	if e.plans.underWay == nil {

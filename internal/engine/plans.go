@@ -151,10 +151,11 @@ type planning struct {
 	names     []string // that need it
 	unclaimed []string // to be claimed first
 	claimed   []string // by this client
-	alone     bool     // it leaves out leases that share a member with these: another plan is due
-	overtaken []string // of the claimed leases: they have changed, and need another plan
-	read      []store.LeaseSnapshot
-	moves     []store.Move // not applied yet
+	// it leaves out leases that share a member with these, so a plan of all is due
+	needsPlanOfAll bool
+	overtaken      []string // of the claimed leases: they have changed, and need another plan
+	read           []store.LeaseSnapshot
+	moves          []store.Move // not applied yet
 
 	many              bool // it has read many memberships of leases that do not need it
 	changed, leftOver bool // by the moves that were applied
@@ -284,7 +285,7 @@ func (p *planning) snapshot(
 		return err
 	}
 	p.read, p.moves = read, plan(read)
-	p.alone = alone && sharesMembers(read)
+	p.needsPlanOfAll = alone && sharesMembers(read)
 	p.many = p.many || readsMany(read, p.claimed)
 	return nil
 }
@@ -324,7 +325,7 @@ func (p *planning) dropOvertaken() {
 	if len(is) == 0 {
 		return
 	}
-	p.alone, p.claimEnds = true, p.claimOver()
+	p.needsPlanOfAll, p.claimEnds = true, p.claimOver()
 	p.read = slices.DeleteFunc(p.read, func(r store.LeaseSnapshot) bool { return r.Overtaken })
 	p.moves = slices.DeleteFunc(p.moves, func(m store.Move) bool { return is[m.Lease] })
 	for _, name := range p.claimed {
@@ -364,7 +365,7 @@ func (p *planning) next(n int) store.NextPlan {
 	switch {
 	case n < len(p.moves):
 		return store.NextPlan{After: stalled}
-	case p.alone:
+	case p.needsPlanOfAll:
 		return store.NextPlan{After: p.longest}
 	}
 	return store.NextPlan{After: p.retryIn, OnlyLeftOver: !p.leftOver}
@@ -412,7 +413,7 @@ func (ps *plans) proceeded(p *planning, o outcome, n portion, ends bool, now tim
 	return false
 }
 
-// requestAll notes leases whose plan was alone: another plan of them reads all that share a member
+// requestAll notes leases whose plan left out others: another plan of them reads all that share a member
 // with them.
 func (ps *plans) requestAll(p *planning, now time.Time, names ...string) {
 	ps.request(when.Later(now.Add(p.longest+time.Millisecond), ps.allAt), names...)
