@@ -121,7 +121,7 @@ func (e *engine) run() {
 		}
 		e.reportClosing(now)
 		e.locks.Stand(e.standing())
-		e.wakeAt = when.Later(e.work(now), now)
+		e.wakeAt = when.Later(e.step(now), now)
 		e.client.stats.Store(statsOf(e))
 		timer.Reset(time.Until(e.wakeAt))
 		select {
@@ -156,7 +156,7 @@ func (e *engine) stage() stage {
 	case !e.connection.known:
 		return beating
 	case !e.server.accepted:
-		return working
+		return serverKnown
 	}
 	return accepted
 }
@@ -186,9 +186,9 @@ func (e *engine) nextTask(now time.Time) (*task, time.Time) {
 	return yielded, at
 }
 
-// work begins the task that is due, and returns when the engine has to wake up, unless something
+// step begins the task that is due, and returns when the engine has to wake up, unless something
 // happens before.
-func (e *engine) work(now time.Time) time.Time {
+func (e *engine) step(now time.Time) time.Time {
 	t, at := e.nextTask(now)
 	running := e.progress.running
 	switch {

@@ -34,8 +34,8 @@ const (
 	connecting  stage = iota // there is no connection
 	registering              // there is no session
 	beating                  // no heartbeat has returned yet which server the connection leads to
-	working
-	accepted // the server is accepted
+	serverKnown              // a heartbeat has returned which server the connection leads to
+	accepted                 // the server is accepted
 )
 
 type traits int
@@ -56,32 +56,32 @@ var tasks = []*task{
 	{"look up the newer process", beating, lookUpDue, beginLookUp, 0},
 	{"hold the liveness lock", beating, holdLivenessDue, beginHoldLiveness, 0},
 	{"heartbeat", beating, heartbeatDue, beginHeartbeat, ownPause},
-	{"write the boot marker", working, markDue, beginMark, 0},
-	{"reject an old server", working, rejectDue, beginReject, 0},
-	{"accept the server", working, acceptDue, beginAccept, 0},
-	{"join", working, joinDue, beginJoin, ownPause | untilEnds | yields},
-	{"read", working, readDue, beginRead, 0},
-	{"announce", working, announceDue, beginAnnounce, 0},
+	{"write the boot marker", serverKnown, markDue, beginMark, 0},
+	{"reject an old server", serverKnown, rejectDue, beginReject, 0},
+	{"accept the server", serverKnown, acceptDue, beginAccept, 0},
+	{"join", serverKnown, joinDue, beginJoin, ownPause | untilEnds | yields},
+	{"read", serverKnown, readDue, beginRead, 0},
+	{"announce", serverKnown, announceDue, beginAnnounce, 0},
 	{"release", accepted, releaseDue, beginRelease, batched},
-	{"release locks", working, releaseLocksDue, beginReleaseLocks, 0},
+	{"release locks", serverKnown, releaseLocksDue, beginReleaseLocks, 0},
 	{"fence", accepted, fenceDue, beginFence, batched},
-	{"look up owners", working, lookUpOwnersDue, beginLookUpOwners, yields},
-	{"listen to locks", working, listenToLocksDue, beginListenToLocks, 0},
-	{"look at locks", working, lookAtLocksDue, beginLookAtLocks, 0},
-	{"watch liveness", working, watchLivenessDue, beginWatchLiveness, 0},
+	{"look up owners", serverKnown, lookUpOwnersDue, beginLookUpOwners, yields},
+	{"listen to locks", serverKnown, listenToLocksDue, beginListenToLocks, 0},
+	{"look at locks", serverKnown, lookAtLocksDue, beginLookAtLocks, 0},
+	{"watch liveness", serverKnown, watchLivenessDue, beginWatchLiveness, 0},
 	{"evict disconnected sessions", accepted, evictDisconnectedDue, beginEvictDisconnected, 0},
 	{"evict", accepted, evictDue, beginEvict, untilEnds},
 	{"sweep locks", accepted, sweepLocksDue, beginSweepLocks, untilEnds},
 	{"plan", accepted, planDue, beginPlan, 0},
-	{"report", working, reportDue, beginReport, untilEnds},
+	{"report", serverKnown, reportDue, beginReport, untilEnds},
 	{"tidy", accepted, tidyDue, beginTidy, untilEnds},
-	{"listen", working, listenDue, beginListen, untilEnds},
-	{"prepare", working, prepareDue, beginPrepare, untilEnds},
-	{"end the session", working, endDue, beginEnd, 0},
+	{"listen", serverKnown, listenDue, beginListen, untilEnds},
+	{"prepare", serverKnown, prepareDue, beginPrepare, untilEnds},
+	{"end the session", serverKnown, endDue, beginEnd, 0},
 }
 
 // waitForNotifications runs while no task is due, and yields to each task.
-var waitForNotifications = &task{name: "wait for notifications", stage: working, begin: beginWait}
+var waitForNotifications = &task{name: "wait for notifications", stage: serverKnown, begin: beginWait}
 
 // When each task is due.
 
