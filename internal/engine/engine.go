@@ -587,7 +587,7 @@ func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 			}
 		}
 	}
-	if e.trust.held() && !e.locks.Confirms() && !e.server.confirms(run) { // everything that is shown was confirmed
+	if e.trust.held() && !e.locks.NeedsConfirmation() && !e.server.confirms(run) { // everything that is shown was confirmed
 		e.locks.LookNow() // locks that it has granted count now
 		e.confirm(run)
 	}

@@ -260,8 +260,8 @@ func (s *Session) LookNow() {
 // because a crash may have undone releases.
 func (s *Session) ToConfirm() { s.toConfirm = s.used.Load() }
 
-// Confirms reports whether another server incarnation has to confirm the locks.
-func (s *Session) Confirms() bool { return s.toConfirm }
+// NeedsConfirmation reports whether another server incarnation has to confirm the locks.
+func (s *Session) NeedsConfirmation() bool { return s.toConfirm }
 
 // LookDue returns when to check the acquisitions that wait or have to be confirmed.
 func (s *Session) LookDue() time.Time {
