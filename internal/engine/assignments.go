@@ -291,10 +291,10 @@ func (as *assignments) endBy(which []*assignment, cause error, handedOver bool) 
 	return len(ending)
 }
 
-// strike removes an assignment that is over in the database and has ended. Work on it that
+// remove removes an assignment that is over in the database and has ended. Work on it that
 // continues is still watched: no callback of Run works under the next ownership of that partition
 // here until the earlier callback has returned.
-func (as *assignments) strike(a *assignment) {
+func (as *assignments) remove(a *assignment) {
 	if as.assigned[a.ownership.Number] == a {
 		as.set(a.ownership.Number, nil)
 	}

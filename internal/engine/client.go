@@ -79,7 +79,7 @@ func Start(ctx context.Context, first Conn, config Config) (*Client, error) {
 
 // Join joins a lease. It returns the same Lease if the client has joined it already.
 func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseOptions) (*Lease, error) {
-	j := &joining{name: name, partitions: partitions, options: o}
+	j := &joinCall{name: name, partitions: partitions, options: o}
 	refused, err := requestAnswer(ctx, c, func(e *engine, answer chan<- error) {
 		j.done = answer
 		e.members.join(j)

@@ -24,7 +24,7 @@ type shared struct {
 	validity *owned.Validity // of the trust, while there is trust
 	invalid  *owned.Validity // shown if there is no trust
 
-	// also struck assignments, until the work on them ends. Changed by beginDrain and endDrain
+	// also removed assignments, until the work on them ends. Changed by beginDrain and endDrain
 	draining map[*assignment]struct{}
 	unlogged []ended // not logged yet
 }

@@ -546,7 +546,7 @@ func (e *engine) joined(m *membership, join store.Join, err error, weight int, c
 }
 
 // abandon undoes a call of Client.Join.
-func (e *engine) abandon(j *joining) {
+func (e *engine) abandon(j *joinCall) {
 	if m := e.members.abandon(j); m != nil {
 		e.leave(m, e.config.Errors.Closed)
 	}

@@ -26,8 +26,8 @@ type members struct {
 	shared shared // of all assignments
 
 	byName   map[string]*membership
-	waiting  map[string][]*joining // calls for a name whose membership has to end first
-	underWay *membership           // whose join is under way, if one is
+	waiting  map[string][]*joinCall // calls for a name whose membership has to end first
+	underWay *membership            // whose join is under way, if one is
 	// number of joins that were sent: a leave names the last one, and ends no later membership
 	joinsSent int64
 	// leases with ownerships that ended without a release: they are released before they are shown
@@ -58,8 +58,8 @@ type membership struct {
 	retry      time.Duration // the pause after the next failure to join
 	refusedAt  time.Time     // when it was last logged that it cannot be joined again
 
-	callers []*joining // calls of Client.Join that wait for the join
-	handles int        // calls of Client.Join that were answered
+	callers       []*joinCall // calls of Client.Join that wait for the join
+	answeredJoins int         // calls of Client.Join that were answered
 
 	weight      int
 	weightLost  bool        // the database has another weight, or may have
@@ -92,8 +92,8 @@ func (m *membership) leaving() bool { return m.state >= stateLeaves }
 // weightCalls are calls of SetWeight.
 type weightCalls map[chan<- error]struct{}
 
-// A joining is a call of Client.Join.
-type joining struct {
+// A joinCall is a call of Client.Join.
+type joinCall struct {
 	name       string
 	partitions int
 	options    LeaseOptions
@@ -104,7 +104,7 @@ type joining struct {
 func newMembers(c *Client, now time.Time) members {
 	return members{
 		client: c, config: &c.config, agenda: newAgenda(), shared: newShared(c, now),
-		byName: make(map[string]*membership), waiting: make(map[string][]*joining),
+		byName: make(map[string]*membership), waiting: make(map[string][]*joinCall),
 		unreleased: make(map[string]bool), refused: make(map[string]int),
 	}
 }
@@ -173,7 +173,7 @@ func (ms *members) ownsAny() bool {
 // --- joining
 
 // join is Client.Join.
-func (ms *members) join(j *joining) {
+func (ms *members) join(j *joinCall) {
 	if ms.refuses != nil {
 		j.done <- ms.refuses
 		return
@@ -202,19 +202,19 @@ func (o LeaseOptions) String() string {
 }
 
 // addCaller adds a call of Client.Join, which waits for the join.
-func (m *membership) addCaller(j *joining) { m.callers = append(m.callers, j) }
+func (m *membership) addCaller(j *joinCall) { m.callers = append(m.callers, j) }
 
 // answer answers a call of Client.Join: the client has joined.
-func (m *membership) answer(j *joining) {
-	m.handles++
+func (m *membership) answer(j *joinCall) {
+	m.answeredJoins++
 	j.lease = m.lease
 	j.done <- nil
 }
 
 // abandon undoes a call of Client.Join whose caller stopped waiting. It returns the membership that
 // the client has to leave because of that, or nil.
-func (ms *members) abandon(j *joining) *membership {
-	queue := slices.DeleteFunc(ms.waiting[j.name], func(other *joining) bool { return other == j })
+func (ms *members) abandon(j *joinCall) *membership {
+	queue := slices.DeleteFunc(ms.waiting[j.name], func(other *joinCall) bool { return other == j })
 	if len(queue) > 0 {
 		ms.waiting[j.name] = queue
 	} else {
@@ -224,18 +224,18 @@ func (ms *members) abandon(j *joining) *membership {
 	if m == nil {
 		return nil
 	}
-	if !m.abandon(j) || m.handles > 0 || len(m.callers) > 0 || m.leaving() {
+	if !m.abandon(j) || m.answeredJoins > 0 || len(m.callers) > 0 || m.leaving() {
 		return nil
 	}
 	return m
 }
 
 // abandon undoes a call of Client.Join. It reports false if the call was refused.
-func (m *membership) abandon(j *joining) bool {
+func (m *membership) abandon(j *joinCall) bool {
 	before := len(m.callers)
-	m.callers = slices.DeleteFunc(m.callers, func(other *joining) bool { return other == j })
+	m.callers = slices.DeleteFunc(m.callers, func(other *joinCall) bool { return other == j })
 	if j.lease == m.lease {
-		m.handles--
+		m.answeredJoins--
 		return true
 	}
 	return len(m.callers) < before
@@ -262,7 +262,7 @@ func (ms *members) warn() {
 	}
 }
 
-// joined handles the answer to a join. It returns whether the session is a member, and the error
+// joined answeredJoins the answer to a join. It returns whether the session is a member, and the error
 // that requires another attempt.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
 	ms.underWay = nil
@@ -314,7 +314,7 @@ func (m *membership) backOff(heartbeat time.Duration, now time.Time) {
 	m.joinFrom(now.Add(m.retry + rand.N(retryMin)))
 }
 
-// notJoined handles the error of a join. It returns the error that requires another attempt.
+// notJoined answeredJoins the error of a join. It returns the error that requires another attempt.
 func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	switch {
 	case m.state == stateLeft: // if the join was executed anyway, a heartbeat finds a stray
@@ -323,16 +323,16 @@ func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	case m.state == stateLeaves: // the join was to change the weight
 		return err
 	case errors.Is(err, ms.config.Errors.LeaseReplaced):
-		if m.handles > 0 { // otherwise only the calls that wait need to know
+		if m.answeredJoins > 0 { // otherwise only the calls that wait need to know
 			ms.config.Log.Error("pgleases: lease ended", slog.String("lease", m.lease.Name), slog.Any("cause", err))
 		}
-		ms.strikeAll(m, false) // the database has no partition of it
+		ms.removeAll(m, false) // the database has no partition of it
 		ms.closeLease(m, err)
 		return nil
 	case !worker.Whose(err).Final() && !errors.Is(err, ms.config.Errors.PartitionCount):
 		m.backOff(ms.config.Heartbeat, now)
 		return err
-	case m.handles > 0: // it had joined before the session was lost
+	case m.answeredJoins > 0: // it had joined before the session was lost
 		m.joinFrom(now.Add(ms.config.Heartbeat))
 		m.refuse(err)
 		if errors.Is(err, ms.config.Errors.PartitionCount) {
@@ -406,7 +406,7 @@ func (ms *members) miscounted(join store.Join, wanted int) error {
 	return nil
 }
 
-// heard handles what a heartbeat says about the leases that the session is a member of. It returns
+// heard answeredJoins what a heartbeat says about the leases that the session is a member of. It returns
 // the leases that need a plan, and the memberships that the database does not have.
 func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string, gone []*membership) {
 	isMember := make(map[string]bool, len(beats))
@@ -464,7 +464,7 @@ func (ms *members) leave(m *membership, reason error, sessionLives bool, now tim
 	if m.inDatabase() {
 		return false
 	}
-	ms.strikeAll(m, sessionLives) // a release is not possible
+	ms.removeAll(m, sessionLives) // a release is not possible
 	return m != ms.underWay
 }
 
@@ -504,18 +504,18 @@ func (ms *members) removed(m *membership, sessionLives bool, now time.Time) {
 	m.lease.Board.EndHolds(cause)
 	m.assignments.endOwnerships(all, cause)
 	if m.leaving() || !sessionLives {
-		ms.strikeAll(m, sessionLives)
+		ms.removeAll(m, sessionLives)
 	}
 }
 
-// strikeAll removes what is left of a membership that is over. If the session lives, a later read
+// removeAll removes what is left of a membership that is over. If the session lives, a later read
 // may return that it owns those partitions.
-func (ms *members) strikeAll(m *membership, sessionLives bool) {
+func (ms *members) removeAll(m *membership, sessionLives bool) {
 	if sessionLives && m.assignments.n > 0 {
 		ms.unreleased[m.lease.Name] = true
 	}
 	for _, a := range m.assignments.list() {
-		m.assignments.strike(a)
+		m.assignments.remove(a)
 	}
 }
 

@@ -59,7 +59,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	m.assignments.withdraw(c.wanted, m.assignments.releaseCause(), now)
 	m.assignments.renew(c.outdated, now)
 	for _, a := range gone {
-		m.assignments.strike(a)
+		m.assignments.remove(a)
 	}
 	m.assignments.serve(gained)
 	if m.leaving() && m.assignments.n == 0 {

@@ -247,7 +247,7 @@ func (ms *members) released(
 	for m, assignments := range released {
 		m.assignments.handOver(assignments)
 		for _, a := range assignments {
-			m.assignments.strike(a)
+			m.assignments.remove(a)
 		}
 	}
 	for m, gained := range kept {
