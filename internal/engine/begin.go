@@ -64,7 +64,7 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 }
 
 func beginHeartbeat(e *engine, now time.Time) *operation {
-	session, watched, last := e.session.number, e.watch.lasts(now), e.session.beats()
+	session, watched, last := e.session.number, e.watch.lasts(now), e.session.takeRenewal()
 	var sent, received time.Time
 	return query(max(e.config.Heartbeat, e.config.TTL/4), func(ctx context.Context, c Conn) (store.Beat, error) {
 		sent = time.Now()

@@ -436,7 +436,7 @@ func (e *engine) sessionLost(copied bool) {
 // earnTrust prolongs the trust by a heartbeat that was sent at that time.
 func (e *engine) earnTrust(sent time.Time) {
 	now, trusts := time.Now(), e.config.trusts()
-	if !e.trust.earn(sent, trusts, now) {
+	if !e.trust.setWallLimit(sent, trusts, now) {
 		return
 	}
 	if e.trust.held() {

@@ -88,8 +88,9 @@ func contended(id string, by *store.Process) error {
 		id, errContended, by.Host, by.PID, by.StartedAt.Format(time.RFC3339Nano))
 }
 
-// beats returns the previous renewal, for the next heartbeat.
-func (s *session) beats() store.Renewal {
+// takeRenewal returns the previous renewal, for the next heartbeat. Until that is answered, the
+// renewal is not known to be the latest.
+func (s *session) takeRenewal() store.Renewal {
 	last := s.renewal
 	if !s.last {
 		last.Marker = 0

@@ -32,9 +32,9 @@ func (t *trust) deadline() time.Time {
 	return t.validity.Deadline()
 }
 
-// earn notes the trust that a heartbeat earns. The trust counts from sent. It reports whether the
-// deadline is still ahead.
-func (t *trust) earn(sent time.Time, trusts time.Duration, now time.Time) bool {
+// setWallLimit sets the trust deadline on the wall clock after a heartbeat, counted from when it was
+// sent. It reports whether the deadline is still ahead.
+func (t *trust) setWallLimit(sent time.Time, trusts time.Duration, now time.Time) bool {
 	wallLimit := sent.Round(0).Add(trusts)
 	if now.Sub(sent) >= trusts || !now.Round(0).Before(wallLimit) {
 		return false
