@@ -38,16 +38,15 @@ type attempt struct {
 	outcome attemptOutcome
 	err     error
 	of      runnable  // what runs
-	row     *row      // of it
+	row     *row      // the row of that
 	opened  time.Time // when row was read, by this host
 	decided decision
 	bound   boundHandler  // nil: the arguments were not read
 	took    time.Duration // how long the handler took
-	handler error         // of the handler; nil: it succeeded, or was not called
-	// handler is not an error of the connection or the server, even if these failed too
-	own  bool
-	lost bool // the server no longer has the transaction
-	slot bool // it took a slot that stays taken after this transaction
+	handler error         // what the handler returned; nil: it succeeded, or was not called
+	own     bool          // handler is no error of the connection or the server, even if they failed too
+	lost    bool          // the server no longer has the transaction
+	slot    bool          // it took a slot that stays taken after this transaction
 }
 
 // called reports whether the handler was called.
@@ -61,7 +60,7 @@ func (a *attempt) mayBeCommitted() bool {
 
 // attempt makes one attempt.
 func (e *execution) attempt() *attempt {
-	a, l, transact := new(attempt), limits{timeout: closing, idle: closing}, e.inGoroutine
+	a, l, transact := new(attempt), limits{timeout: statementLimit, idle: statementLimit}, e.inGoroutine
 	if e.kind != nil {
 		l = e.kind.limits
 	}

@@ -23,7 +23,7 @@ import (
 const blockPage = 1000
 
 // strange has the kinds that this process does not register, while what is due of them is blocked.
-// Only the goroutine of the planner uses it.
+// The goroutine of loop uses it.
 type strange struct {
 	kinds []string
 	in    []*ownership
@@ -110,7 +110,7 @@ func (d *db) block(kinds []string, until time.Time, more *bool, found *[]blocked
 	for _, kind := range kinds {
 		reasons = append(reasons, *storableText(errUnregistered(kind)))
 	}
-	args := []any{d.group, kinds, reasons, until.UnixMicro(), unknown.Milliseconds(), longest.Milliseconds(), blockPage, d.times.LockWait.Milliseconds()}
+	args := []any{d.group, kinds, reasons, until.UnixMicro(), blockedLeast.Milliseconds(), blockedMost.Milliseconds(), blockPage, d.times.LockWait.Milliseconds()}
 	return opening{d.statements.Block, args, func(row pgx.Row) error {
 		var text *string
 		if err := row.Scan(more, &text); err != nil || text == nil {
@@ -125,7 +125,7 @@ func errUnregistered(kind string) error { return fmt.Errorf("kind %q is not regi
 // warnUnknown logs, once for each kind, that something of an unregistered kind has been blocked for
 // longer than a deploy may take to start a process that registers it.
 func (r *registry) warnUnknown(log *slog.Logger, it item, name string, since time.Time, waited float64) {
-	if waited < unknown.Seconds() {
+	if waited < blockedLeast.Seconds() {
 		return
 	}
 	if _, logged := r.warned.LoadOrStore(it.Kind, true); !logged {

@@ -5,8 +5,8 @@ package schedule
 
 // noteRuns records, before the first run in a partition, that something runs in it.
 func (t *transactions) noteRuns(o *ownership) error {
-	o.crashes.Lock()
-	defer o.crashes.Unlock()
+	o.crashMu.Lock()
+	defer o.crashMu.Unlock()
 	if !o.opened.IsZero() {
 		return nil
 	}
@@ -27,8 +27,8 @@ func (t *transactions) noteRuns(o *ownership) error {
 // noteEnd removes that record when all runs have ended. If it fails, the next owner wrongly assumes
 // a crash.
 func (t *transactions) noteEnd(o *ownership) {
-	o.crashes.Lock()
-	defer o.crashes.Unlock()
+	o.crashMu.Lock()
+	defer o.crashMu.Unlock()
 	if o.opened.IsZero() {
 		return
 	}
@@ -40,14 +40,14 @@ func (t *transactions) noteEnd(o *ownership) {
 // suspects reports whether a run may crash this process, because processes crashed while it ran, or
 // may have.
 func (o *ownership) suspects(it item, r *row) bool {
-	o.crashes.Lock()
-	defer o.crashes.Unlock()
+	o.crashMu.Lock()
+	defer o.crashMu.Unlock()
 	return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)
 }
 
 // count records that a crash is counted for a schedule or job until its run has ended.
 func (o *ownership) count(s subject) {
-	o.crashes.Lock()
-	defer o.crashes.Unlock()
+	o.crashMu.Lock()
+	defer o.crashMu.Unlock()
 	o.counted = append(o.counted, s)
 }

@@ -20,11 +20,11 @@ type decision struct {
 }
 
 // A blocked schedule or job is checked again after as long as it has been blocked: at least
-// unknown, at most longest. Waiting longer is sensible, because a process learns no new kinds. A
-// new owner checks at once.
+// blockedLeast, at most blockedMost. Waiting longer is sensible, because a process learns no new
+// kinds. A new owner checks at once.
 const (
-	unknown = time.Minute
-	longest = time.Hour
+	blockedLeast = time.Minute
+	blockedMost  = time.Hour
 )
 
 // decide decides by the database's clock, at the time when the schedule was read. It uses no
@@ -52,7 +52,7 @@ func (r *scheduleRow) decide(k *kind, declared bool, epoch int64, unreadable err
 	return d
 }
 
-// decide is the same for a job.
+// decide decides for a job, which has no ticks: it runs, waits or is blocked.
 func (r *jobRow) decide(k *kind, _ bool, epoch int64, unreadable error) decision {
 	d := decision{step: step{Trying: r.Trying}}
 	rule, err := Rule{}, unreadable
@@ -121,9 +121,9 @@ func (r *scheduleRow) decideTicks(d *decision, rule Rule, now time.Time, epoch i
 // wait leaves it to a process that can run it. If a crash was counted for parsing the arguments,
 // wait takes that back, because this process did not crash.
 func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64) {
-	again := now.Add(unknown)
+	again := now.Add(blockedLeast)
 	if since != nil {
-		again = now.Add(min(max(unknown, now.Sub(*since)), longest))
+		again = now.Add(min(max(blockedLeast, now.Sub(*since)), blockedMost))
 	}
 	d.BlockedReason, d.Due = storableText(err), &again
 	if d.Trying.countedBy(epoch) {

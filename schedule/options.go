@@ -185,7 +185,7 @@ type policy struct {
 	Missed     Missed
 	Overlap    Overlap
 	Grace      time.Duration // whole microseconds, as the database stores it
-	Jitter     time.Duration // the same
+	Jitter     time.Duration // whole microseconds too
 	PauseAfter int           // 0: never
 }
 

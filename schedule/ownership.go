@@ -19,7 +19,7 @@ type ownership struct {
 	ended bool       // no new run begins
 	runs  sync.WaitGroup
 
-	crashes sync.Mutex // guards the following fields; held during noteRuns
+	crashMu sync.Mutex // guards the following fields; held during noteRuns
 	opened  time.Time  // database time of noteRuns; zero: no run has begun
 	crashed bool       // the previous owner crashed while runs may have been under way
 	counted []subject  // subjects with a counted crash of this owner until their run has ended

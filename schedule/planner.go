@@ -36,7 +36,7 @@ type planner struct {
 
 	// Only the goroutine of loop uses the following fields.
 	queue   queue
-	cancels map[subject]context.CancelCauseFunc // of what runs
+	cancels map[subject]context.CancelCauseFunc // end the contexts of what runs
 	poller  poller
 	strange strange
 	failing bool // the last poll failed
@@ -166,7 +166,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	if final := worker.EndsRun(q.err); final != nil {
 		p.exec.stop(final)
 	}
-	ok := p.poller.took(q)
+	ok := p.poller.received(q)
 	if !ok && ctx.Err() == nil && !p.failing {
 		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(q.err)))
 	}
@@ -266,8 +266,7 @@ func (p *planner) begin() time.Duration {
 	}
 }
 
-// caught is run for an item that must not end the process, if a hook of the application's pool
-// panics.
+// caught calls run. A panic in a hook of the application's pool becomes a postponed run.
 func (p *planner) caught(ctx context.Context, o *ownership, it item) result {
 	r := result{outcome: gone, from: it.due(), slow: true, why: worker.Hung}
 	err := handlers.Call(func() error {

@@ -41,7 +41,7 @@ type poll struct {
 
 	sent, answered time.Time
 	clock          time.Time     // time of the database when it began
-	took           time.Duration // in the database
+	took           time.Duration // how long the database took
 	due            []item
 	gone           []subject // of running: these do not exist any more
 	rows           int       // of the answer
@@ -49,7 +49,8 @@ type poll struct {
 }
 
 // A poller decides when to poll, and for what: once a second, and at once when something was
-// enqueued, or when more may be due than the last answer had room for. One goroutine uses it.
+// enqueued, or when more may be due than the last answer had room for. The
+// goroutine of loop uses it.
 type poller struct {
 	times *timings
 	conn  *listen.Listener // while a poll is under way, that poll uses it
@@ -66,8 +67,8 @@ type poller struct {
 	crowded bool                // the last answer had no room for everything
 	passed  map[string]struct{} // keys that the last poll left out, although more is due
 
-	low    time.Time         // everything that was due before has ended,
-	lows   map[int]time.Time // except in these partitions, of which everything before these times has
+	low    time.Time         // everything that was due before has ended, but for the partitions of lows
+	lows   map[int]time.Time // partitions in which only what was due before an earlier time has ended
 	behind time.Time         // when the last poll read farBehind that, for late commits
 	swept  time.Time         // when the last poll read everything
 
@@ -152,8 +153,8 @@ func (p *poller) choose(q *poll, owned []*ownership) {
 	p.most = max(1, p.most)
 }
 
-// took records the end of a poll, and reports whether it succeeded.
-func (p *poller) took(q *poll) bool {
+// received records the end of a poll, and reports whether it succeeded.
+func (p *poller) received(q *poll) bool {
 	asked := p.next.Before(p.answered.Add(p.times.Poll)) // since the poll was sent
 	p.polling, p.answered = false, time.Now()
 	if errors.Is(q.err, handlers.ErrHangs) { // it keeps its connection
@@ -283,8 +284,8 @@ func (q *poll) crowded() bool {
 	return false
 }
 
-// within is ask, and returns the poll with its answer or its error. If a tracer of the application
-// hangs, within leaves it behind with a copy.
+// within asks within the time limit of polls, and returns the poll with its answer or its error. If
+// a tracer of the application hangs, within leaves it behind with a copy.
 func (q *poll) within(ctx context.Context, db *db, conn *listen.Listener, partitionFor func(key string) int) *poll {
 	asked, unanswered := *q, *q
 	unanswered.sent = time.Now()

@@ -58,21 +58,21 @@ type finish struct {
 // that are due the highest priority goes first, then the earliest due time. At most one item of a
 // key runs at a time, and at most as many of a kind as its limit. A crash suspect runs alone. What
 // took long to no effect comes after what did not, see worker.Slots. The queue knows no database
-// and no clock. One goroutine uses it.
+// and no clock. The goroutine of loop uses it.
 type queue struct {
 	times *timings
 	most  func() int            // the limit of runs at once
 	limit func(kind string) int // the limit of a kind; 0: no limit
 
 	bands    [priorities][]item // what is not running, by priority, each in the order of due times
-	running  map[subject]item   // as it was due
-	order    []subject          // of those: the one that began first is the first
-	parked   map[subject]bool   // of those: their handlers have ended, and a lock delays the record
+	running  map[subject]item   // what runs, each as the item that was due
+	order    []subject          // what runs, in the order in which it began
+	parked   map[subject]bool   // what runs though its handler has ended: a lock delays the record
 	keys     map[string]struct{}
-	finished map[subject]finish // since the last poll was sent
+	finished map[subject]finish // what has ended since the last poll was sent
 
 	suspect time.Time // when the last crash suspect began
-	// until then crash suspects may delay other items; zero: no suspect was due
+	// held is until when crash suspects may delay other items; zero: no suspect was due
 	held   time.Time
 	beside map[subject]struct{} // suspects that began beside other runs in that time
 

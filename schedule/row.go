@@ -189,7 +189,7 @@ func (st *step) passed() (without []newEntry, ran *newEntry) {
 
 // A trial is a tick or job that has begun and has no outcome yet. Its tags name the columns.
 type trial struct {
-	At       time.Time `json:"tick"`        // of a tick; the following two too
+	At       time.Time `json:"tick"`        // of a tick, as are Local and Missed
 	Local    time.Time `json:"tick_local"`  // as it is shown, in any zone
 	Missed   int64     `json:"tick_missed"` // ticks that it stands for
 	Began    time.Time `json:"began"`       // the first attempt

@@ -19,8 +19,8 @@ const (
 	maxBreaks = 5
 	// maxOutcomes is how many attempts recording an outcome has: about 2 minutes.
 	maxOutcomes = 60
-	// closing limits the statements for a run besides those of its handler.
-	closing = 10 * time.Second
+	// statementLimit limits the statements for a run besides those of its handler.
+	statementLimit = 10 * time.Second
 )
 
 // An executor runs schedules and jobs that are due, see execute. It knows neither the queue nor the
@@ -85,7 +85,7 @@ func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
 	defer e.takeBack()
 	for {
 		a := e.attempt()
-		e.took(a)
+		e.noteAttempt(a)
 		switch {
 		case a.outcome == noted:
 			continue
@@ -138,8 +138,8 @@ func (e *execution) stillLocked() (is bool) {
 	return err == nil && is
 }
 
-// took records what an attempt has read and committed.
-func (e *execution) took(a *attempt) {
+// noteAttempt notes what an attempt has read and committed.
+func (e *execution) noteAttempt(a *attempt) {
 	e.slot = e.slot || a.slot
 	doubted := e.doubted
 	if a.mayBeCommitted() {
@@ -366,7 +366,7 @@ func (e *execution) writing() context.Context {
 func (e *execution) write(life context.Context, of runnable, st step, inTime bool) error {
 	run := rand.Text()
 	var now runnable
-	open := e.db.open(&now, e.item.subject, run, closing, closing)
+	open := e.db.open(&now, e.item.subject, run, statementLimit, statementLimit)
 	return e.forUs(life, e.o.Partition, open, func(tx *handlers.Transaction) error {
 		if !inTime && now != nil && !now.common().Server.Equal(of.common().Server) {
 			return worker.ErrGone

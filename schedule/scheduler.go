@@ -58,7 +58,7 @@ type timings struct {
 
 var defaultTimings = timings{
 	Poll: time.Second, PollPause: 10 * time.Millisecond, PollLimit: 5 * time.Second, Sweep: time.Minute, Silence: listen.Silence,
-	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Try: time.Minute, Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: closing, LockWait: 5 * time.Second,
+	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Try: time.Minute, Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: statementLimit, LockWait: 5 * time.Second,
 	Trim: time.Minute, Declare: time.Hour,
 }
 

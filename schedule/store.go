@@ -20,7 +20,8 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-// This file sends all SQL of the package: one method for each statement in sql.
+// This file sends the SQL of the package, with one method for each statement in sql. Only what one
+// part alone needs is with that part: blocking by kind or because a row is unreadable, and settings.
 
 // statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
@@ -269,7 +270,7 @@ func (d *db) sendClose(
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)
-	batch.Queue(d.statements.Limit, max(closing, limit).Milliseconds(), lockWait.Milliseconds())
+	batch.Queue(d.statements.Limit, max(statementLimit, limit).Milliseconds(), lockWait.Milliseconds())
 	closed := false
 	statement, args := d.endStatement(of, run, &st)
 	batch.Queue(statement, args...).Exec(func(pgconn.CommandTag) error {

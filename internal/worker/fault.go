@@ -100,7 +100,7 @@ var logins = []code{
 var standbys = []string{
 	"call_bool_check_hook",               // BEGIN READ WRITE
 	"call_enum_check_hook",               // BEGIN ISOLATION LEVEL SERIALIZABLE
-	"GetSerializableTransactionSnapshot", // the same as a default
+	"GetSerializableTransactionSnapshot", // a default isolation level of SERIALIZABLE
 	"get_relation_info",                  // an unlogged table
 }
 

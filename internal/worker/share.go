@@ -16,7 +16,7 @@ import (
 type Share struct {
 	of    *shared
 	given bool // the application gave the number
-	most  int  // that number
+	most  int  // how many handlers at once; only if given
 }
 
 // shared has the places of a pool.
