@@ -90,7 +90,7 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 	switch {
 	case o.verdict != handled || len(o.rows) == 0 && !e.job.isRetry:
 		return o
-	case e.handler.calls == atLeastOnce:
+	case !e.handler.calls.inTransaction():
 		return a.outside(ctx, o)
 	}
 	return a.inside(ctx, o)
@@ -98,7 +98,7 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 
 // acquire takes a place in the pool, and a connection.
 func (a *attempt) acquire() error {
-	if a.handler.calls != atLeastOnce { // the handler may need the pool once more
+	if a.handler.calls.inTransaction() { // the handler may need the pool once more
 		err := a.db.inTime(a.share.Take)
 		if err != nil {
 			return err
@@ -220,7 +220,7 @@ func (a *attempt) cutOff(o outcome, err error) outcome {
 func (a *attempt) queueRemoval(batch *pgx.Batch, rows []row, xact string, removed *int64) {
 	switch {
 	case len(rows) == 0:
-	case a.handler.calls == atLeastOnce:
+	case !a.handler.calls.inTransaction():
 		a.db.queueRemoveSame(batch, rows, xact, removed)
 	default:
 		a.db.queueRemove(batch, rows, xact)
@@ -319,7 +319,7 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 	}
 	var err error
 	a.tx, a.xact, err = a.db.open(a.conn, a.parts, wait, func(batch *pgx.Batch) {
-		if a.handler.calls == atLeastOnce {
+		if !a.handler.calls.inTransaction() {
 			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
 		}
 		if a.job.isRetry {

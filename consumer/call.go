@@ -48,14 +48,14 @@ func (a *attempt) call(ctx context.Context, o outcome) outcome {
 	c := &calling{attempt: a, ctx: ctx, began: time.Now(), out: &o}
 	defer func() { a.counts.handler(time.Since(c.began), o) }()
 	unreadable := slices.IndexFunc(o.rows, func(r row) bool { return r.err != nil })
-	if unreadable > 0 && a.handler.calls != each {
+	if unreadable > 0 && !a.handler.calls.oneRow() {
 		o.rows = o.rows[:unreadable]
 	}
 	o.at, c.step = 0, len(o.rows)
-	if a.handler.calls == each {
+	if a.handler.calls.oneRow() {
 		c.step = 1
 	}
-	if a.handler.calls != atLeastOnce {
+	if a.handler.calls.inTransaction() {
 		c.tx = a.tx.ForHandler()
 	}
 	defer handlers.Watch(ctx, a.times.overrun, func() {
@@ -130,7 +130,7 @@ func (c *calling) around(rows []row) error {
 
 // checkTx checks in which state a handler has left its transaction.
 func (c *calling) checkTx() (goesOn bool, err error) {
-	if c.handler.calls == atLeastOnce {
+	if !c.handler.calls.inTransaction() {
 		return true, nil
 	}
 	tx := c.attempt.tx
@@ -149,7 +149,7 @@ func (c *calling) checkTx() (goesOn bool, err error) {
 func (c *calling) judge(err error) {
 	o, cause, fault := c.out, context.Cause(c.ctx), worker.Whose(err)
 	o.verdict, o.err, o.slow = failed, err, cause == ErrTimeout
-	if c.handler.calls != each {
+	if !c.handler.calls.oneRow() {
 		o.at = c.rowIn(err)
 	}
 	switch {

@@ -40,6 +40,12 @@ const (
 	atLeastOnce
 )
 
+// oneRow reports whether a call has one row.
+func (c calls) oneRow() bool { return c == each }
+
+// inTransaction reports whether a call is in the transaction that removes its rows.
+func (c calls) inTransaction() bool { return c != atLeastOnce }
+
 // Each returns a handler of one row, in the transaction of the batch. Return nil, and the row is
 // deleted with the commit; return an error, and what the handler wrote for this row and the rows
 // after it in the batch is rolled back. The rows before it are handled again and committed. So the

@@ -166,7 +166,7 @@ func (e *execution) settleFailed(parts []*part, o outcome, b *batch) (done bool)
 	case o.at == 0 || o.at < 0 && len(o.rows) == 1:
 		e.failed(o.rows[0], o.err, false)
 		return true
-	case o.at > 0 && e.handler.calls == atLeastOnce: // the rows before are removed
+	case o.at > 0 && !e.handler.calls.inTransaction(): // the rows before are removed
 		e.advance(parts, o)
 		e.handleOne(o.rows[o.at].partition)
 		return true
@@ -186,7 +186,7 @@ func (e *execution) settleUnavailable(parts []*part, o outcome, b *batch) (done 
 		return true
 	}
 	p := o.rows[o.at].partition
-	removed := e.handler.calls == atLeastOnce
+	removed := !e.handler.calls.inTransaction()
 	if o.at > 0 && !removed && !o.slow {
 		*b = batch{limit: o.at, failing: p, away: o.err}
 		return false
@@ -223,7 +223,7 @@ func (e *execution) settleSlow(parts []*part, o outcome) {
 	suspects := o.rows
 	if o.at >= 0 {
 		r := o.rows[o.at]
-		removed := o.at > 0 && e.handler.calls == atLeastOnce
+		removed := o.at > 0 && !e.handler.calls.inTransaction()
 		if removed {
 			e.advance(parts, o)
 		}

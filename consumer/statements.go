@@ -75,7 +75,7 @@ func namesIn(t *table, q Queue, h *handler) *strings.Replacer {
 	for _, c := range h.columns {
 		columns += ", q." + quote(c)
 	}
-	if h.calls == atLeastOnce {
+	if !h.calls.inTransaction() {
 		lock = ""
 	}
 	return strings.NewReplacer("{table}", t.Name, "{id}", quote(q.ID), "{partition}", quote(q.Partition), "{key}", key, "{columns}", columns, "{lock}", lock)

@@ -64,7 +64,7 @@ func (e *execution) attempt() *attempt {
 	if e.kind != nil {
 		l = e.kind.limits
 	}
-	if e.kind != nil && e.kind.calls == inTransaction {
+	if e.kind != nil && e.kind.calls.inTransaction() {
 		transact = e.forHandler
 	}
 	var of runnable
@@ -168,7 +168,7 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 	if d.run == nil {
 		return nil
 	}
-	if k.calls == atMostOnce {
+	if !k.calls.repeatable() {
 		// Even if this run has begun already. Otherwise a crash or a failover of the server could
 		// cause a second call.
 		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
@@ -176,11 +176,11 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 		}
 	}
 	switch {
-	case r.Trying.begun() != e.id && (r.Trying.calledOnce() || k.calls == atMostOnce && r.Trying.begun() != ""):
+	case r.Trying.begun() != e.id && (r.Trying.calledOnce() || !k.calls.repeatable() && r.Trying.begun() != ""):
 		e.runLogger(a).Error("schedule: outcome unknown, handler called at most once", slog.Int64("epoch", r.Trying.Called))
 		d.lost(r)
 		d.run = nil
-	case k.calls != inTransaction && r.Trying.begun() == e.id:
+	case !k.calls.inTransaction() && r.Trying.begun() == e.id:
 		a.outcome = callable
 	case r.Trying.crashes() >= k.limits.crashes && !r.Trying.countedBy(e.o.Epoch):
 		e.runLogger(a).Error("schedule: run failed, processes crashed", slog.Int("crashes", r.Trying.crashes()))
@@ -196,7 +196,7 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 // transaction, which only records it.
 func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *attempt, suspected bool) error {
 	d, k, r := &a.decided, e.kind, a.row
-	calls := k.calls != inTransaction && !suspected // the arguments of a suspect must be read first
+	calls := !k.calls.inTransaction() && !suspected // the arguments of a suspect must be read first
 	taken, err := e.takeSlot(ctx, tx, calls)
 	switch {
 	case err != nil:
@@ -207,7 +207,7 @@ func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *atte
 		return nil
 	}
 	a.slot = calls && k.limits.limited
-	if k.calls == inTransaction && !suspected {
+	if k.calls.inTransaction() && !suspected {
 		return nil
 	}
 	if suspected {
@@ -216,7 +216,7 @@ func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *atte
 	d.note(r, e.o.Epoch, suspected)
 	if calls {
 		d.Trying.Run, d.Trying.Called, d.Trying.Started, d.Trying.Ends = e.id, e.o.Epoch, r.Clock, r.Clock.Add(k.limits.timeout)
-		d.Trying.Once = k.calls == atMostOnce
+		d.Trying.Once = !k.calls.repeatable()
 	}
 	d.run, a.outcome = nil, noted
 	return nil

@@ -126,7 +126,7 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 	if handler == nil {
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
-	if k.calls == atMostOnce && k.limits.attempts > 1 {
+	if !k.calls.repeatable() && k.limits.attempts > 1 {
 		err = errors.Join(err, errors.New("WithMaxAttempts is not valid for AtMostOnce, which never calls a handler again"))
 	}
 	s.registry.register(k, errors.Join(checkName("kind", k.name), err))

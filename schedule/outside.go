@@ -23,6 +23,12 @@ const (
 	atMostOnce
 )
 
+// inTransaction reports whether a call is in the transaction that records its outcome.
+func (c calls) inTransaction() bool { return c == inTransaction }
+
+// repeatable reports whether a call may be repeated if its outcome is not known.
+func (c calls) repeatable() bool { return c != atMostOnce }
+
 // outside has the fields of a Run that only handlers outside of a transaction get.
 type outside struct {
 	key     string
@@ -114,10 +120,10 @@ func (e *execution) callOutside(a *attempt) result {
 	case err == nil:
 		a.decided.done()
 		written = e.recordOutcome(life, a)
-	case e.o.ctx.Err() != nil && e.kind.calls == atLeastOnce && !decisive(err): // the next owner calls it again
+	case e.o.ctx.Err() != nil && e.kind.calls.repeatable() && !decisive(err): // the next owner calls it again
 		e.logBrokenOff(a)
 	default:
-		a.decided.doubtful = e.kind.calls == atMostOnce && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(handlers.CutShort)))
+		a.decided.doubtful = !e.kind.calls.repeatable() && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(handlers.CutShort)))
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
 		}

@@ -320,7 +320,7 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 		}
 		return passing(err)
 	}
-	inTime := e.kind.calls != inTransaction || !timeIsUp(cmp.Or(a.handler, a.err))
+	inTime := !e.kind.calls.inTransaction() || !timeIsUp(cmp.Or(a.handler, a.err))
 	err := e.db.repeat(life, maxOutcomes, passes, func() error { return e.write(life, a.of, a.decided.step, inTime) })
 	if e.o.life.Err() != nil {
 		why = context.Cause(e.o.life)

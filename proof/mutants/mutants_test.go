@@ -431,7 +431,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/crashes.go", `return r.Trying.crashes() > 0 || o.crashed && !it.due().After(o.opened)`, `return false`, 0},
 	}},
 	{"a call that was begun is called again, at most once", "outside", `effects of|outcomes of "pay"|Name:pay .* Outcome:succeeded`, []edit{
-		{"schedule/attempt.go", `case r.Trying.begun() != e.id && (r.Trying.calledOnce() || k.calls == atMostOnce && r.Trying.begun() != ""):`, `case false:`, 0},
+		{"schedule/attempt.go", `case r.Trying.begun() != e.id && (r.Trying.calledOnce() || !k.calls.repeatable() && r.Trying.begun() != ""):`, `case false:`, 0},
 	}},
 	{"a replaced job that counts as run", "writers", `jobs whose last order did not run`, []edit{
 		{"schedule/sql/functions/run.sql", `p_job AND r.revision OPERATOR(pg_catalog.=) p_revision`, `p_job`, 0},
