@@ -83,16 +83,16 @@ func (a *auditor) checkLetters(ctx context.Context, q queue) error {
 		return err
 	}
 	defer rows.Close()
-	for rows.Next() {
-		var id int64
-		var partition int32
-		var died time.Time
-		if err := rows.Scan(&id, &partition, &died); err != nil {
-			return err
-		}
-		record := fmt.Sprintf("table consumer_dead_letters: row %d of partition %d, %s", id, partition, stamp(died))
-		text := fmt.Sprintf("it is a dead letter, and is in its table %s", q.table)
-		return violated(fmt.Sprintf("row %d of consumer %q", id, q.consumer), text, record)
+	if !rows.Next() {
+		return rows.Err()
 	}
-	return rows.Err()
+	var id int64
+	var partition int32
+	var died time.Time
+	if err := rows.Scan(&id, &partition, &died); err != nil {
+		return err
+	}
+	record := fmt.Sprintf("table consumer_dead_letters: row %d of partition %d, %s", id, partition, stamp(died))
+	text := fmt.Sprintf("it is a dead letter, and is in its table %s", q.table)
+	return violated(fmt.Sprintf("row %d of consumer %q", id, q.consumer), text, record)
 }
