@@ -63,8 +63,8 @@ type Release struct {
 type Leave struct {
 	Lease string
 
-	// Now says that this release leaves it. Otherwise a later one does, because the session owns more
-	// than one release may contain.
+	// Now asks to end the membership. If the session still owns a partition there, it stays a member,
+	// with weight 0, and a later release ends the membership.
 	Now bool
 
 	// Planned is the lease's generation, as the plan of the successors read it. It is 0 if there is no
