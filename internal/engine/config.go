@@ -64,7 +64,10 @@ type LeaseOptions struct {
 	DrainTimeout time.Duration
 }
 
-// margin returns how much earlier a client stops trusting itself than it may be evicted.
+// margin returns how much earlier a client stops trusting itself than it may be evicted. Its trust
+// runs on its own clock, the eviction on the clocks of another client and of the database, and no
+// two clocks run at exactly the same rate. A watch accepts readings that differ by up to half of the
+// margin, see newWatch.
 func margin(ttl time.Duration) time.Duration { return max(ttl/20, 100*time.Millisecond) }
 
 // trusts returns how long a client trusts itself after it sent a heartbeat.

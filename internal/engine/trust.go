@@ -9,8 +9,10 @@ import (
 
 // trust is the time until which the client may act as the owner of what it shows.
 type trust struct {
-	validity  *owned.Validity // while there is trust, see held
-	wallLimit time.Time       // the trust deadline on the wall clock, which also runs while a machine sleeps
+	validity *owned.Validity // nil if there is no trust
+	// The trust deadline on the wall clock, which also runs while a machine sleeps. Readers check only
+	// the monotonic clock.
+	wallLimit time.Time
 }
 
 // held reports whether there is trust. Its deadline may have passed: see over.

@@ -91,7 +91,8 @@ func (w *watch) willLast(d time.Duration, now time.Time) time.Time {
 // cutoff returns the lowest possible reading of the database's clock, in microseconds since 1970,
 // by the lowest offset of the watch. A heartbeat within the watch that read c on the database's
 // clock was executed at c - low or earlier on the client's clock. So a session whose expires_at =
-// c + TTL is before the cutoff has been silent for a TTL, whatever the offset was.
+// c + TTL is before the cutoff has been silent for a TTL, whatever the offset was: from
+// cutoff > c + TTL follows now - (c - low) > TTL.
 func (w *watch) cutoff(now time.Time) int64 {
 	low, _ := w.offset()
 	return (now.Sub(w.opened) + low).Microseconds()
