@@ -15,9 +15,10 @@ import (
 
 // plans are the leases that need a plan, joined or not, and what is known about their last plan.
 type plans struct {
-	at      dueTimes        // when to plan a lease
-	joins   dueTimes        // when to plan a lease that the session has joined
-	joinsAt time.Time       // not before, so that joins that follow each other share plans
+	at    dueTimes // when to plan a lease
+	joins dueTimes // when to plan a lease that the session has joined
+	// Joined leases are not planned before then, so that joins that follow each other share plans.
+	joinsAt time.Time
 	claimed map[string]bool // this client has claimed the plan
 	alone   bool            // a plan met a lock: the next one is only of the leases that need it
 	// until then plans are only of the leases that need them, because a plan of all was large
@@ -146,7 +147,8 @@ func (d *dueTimes) until(now time.Time) (names []string) {
 
 // A planning is a plan of leases, from their claim to its last move. If one statement cannot write
 // all moves, more statements follow, without another read. If another client has changed a lease
-// since the read, the plan goes on without that lease.
+// since the read, the plan goes on without that lease. While an operation runs, its goroutine alone
+// uses the planning.
 type planning struct {
 	names     []string // that need it
 	unclaimed []string // to be claimed first

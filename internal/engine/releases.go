@@ -223,7 +223,7 @@ func (ms *members) released(
 			a.foundBusy(now)
 			continue
 		case !done && a.state == fencing:
-			m.setToRead(true)
+			m.setToRead(true) // the fence may have raised the epoch, and a read shows it
 			a.releaseFrom(now.Add(busyRetry))
 			continue
 		case !done:
@@ -327,7 +327,8 @@ func fenceSent(busy []*assignment) {
 // planWithout plans leases without the session of this client ID, which leaves them, and sets the
 // successors of its partitions there. If the plan moves other partitions too, or if it is alone and
 // leaves out leases that are to be balanced with these, it sets no successors: a plan is made after
-// the session has left. It also returns whether it has read many memberships of other leases.
+// the session has left. It also returns whether it has read many memberships of other leases. It
+// runs in the goroutine of the release, which alone uses leaving meanwhile.
 func planWithout(
 	ctx context.Context, c Conn, plan func([]store.LeaseSnapshot) []store.Move,
 	session int64, id string, leaving []store.Leave, alone bool,
