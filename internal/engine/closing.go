@@ -15,15 +15,16 @@ import (
 // closing is the state of the client's end: by Close, by a newer process with its ID, or by an
 // operator.
 type closing struct {
-	reason   error     // why the client ends, if it does
+	reason   error     // why the client ends; nil: it does not end
 	since    time.Time // when it began to end
 	reportAt time.Time // when to log what it waits for
 	// a call of Close has a deadline, so it says how long to wait for a server that answers late
 	patient  bool
 	lookUp   bool      // read which process superseded it, for the reason's text
-	hurried  error     // why Close no longer waits for work, if it does not
+	hurried  error     // why Close no longer waits for work; nil: it still waits
 	giveUpAt time.Time // when to leave behind what is not released by then
-	// until when to plan what others' guarded transactions keep; set when moves are left over
+	// Until then this client plans what others' guarded transactions keep. Zero: no moves were left
+	// over.
 	planUntil    time.Time
 	sessionEnded bool // the database has ended the session
 }

@@ -20,14 +20,14 @@ import (
 type members struct {
 	client  *Client
 	config  *Config
-	refuses error // why no lease can be joined any more, if so
+	refuses error // why no lease can be joined any more; nil: leases can be joined
 
 	agenda agenda // what is to be done for which membership
 	shared shared // of all assignments
 
 	byName   map[string]*membership
 	waiting  map[string][]*joinCall // calls for a name whose membership has to end first
-	underWay *membership            // whose join is under way, if one is
+	underWay *membership            // whose join is under way; nil: no join is
 	// number of joins that were sent: a leave names the last one, and ends no later membership
 	joinsSent int64
 	// leases with ownerships that ended without a release: they are released before they are shown
@@ -50,7 +50,7 @@ type membership struct {
 	state  memberState // changed by become
 	queued bool        // it is in the queue of joins
 	closed bool        // it has ended
-	reason error       // why it is left, if it is
+	reason error       // why it is left; nil: it is not left
 
 	generation int64
 	paused     override      // of the lease
@@ -417,7 +417,9 @@ func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string
 		case m == nil:
 			m = ms.takeStray(b.Name)
 		case m.state == stateJoins:
-			continue // it joins once more
+			// An earlier join was executed, and its answer was lost. It is sent again, and that
+			// answer counts.
+			continue
 		}
 		m.lease.hear(b.Generation, server)
 		m.becameMember() // if it was not a member, the answer to its join was lost
