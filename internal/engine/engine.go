@@ -35,23 +35,24 @@ type engine struct {
 	log    *slog.Logger
 
 	progress   progress       // the operation under way, and the tasks that pause after a failure
-	connection connection     // to the database
-	session    session        // which heartbeats keep alive
-	trust      trust          // that heartbeats earn
-	watch      watch          // of the database's clock
-	server     server         // that the connection leads to
+	connection connection     // the connection to the database
+	session    session        // the session that heartbeats keep alive
+	trust      trust          // the trust that heartbeats earn
+	watch      watch          // observations of the database's clock
+	server     server         // the server that the connection leads to
 	expiry     expiry         // when to check for expired sessions
 	liveness   liveness.State // with fast failover: liveness locks
 	members    members        // the memberships of leases, and their ownerships
 	releases   releases       // partitions to release and to announce
 	plans      plans          // leases that need a plan
 	locks      *locks.Session
-	lookups    lookups // of owners, for applications
+	lookups    lookups // calls of applications that look up owners
 	closing    closing // the client's end
 
 	reconnects, statementErrors int64
 	margins                     Margins
-	wakeAt                      time.Time // when the goroutine has to run again; later: the process was stopped
+	// When the goroutine has to run again. If it runs much later than this, the process was stopped.
+	wakeAt time.Time
 }
 
 func newEngine(c *Client, first Conn) *engine {
@@ -162,7 +163,7 @@ func (e *engine) stage() stage {
 }
 
 // nextTask returns the first task that is due; otherwise nil and the time when the next one will
-// be.
+// be. The tasks connect and register run only in their own stages.
 func (e *engine) nextTask(now time.Time) (*task, time.Time) {
 	var yielded *task
 	at, stage := when.Never, e.stage()
@@ -202,7 +203,7 @@ func (e *engine) step(now time.Time) time.Time {
 		}
 	case running != nil && t != nil && running.task == waitForNotifications:
 		running.cancel()
-		running.endsBy = when.Earlier(running.endsBy, now)
+		running.endsBy = when.Earlier(running.endsBy, now) // unreachableAt counts from the cancellation
 	}
 	if t != nil {
 		at = when.Never // the end of the operation under way wakes the engine
@@ -478,7 +479,7 @@ func (e *engine) loseTrust(now time.Time, why string) {
 		return
 	}
 	cause := fmt.Errorf("%w: %s", e.config.Errors.TrustLost, why)
-	e.margins.add(0)
+	e.margins.add(0) // a lost trust counts as nothing left
 	e.trust.end()
 	e.members.shared.validity = nil
 	e.watch.reset()

@@ -150,9 +150,9 @@ func (d *dueTimes) until(now time.Time) (names []string) {
 // since the read, the plan goes on without that lease. While an operation runs, its goroutine alone
 // uses the planning.
 type planning struct {
-	names     []string // that need it
-	unclaimed []string // to be claimed first
-	claimed   []string // by this client
+	names     []string // the leases that need it
+	unclaimed []string // those to be claimed first
+	claimed   []string // those that this client has claimed
 	// it leaves out leases that share a member with these, so a plan of all is due
 	needsPlanOfAll bool
 	overtaken      []string // of the claimed leases: they have changed, and need another plan

@@ -8,10 +8,10 @@ import (
 
 // Stats are a client's numbers as of its last loop.
 type Stats struct {
-	Validity   *owned.Validity // that snapshots show
+	Validity   *owned.Validity // the validity that snapshots show
 	Sent       time.Time       // when the last successful heartbeat was sent
-	RoundTrip  time.Duration   // of that heartbeat
-	Leases     int             // that the session is a member of
+	RoundTrip  time.Duration   // the round trip of that heartbeat
+	Leases     int             // leases that the session is a member of
 	Joining    string          // a lease that it is to become a member of; empty: there is no such lease
 	Ending     error           // why the client ends; nil: it does not end
 	Reconnects int64           // connections after the first
