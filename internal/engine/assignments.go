@@ -23,14 +23,14 @@ type assignment struct {
 	ownership  *owned.Ownership
 	membership *membership
 
-	state   assignmentState
-	since   time.Time // since when it drains
-	readyAt time.Time // it is not released before
-	limitAt time.Time // its work is not waited for any longer, or never
-	warnAt  time.Time // when to log that it still waits for work
-	overdue bool      // limitAt has passed
-	busy    int       // how many of its releases found an open guarded transaction
-	raised  int64     // its epoch after a fence; the release names it
+	state       assignmentState
+	drainsSince time.Time
+	readyAt     time.Time // it is not released before
+	limitAt     time.Time // its work is not waited for any longer; when.Never: there is no limit
+	warnAt      time.Time // when to log that it still waits for work
+	overdue     bool      // limitAt has passed
+	busy        int       // how many of its releases found an open guarded transaction
+	raised      int64     // its epoch after a fence, which the release names; 0: no fence has raised it
 
 	valuesRead bool // it was in a Values that a reader got
 }
@@ -53,8 +53,11 @@ func (a *assignment) releaseEpoch() int64 { return max(a.ownership.Epoch, a.rais
 // releasableAt returns when a draining assignment may be released; never: it waits for work, and
 // the end of that work wakes the engine.
 func (a *assignment) releasableAt(now time.Time) time.Time {
-	if a.state == over || !a.membership.inDatabase() || !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned() {
-		return when.Never
+	switch {
+	case a.state == over || !a.membership.inDatabase():
+		return when.Never // the session has nothing to release
+	case !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned():
+		return when.Never // it waits for work
 	}
 	return a.readyAt
 }
@@ -71,7 +74,7 @@ func (a *assignment) wantsFence(generation int64) bool {
 // means that its work is waited for without a limit.
 func (a *assignment) drain(timeout time.Duration, now time.Time) {
 	a.state = draining
-	a.since, a.readyAt = now, now
+	a.drainsSince, a.readyAt = now, now
 	a.warnAt = now.Add(WarnAfter)
 	if timeout > 0 {
 		a.limitAt = now.Add(timeout)
@@ -87,7 +90,7 @@ func (a *assignment) passLimit() { a.overdue, a.limitAt = true, when.Never }
 // warned notes that its work is logged, and returns for how long it has drained. It is logged again
 // after the same time.
 func (a *assignment) warned(now time.Time) (drains time.Duration) {
-	drains = now.Sub(a.since)
+	drains = now.Sub(a.drainsSince)
 	a.warnAt = now.Add(drains)
 	return drains
 }
@@ -113,7 +116,7 @@ func (a *assignment) seenByReader() { a.valuesRead = true }
 // gone notes that the database no longer has it, while work on it continues.
 func (a *assignment) gone(now time.Time) {
 	if a.state == serving {
-		a.since, a.limitAt = now, when.Never
+		a.drainsSince, a.limitAt = now, when.Never
 		a.warnAt = now.Add(WarnAfter)
 	}
 	a.state = over

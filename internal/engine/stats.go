@@ -85,9 +85,9 @@ func (ms *members) stats() LeaseStats {
 	}
 	of, all := make(map[*membership]LeaseStats), LeaseStats{}
 	for a := range ms.shared.draining {
-		all.drain(a.since)
+		all.drain(a.drainsSince)
 		s := of[a.membership]
-		s.drain(a.since)
+		s.drain(a.drainsSince)
 		of[a.membership] = s
 	}
 	ms.sum.DrainingSince = all.DrainingSince
