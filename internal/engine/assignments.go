@@ -55,7 +55,7 @@ func (a *assignment) releaseEpoch() int64 { return max(a.ownership.Epoch, a.rais
 func (a *assignment) releasableAt(now time.Time) time.Time {
 	switch {
 	case a.state == over || !a.membership.inDatabase():
-		return when.Never // the session has nothing to release
+		return when.Never // it cannot be released
 	case !now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned():
 		return when.Never // it waits for work
 	}

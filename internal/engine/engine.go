@@ -479,7 +479,7 @@ func (e *engine) loseTrust(now time.Time, why string) {
 		return
 	}
 	cause := fmt.Errorf("%w: %s", e.config.Errors.TrustLost, why)
-	e.margins.add(0) // a lost trust counts as nothing left
+	e.margins.add(0) // a loss of the trust counts with a share of 0
 	e.trust.end()
 	e.members.shared.validity = nil
 	e.watch.reset()

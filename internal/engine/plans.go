@@ -23,7 +23,7 @@ type plans struct {
 	alone   bool            // a plan met a lock: the next one is only of the leases that need it
 	// until then plans are only of the leases that need them, because a plan of all was large
 	allAt    time.Time
-	underWay *planning // the plan that is under way or to be made again; nil: there is none
+	underWay *planning // the plan that is under way or to be made again; nil: there is no such plan
 	batch    int       // the most partitions that one statement moves; see fitting
 	// the pause before another plan if moves are left over; doubled if the last plan changed no
 	// partition

@@ -11,7 +11,7 @@ import (
 // gives no partition before it is accepted. Acceptance begins a generation: epochs of the earlier
 // generation end.
 type server struct {
-	confirmed  store.Incarnation // the server that confirmed everything that is shown, without the boot marker
+	confirmed  store.Incarnation // the server that confirmed everything that is shown; the boot marker is left out
 	accepted   bool
 	acceptAt   time.Time // not accepted before
 	generation int64     // the highest that was read, on any server
@@ -20,7 +20,7 @@ type server struct {
 	tables     int64 // the number of the tables that the last heartbeat reached
 	heardAt    int64 // the database's clock at that heartbeat
 
-	toReject bool // it was accepted, and its generation is lower
+	toReject bool // it was accepted, and its generation is lower than the highest seen
 
 	marked bool // the server incarnation got its boot marker after the last successful heartbeat
 }
