@@ -12,9 +12,9 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with this number of partitions: the first 8 bytes of the SHA-256 of the key''s UTF-8, big-endian, without the sign bit, modulo the number.';
 
--- The row lock is the fence: without it a former owner would pass while the takeover is not committed. It lasts until
--- the caller commits, and until then a takeover skips the partition (FOR UPDATE SKIP LOCKED). A guard that waited for a
--- takeover finds the new epoch, and is refused.
+-- The row lock is the guard lock. Without it a former owner would pass while the takeover is not committed. It lasts
+-- until the caller commits, and until then a takeover skips the partition (FOR UPDATE SKIP LOCKED). A guard that waited
+-- for a takeover finds the new epoch, and is refused.
 --
 -- An evicted owner is refused even before a takeover, and a revoked owner at once. The guard does not compare expires_at:
 -- until its session is evicted, nobody else can own the partition. An epoch of an earlier server

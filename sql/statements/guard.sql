@@ -1,4 +1,4 @@
--- guard.sql: the fence, in the caller's transaction, and a limit on how long that transaction may then be idle.
+-- guard.sql: the guard lock, in the caller's transaction, and a limit on how long that transaction may then be idle.
 --
 -- $1 text    lease
 -- $2 int     partition

@@ -1,4 +1,4 @@
--- lockguard.sql: the fence of a lock, in the caller's transaction, and a limit on how long that transaction may then be
+-- lockguard.sql: the guard of a lock, in the caller's transaction, and a limit on how long that transaction may then be
 -- idle.
 --
 -- $1 text    name
