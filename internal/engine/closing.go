@@ -64,7 +64,7 @@ func (c *closing) hurry(cause error, now time.Time) {
 
 // leavesToOthers reports whether a client that ends, and is no longer a member of a lease, leaves
 // it to the others to give the partitions that a guarded transaction keeps. The transaction is not
-// its own. Most such transactions end very soon.
+// its own. Most such transactions end very soon. The first call sets when it does so.
 func (c *closing) leavesToOthers(now time.Time) bool {
 	if c.planUntil.IsZero() {
 		c.planUntil = now.Add(closeGrace)

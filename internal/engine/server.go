@@ -11,7 +11,8 @@ import (
 // gives no partition before it is accepted. Acceptance begins a generation: epochs of the earlier
 // generation end.
 type server struct {
-	confirmed  store.Incarnation // the server that confirmed everything that is shown; the boot marker is left out
+	// The server that confirmed everything that is shown. The boot marker is left out.
+	confirmed  store.Incarnation
 	accepted   bool
 	acceptAt   time.Time // not accepted before
 	generation int64     // the highest that was read, on any server
