@@ -62,7 +62,7 @@ const sound = `
 	INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed)
 	VALUES ('c', 0, 6, 'c', '', 1, now(), 8);
 	INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts)
-	VALUES ('c', 7, 1, 'c', '{}', 1);`
+	VALUES ('c', 7, 1, 'c', '{"id": 7, "customer": "c", "partition": 1}', 1);`
 
 func newPool(t *testing.T) pgx.Tx {
 	t.Helper()
@@ -109,6 +109,16 @@ func TestSoundRecordsAreCertified(t *testing.T) {
 			"UPDATE pgleases.history SET retried = NULL",
 		"an early history that is gone": "DELETE FROM pgleases.history WHERE id < 5",
 		"early events that are gone":    "DELETE FROM pgleases.events WHERE id < 3",
+		"a fast clock before an eviction by a slower server": "UPDATE pgleases.events " +
+			"SET at = now() - interval '28 minutes' WHERE id = 2",
+		"a server that was accepted by a slower clock": "UPDATE pgleases.server SET generation = 1; " +
+			"INSERT INTO pgleases.events (at, cause, reason) " +
+			"VALUES (now() - interval '31 minutes', 'accepted', 'server generation 1')",
+		"another row with the ID of a dead letter": "INSERT INTO q.t VALUES (7, 'other', 1)",
+		"an edit after the clock was set back by a tick": "UPDATE pgleases.schedules SET " +
+			"anchor = now() - interval '6 minutes 30 seconds', cursor = now() - interval '6 minutes', " +
+			"rule = '@every 30s', revision = 2",
+		"a schedule that was moved to its partition": "UPDATE pgleases.history SET epoch = 2 WHERE id = 11",
 	} {
 		r := audited(t, tx, change)
 		if r.Violation != nil || len(r.Parts) != 5 {
@@ -169,7 +179,7 @@ func TestForgedRecordsAreConvicted(t *testing.T) {
 			`partition 0 of lease "l"`, `it was given away while "a" owned it`,
 		},
 		{
-			"UPDATE pgleases.events SET at = at - interval '90 minutes' WHERE cause = 'evicted'",
+			"DELETE FROM pgleases.events WHERE cause = 'evicted'",
 			`partition 0 of lease "l"`, `it was given away while "a" owned it`,
 		},
 		{
@@ -206,8 +216,8 @@ func TestForgedRecordsAreConvicted(t *testing.T) {
 			`partition 0 of lease "l"`, "of server generation 1, and the server has 0",
 		},
 		{
-			"INSERT INTO pgleases.events (at, cause, reason) VALUES (now() - interval '35 minutes', " +
-				"'accepted', 'server generation 3'); UPDATE pgleases.server SET generation = 3",
+			"UPDATE pgleases.events SET cause = 'accepted', reason = 'server generation 3' WHERE id = 3; " +
+				"UPDATE pgleases.server SET generation = 3",
 			`partition 0 of lease "l"`, "its owner changed after generation 3 had begun",
 		},
 		{
@@ -261,8 +271,9 @@ func TestForgedRecordsAreConvicted(t *testing.T) {
 			`schedule "s" of group "g"`, "above all epochs of the lease",
 		},
 		{
-			"UPDATE pgleases.history SET epoch = 2 WHERE id = 11",
-			`schedule "s" of group "g"`, "the epoch fell",
+			"UPDATE pgleases.history SET epoch = 4294967296 WHERE id < 11; UPDATE pgleases.partitions " +
+				"SET epoch = 4294967297; UPDATE pgleases.server SET generation = 1",
+			`schedule "s" of group "g"`, "the server generation of its epoch fell",
 		},
 		{
 			"UPDATE pgleases.schedule_owners SET begun = 10",

@@ -48,11 +48,17 @@ type ownership struct {
 	changes int64
 }
 
+// An eviction is when a client was last evicted, by the clock and by the order of events.
+type eviction struct {
+	at time.Time
+	id int64
+}
+
 // leases replays the events.
 type leases struct {
 	from       time.Time // of the period
 	partitions map[string]map[int32]*ownership
-	evicted    map[string]time.Time // by client: when it was last evicted
+	evicted    map[string]*eviction // by client: its last one
 	generation map[string]*event    // by lease: the last event whose generation has an order
 	accepted   *event               // the last server that was accepted
 	epochs     int64                // its server generation
@@ -72,7 +78,11 @@ func (l *leases) replay(e *event) error {
 	switch {
 	case e.cause == "evicted":
 		l.evictions++
-		l.evicted[e.from] = later(e.at, l.evicted[e.from])
+		last := eviction{e.at, e.id}
+		if before := l.evicted[e.from]; before != nil {
+			last.at = later(e.at, before.at)
+		}
+		l.evicted[e.from] = &last
 	case e.cause == "accepted":
 		l.accepted = e
 		_, _ = fmt.Sscanf(e.reason, "server generation %d", &l.epochs) // without it, epochs stay as they are
@@ -135,10 +145,15 @@ func (l *leases) move(e *event, n int32) error {
 	return nil
 }
 
-// outlived reports whether the owner has certainly not been evicted since it became the owner.
+// outlived reports whether the owner has certainly not been evicted since it became the owner,
+// neither by the clock nor by the order of events.
 func (l *leases) outlived(o *ownership) bool {
 	begun := o.last.at.Add(-tolerance)
-	return !begun.Before(l.from) && l.evicted[o.client].Before(begun)
+	if begun.Before(l.from) {
+		return false
+	}
+	last := l.evicted[o.client]
+	return last == nil || last.at.Before(begun) && last.id < o.last.id
 }
 
 // A partition is a row of the table partitions.
@@ -182,12 +197,18 @@ func (l *leases) compare(p *partition, server int64) error {
 	case p.epoch < o.changes:
 		text := fmt.Sprintf("its epoch fell: its owner changed %d times", o.changes)
 		return violated(subject, text, o.last.String(), p.String())
-	case l.accepted != nil && o.last.at.After(l.accepted.at.Add(tolerance)) && p.epoch>>32 < l.epochs:
+	case l.changedSince(o) && p.epoch>>32 < l.epochs:
 		text := fmt.Sprintf("its epoch is of server generation %d, but its owner changed after generation %d had begun",
 			p.epoch>>32, l.epochs)
 		return violated(subject, text, l.accepted.String(), o.last.String(), p.String())
 	}
 	return nil
+}
+
+// changedSince reports whether a partition has certainly changed its owner since the server was
+// accepted, by the clock and by the order of events.
+func (l *leases) changedSince(o *ownership) bool {
+	return l.accepted != nil && o.last.id > l.accepted.id && o.last.at.After(l.accepted.at.Add(tolerance))
 }
 
 // rest returns a violation if the events know of partitions that the table lacks.
@@ -217,7 +238,7 @@ func (p *period) eventsFrom() time.Time {
 func (a *auditor) checkLeases(ctx context.Context, part *Part) error {
 	part.From = a.period.eventsFrom()
 	l := &leases{
-		from: part.From, partitions: make(map[string]map[int32]*ownership), evicted: make(map[string]time.Time),
+		from: part.From, partitions: make(map[string]map[int32]*ownership), evicted: make(map[string]*eviction),
 		generation: make(map[string]*event),
 	}
 	err := a.each(ctx, "events", func(rows pgx.Rows) error {

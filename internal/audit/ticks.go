@@ -63,7 +63,8 @@ type ticking struct {
 	revision       *int64
 
 	parsed schedule.Rule
-	known  bool          // the rule is known, from the anchor on
+	known  bool // the rule is known, from since on
+	since  time.Time
 	after  schedule.Tick // all ticks up to here have their outcome, as far as the records cover that
 	last   *entry
 	epoch  *entry // with the highest epoch
@@ -74,7 +75,8 @@ type ticking struct {
 func (t *ticking) subject() string { return fmt.Sprintf("schedule %q of group %q", t.name, t.group) }
 
 // begin begins with the first entry. The rule is known since the anchor, which moves when the rule
-// is edited.
+// is edited. If the clock was set back before that, the ticks of the rule before are counted a little
+// later than the anchor.
 func (t *ticking) begin(from time.Time) {
 	if t.rule == nil || from.IsZero() {
 		return
@@ -84,7 +86,8 @@ func (t *ticking) begin(from time.Time) {
 		return
 	}
 	t.parsed, t.known = rule, true
-	t.after = t.reach(later(from, *t.anchor))
+	t.since = later(from, t.anchor.Add(tolerance))
+	t.after = t.reach(t.since)
 }
 
 // reach returns the last tick up to an instant, if it is less than three hours before: its local
@@ -130,9 +133,9 @@ func (t *ticking) replay(e *entry, highest *int64) error {
 		return wrong(fmt.Sprintf("it ran at %s, before its tick", stamp(*e.started)))
 	case e.epoch != nil && highest != nil && *e.epoch > *highest:
 		return wrong(fmt.Sprintf("its epoch is above all epochs of the lease, of which the highest is %d", *highest))
-	// An edit may move the schedule to another partition.
-	case e.epoch != nil && t.epoch != nil && t.revision != nil && *t.revision == 1 && *e.epoch < *t.epoch.epoch:
-		return wrong("the epoch fell", t.epoch.String())
+	// The schedule may be in another partition now, so only the server generation rises for certain.
+	case e.epoch != nil && t.epoch != nil && *e.epoch>>32 < *t.epoch.epoch>>32:
+		return wrong("the server generation of its epoch fell", t.epoch.String())
 	}
 	if e.epoch != nil {
 		t.epoch = e
@@ -145,8 +148,11 @@ func (t *ticking) replay(e *entry, highest *int64) error {
 // recount compares an entry with the ticks of the rule: those that it covers, and those between the
 // entry before and it.
 func (t *ticking) recount(e *entry, wrong func(string, ...string) error) error {
-	if !t.known || e.since.Before(*t.anchor) {
+	if !t.known || e.since.Before(t.since) {
 		t.uncounted += *e.ticks
+		if t.known && e.until.After(t.after.At) {
+			t.after = t.reach(*e.until)
+		}
 		return nil
 	}
 	if e.since.After(t.after.At) {
