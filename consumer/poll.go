@@ -223,7 +223,8 @@ func (t *tableSearch) under() bool {
 // unseen reports whether a poll has stopped before the last row, and not because it has found one.
 func (t *tableSearch) unseen(q *poll) bool {
 	return q.changed || len(q.sweptTo) > 0 || slices.ContainsFunc(t.partitions, func(of *partition) bool {
-		return of.searched.round.under && !q.has[of.Number]
+		s := &of.searched
+		return (s.round.under || s.round.at < s.tail) && !q.has[of.Number]
 	})
 }
 

@@ -33,10 +33,11 @@ type search struct {
 
 // A round is one search up to the last row, by one poll or by several.
 type round struct {
-	under  bool
-	reach  reach
-	at     int64 // the row with which the next poll goes on
-	before int64 // the oldest transaction that was open before it began
+	under   bool
+	stopped bool // a poll has stopped before the last row
+	reach   reach
+	at      int64 // the row with which the next poll goes on
+	before  int64 // the oldest transaction that was open before it began
 }
 
 // A reach is where a round begins.
@@ -86,8 +87,8 @@ func (s *search) begin(before int64) {
 // waits reports whether the search waits for transactions that may insert rows before its end.
 func (s *search) waits() bool { return s.from < s.next || s.after == unknown }
 
-// long reports whether the round has more rows than polls have seen.
-func (s *search) long() bool { return s.round.under && s.round.at < s.tail }
+// long reports whether the round has more rows than the last poll looked at.
+func (s *search) long() bool { return s.round.stopped && s.round.at < s.tail }
 
 // saw notes what a poll has seen.
 func (s *search) saw(seen sight, q *poll) {
@@ -98,6 +99,7 @@ func (s *search) saw(seen sight, q *poll) {
 		s.ended(seen.end, q)
 		return
 	}
+	s.round.stopped = true
 	s.round.at, s.tail = seen.round.id, seen.end
 	if seen.tail.early {
 		s.tail = seen.tail.id

@@ -226,6 +226,107 @@ func TestAllRowsAreSearchedWhenAKeyIsFreed(t *testing.T) {
 	}
 }
 
+// pollsToTheEnd returns after how many polls a process has found the only free row, the last one of
+// a partition, if each of its other partitions has so many rows behind blocked keys.
+func pollsToTheEnd(t *testing.T, backlog, others int64) (polls int) {
+	const partitions, of = 64, 7
+	q, p, now := queued(partitions), poller{rows: 4 * partitions}, start
+	look := func(most, rows, since int64) (stop, bool) {
+		since = max(since, 0)
+		last := since + most
+		switch {
+		case rows == backlog && since < backlog && last >= backlog:
+			return stop{true, backlog - 1}, true
+		case since < rows && last <= rows:
+			return stop{true, last}, false
+		}
+		return stop{}, false
+	}
+	for polls = 1; polls < 10_000; polls++ {
+		now = now.Add(time.Second)
+		all, idle := q.asked()
+		a, _ := p.question(now, all, idle, 0, 0)
+		a.has, a.seen, a.sweptTo = make(map[int]bool), make(map[int]sight), make(map[int]int64)
+		a.oldest, a.next = 100, 100
+		for i, searched := range a.searches {
+			rows := others
+			if searched.Number == of {
+				rows = backlog
+			}
+			if rows == 0 {
+				continue
+			}
+			seen := sight{end: rows}
+			var found, foundBehind bool
+			seen.round, found = look(int64(a.looks.most[i]), rows, a.looks.rounds[i])
+			if a.looks.tails[i] > a.looks.rounds[i] {
+				seen.tail, foundBehind = look(int64(a.looks.most[i]), rows, a.looks.tails[i])
+			}
+			if found || foundBehind {
+				return polls
+			}
+			a.seen[searched.Number] = seen
+		}
+		p.after(a, false, false)
+		p.swept(a, now, time.Minute)
+		q.answered(a, now)
+	}
+	t.Fatalf("not found after %d polls", polls)
+	return polls
+}
+
+// Blocked rows of other partitions slow no long round down.
+func TestRoundsOfOthersTakeNoRowsFromALongOne(t *testing.T) {
+	alone, beside := pollsToTheEnd(t, 20_000, 0), pollsToTheEnd(t, 20_000, 1)
+	if beside > alone+alone/10 {
+		t.Errorf("%d polls, and %d beside partitions with a blocked row each", alone, beside)
+	}
+}
+
+// A RunUntilEmpty is not over while a poll has stopped within the rows that came to a partition whose
+// round had ended.
+func TestTableIsNotEmptyBeforeItsNewRowsAreSeen(t *testing.T) {
+	var piles []*pile
+	for range 2 {
+		piles = append(piles, &pile{nextXact: 10, open: make(map[int64][]int64), visible: make(map[int64]bool)})
+	}
+	for id := range int64(100) {
+		piles[0].visible[id] = false
+	}
+	q, p := queued(2), poller{rows: 4 * 20}
+	for polls := 1; polls < 100; polls++ {
+		all, idle := q.asked()
+		a, _ := p.question(start, all, idle, 0, 2)
+		a.has, a.seen = make(map[int]bool), make(map[int]sight)
+		for i, pile := range piles {
+			l := &a.looks
+			one := &poll{looks: looks{rounds: l.rounds[i : i+1], tails: l.tails[i : i+1], most: l.most[i : i+1]}}
+			pile.search(one)
+			if seen, some := one.seen[0]; some {
+				a.seen[i] = seen
+			}
+			if one.has[0] { // it is handled
+				a.has[i], a.anywhere = true, true
+				maps.DeleteFunc(pile.visible, func(_ int64, free bool) bool { return free })
+			}
+		}
+		q.answered(a, start)
+		empty := p.table.empty(a, true)
+		if polls == 4 { // in the last poll of the other round
+			for id := range int64(30) {
+				piles[1].visible[id] = id == 29
+			}
+		}
+		if empty {
+			if piles[1].visible[29] || polls < 4 {
+				t.Errorf("it is over after %d polls, with a row left that can be handled", polls)
+			}
+			return
+		}
+	}
+	t.Error("it is never over")
+}
+
 // A RunUntilEmpty is not over before a round has seen the whole table while nothing was done.
 func TestTableIsEmptyAfterAWholeRound(t *testing.T) {
 	c := newCrowd(4 * 10)
