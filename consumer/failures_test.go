@@ -253,7 +253,7 @@ func TestLostConnectionAfterLongCall(t *testing.T) {
 					return nil
 				}
 				// The transaction is not idle in this statement.
-				_, err := tx.Exec(ctx, "SELECT pg_sleep(1.1)")
+				_, err := tx.Exec(ctx, "SELECT pg_sleep(4.1)")
 				if err != nil {
 					return err
 				}
@@ -266,7 +266,7 @@ func TestLostConnectionAfterLongCall(t *testing.T) {
 					return nil
 				}
 				return err
-			}), consumer.WithIdleTimeout(time.Second), consumer.WithMaxRunning(1), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run()
+			}), consumer.WithIdleTimeout(4*time.Second), consumer.WithMaxRunning(1), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run()
 			db.empty("all is handled")
 			testkit.OK(t, w.end())
 			db.exact(4)
