@@ -49,16 +49,16 @@ func failing(bad ...int64) consumer.Handler[Order] {
 	})
 }
 
-// Sessions of the pool that are read-only by default hinder neither New nor a verb of an operator.
-func TestOperatorsWriteOnReadOnlySessions(t *testing.T) {
+// Connections of the pool that lead to a standby hinder neither New nor a verb of an operator.
+func TestOperatorsPassOverStrayConnections(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	newWorker(db, consumer.Each(effect))
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool))(t)
 	t.Cleanup(func() { _ = client.Close(context.Background()) })
-	readOnly := testkit.ReadOnlyPool(t, db.url, 3)
-	testkit.Must(consumer.New(t.Context(), client, readOnly, "orders", outbox, consumer.Each(effect)))(t)
-	manager := testkit.Must(consumer.Manage(t.Context(), testkit.ReadOnlyPool(t, db.url, 3), "orders", consumer.WithReason("why", "maria")))(t)
+	strays := testkit.StrayPool(t, db.url, 3)
+	testkit.Must(consumer.New(t.Context(), client, strays, "orders", outbox, consumer.Each(effect)))(t)
+	manager := testkit.Must(consumer.Manage(t.Context(), testkit.StrayPool(t, db.url, 3), "orders", consumer.WithReason("why", "maria")))(t)
 	for range 4 {
 		testkit.Must(manager.Pause(t.Context()))(t)
 	}

@@ -141,8 +141,9 @@ func TestOperatorsChangeAFleet(t *testing.T) {
 	fails(t, database, "drain one --reason x", "--force") // the last one
 	execute(t, database, output1(t, database, "grants", role, "--for=operator"))
 	decoded[admin.DryRun](t, as(t, database, role), "cordon", "one", "--dry-run")
-	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on") // a change is asked for nevertheless
 	output1(t, as(t, database, role), "cordon", "one", "--reason", "why")
+	execute(t, database, "ALTER ROLE "+role+" SET default_transaction_read_only = on")
+	fails(t, as(t, database, role), "uncordon one --reason x", "give the address of the primary") // on a server that takes no writes
 	execute(t, database, "UPDATE pgleases.overrides SET since = now() - interval '2 days'")
 	findings, _ := examined(t, database, "--skip", "autovacuum")
 	if got := strings.Join(ill(findings), " "); !strings.Contains(got, "note overrides") {

@@ -15,12 +15,12 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// Sessions of the pool that are read-only by default hinder no change.
-func TestChangesAreMadeOnReadOnlySessions(t *testing.T) {
+// Connections of the pool that lead to a standby hinder no change.
+func TestChangesPassOverStrayConnections(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	joined(t, newClient(t, newPool(t, url), "x"), "orders", 4)
-	a := newAdmin(t, testkit.ReadOnlyPool(t, pgtest.OwnerURL(url), 3))
+	a := newAdmin(t, testkit.StrayPool(t, pgtest.OwnerURL(url), 3))
 	for range 4 {
 		testkit.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.VerbFreeze, Subject: "orders", Reason: "why"}))
 	}

@@ -61,22 +61,22 @@ func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) 
 	return pool
 }
 
-// ReadOnlyPool returns a pool of which so many connections refuse a statement that writes, unless its
-// transaction was begun for that. They are the next ones that it lends.
-func ReadOnlyPool(t testing.TB, databaseURL string, readOnly int) *pgxpool.Pool {
+// StrayPool returns a pool whose first connections cannot write, as those that were opened while
+// their address led to a standby. They are the next ones that it lends.
+func StrayPool(t testing.TB, databaseURL string, strays int) *pgxpool.Pool {
 	t.Helper()
 	var opened atomic.Int64
 	pool := Pool(t, databaseURL, func(c *pgxpool.Config) {
-		c.MaxConns = int32(readOnly) + 1
+		c.MaxConns = int32(strays) + 1
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			if opened.Add(1) > int64(readOnly) {
+			if opened.Add(1) > int64(strays) {
 				return nil
 			}
 			_, err := conn.Exec(ctx, "SET default_transaction_read_only = on")
 			return err
 		}
 	})
-	conns := make([]*pgxpool.Conn, readOnly)
+	conns := make([]*pgxpool.Conn, strays)
 	for i := range conns {
 		conns[i] = Must(pool.Acquire(t.Context()))(t)
 	}
