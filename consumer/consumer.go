@@ -164,8 +164,8 @@ func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
 // RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.
 // If only rows are left whose keys are blocked, it returns an error that wraps [ErrBlocked] and
-// says why the first is. If ctx ends first, it returns its cause. It is for tests, and for a
-// program that cron starts.
+// says why the first is. If ctx ends first, it returns its cause. Rows that are committed while it
+// looks for the last time may be left. It is for tests, and for a program that cron starts.
 func (c *Consumer) RunUntilEmpty(ctx context.Context) error { return c.run(ctx, true) }
 
 // ErrBlocked is returned by RunUntilEmpty if only rows of blocked keys are left.

@@ -133,7 +133,7 @@ func (m *Manager) change(ctx context.Context, verb, doing string, id *int64, res
 	}
 	call := fmt.Sprintf("SELECT %s.consumer_%s(%s)", pgx.Identifier{m.schema}.Sanitize(), verb, parameters)
 	answered := false // so an error is that of the commit
-	err := worker.InTx(ctx, nil, m.pool, func(ctx context.Context, tx pgx.Tx) error {
+	err := worker.Change(ctx, m.pool, func(ctx context.Context, tx pgx.Tx) error {
 		err := tx.QueryRow(ctx, call, args...).Scan(result)
 		answered = err == nil
 		return err

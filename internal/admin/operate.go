@@ -89,7 +89,7 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 		return err
 	}
 	answered := false
-	err = worker.InTx(ctx, nil, a.pool, func(ctx context.Context, tx pgx.Tx) error {
+	err = worker.Change(ctx, a.pool, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, statement, args...)
 		answered = err == nil
 		return err

@@ -20,7 +20,7 @@ func TestChangesPassOverStrayConnections(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	joined(t, newClient(t, newPool(t, url), "x"), "orders", 4)
-	a := newAdmin(t, testkit.StrayPool(t, pgtest.OwnerURL(url), 3))
+	a := newAdmin(t, testkit.StrayPool(t, url, 3))
 	for range 4 {
 		testkit.OK(t, a.Apply(t.Context(), admin.Change{Verb: admin.VerbFreeze, Subject: "orders", Reason: "why"}))
 	}

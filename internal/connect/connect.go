@@ -141,7 +141,8 @@ func (cr *Connector) Connect(
 			stuck.Reset(4 * limit)
 		}
 		conn, err := cr.connect(ctx, limit, notified, func() { stuck.Reset(4 * limit) })
-		if cr.failed++; err == nil {
+		cr.failed++
+		if err == nil {
 			cr.failed = 0
 		}
 		return conn, err
@@ -178,7 +179,8 @@ func (cr *Connector) try(ctx context.Context, attempt func() (*Conn, error)) (*C
 	go func() {
 		var conn *Conn
 		err := handlers.Call(func() (err error) {
-			if conn, err = attempt(); err != nil { // it may be a nil pointer of the application, whose methods panic
+			conn, err = attempt()
+			if err != nil { // it may be a nil pointer of the application, whose methods panic
 				_, _ = err.Error(), errors.Is(err, errHangs)
 			}
 			return err
@@ -226,7 +228,8 @@ func (cr *Connector) connect(
 	cr.adapt(config, limit, c, comes)
 	config.OnNotification = notified
 	var err error
-	if c.Pgx, err = pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config); err != nil {
+	c.Pgx, err = pgx.ConnectConfig(context.WithValue(ctx, connecting{}, true), config)
+	if err != nil {
 		return nil, err
 	}
 	if cr.FastFailover > 0 {
@@ -339,7 +342,8 @@ func (c *Conn) writable(ctx context.Context, conn *pgconn.PgConn) error {
 			"a client needs it off", ErrReadOnly)
 	case is(replicationRole, "replica"):
 		return fmt.Errorf("%w: session_replication_role is replica, so no trigger notifies clients of changes; "+
-			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set", ErrSetting)
+			"run ALTER ROLE ... RESET session_replication_role, or ALTER DATABASE ... RESET, where it is set",
+			ErrSetting)
 	}
 	direct := row[lasting] != nil
 	c.line.direct.Store(direct)

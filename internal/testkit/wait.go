@@ -61,12 +61,14 @@ func Pool(t testing.TB, databaseURL string, configure ...func(*pgxpool.Config)) 
 	return pool
 }
 
-// StrayPool returns a pool whose first connections cannot write, as those that were opened while
-// their address led to a standby. They are the next ones that it lends.
+// StrayPool returns a pool of the owner whose first connections cannot write, as those that were
+// opened while their address led to a standby. They are the next ones that it lends. It leads past a
+// pooler, which would lend such sessions to others.
 func StrayPool(t testing.TB, databaseURL string, strays int) *pgxpool.Pool {
 	t.Helper()
 	var opened atomic.Int64
-	pool := Pool(t, databaseURL, func(c *pgxpool.Config) {
+	past, _ := pgtest.DirectURL(pgtest.OwnerURL(databaseURL))
+	pool := Pool(t, past, func(c *pgxpool.Config) {
 		c.MaxConns = int32(strays) + 1
 		c.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 			if opened.Add(1) > int64(strays) {

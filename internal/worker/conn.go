@@ -293,10 +293,22 @@ func Read(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Co
 // InTx calls f in a transaction of the pool, and commits it. Until the commit it begins anew as
 // Acquire does. If the commit is not answered, the error is that of a failed connection.
 func InTx(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, pgx.Tx) error) error {
+	return inTx(ctx, line, pool, handlers.ReadCommitted, f)
+}
+
+// Change is InTx for a change that an operator makes. It is read-only if its session is by default:
+// failover tools and operators set that to stop writes.
+func Change(ctx context.Context, pool *pgxpool.Pool, f func(context.Context, pgx.Tx) error) error {
+	return inTx(ctx, nil, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+}
+
+func inTx(
+	ctx context.Context, line *Line, pool *pgxpool.Pool, options pgx.TxOptions, f func(context.Context, pgx.Tx) error,
+) error {
 	line = cmp.Or(line, lineOf(pool))
 	var tx pgx.Tx
 	conn, release, err := Acquire(ctx, line, pool, forever, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
-		tx, err = conn.BeginTx(ctx, handlers.ReadCommitted)
+		tx, err = conn.BeginTx(ctx, options)
 		if err != nil {
 			return err
 		}
