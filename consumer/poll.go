@@ -319,8 +319,8 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 	})
 	batch.Queue("commit")
 	err = ready.SendBatch(ctx, batch).Close()
-	if err != nil {
-		conn.Close() // its server may no longer exist
+	if err != nil || ctx.Err() != nil {
+		conn.Close() // its server may no longer exist, or the poll was left behind with it
 	}
 	q.took = time.Since(began)
 	return err

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -176,4 +179,42 @@ func TestHookThatHangsStopsNoPolls(t *testing.T) {
 	w.outcome(testkit.Must(k.Enqueue(t.Context(), args{}))(t))
 	hang()
 	w.end()
+}
+
+// A hungPoll is a tracer that hangs in the second poll.
+type hungPoll struct {
+	polls   atomic.Int32
+	hung    chan struct{}
+	release chan struct{}
+}
+
+func (h *hungPoll) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(data.SQL, "schedule_poll") && h.polls.Add(1) == 2 {
+		close(h.hung)
+		<-h.release
+	}
+	return ctx
+}
+
+func (h *hungPoll) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A poll that hangs keeps its connection, and the polls after it have another. The end of Run closes
+// that one, and the poll closes its own when it goes on.
+func TestConnectionsOfHungPollsAreClosed(t *testing.T) {
+	t.Parallel()
+	db := newDirectDatabase(t)
+	tracer := &hungPoll{hung: make(chan struct{}), release: make(chan struct{})}
+	db.tracer = tracer
+	w := newWorker(db)
+	release := sync.OnceFunc(func() { close(tracer.release) })
+	t.Cleanup(release)
+	w.Times().PollLimit, w.Times().Overrun = time.Second, 50*time.Millisecond
+	w.run()
+	testkit.Receive(t, "a poll hangs", tracer.hung)
+	testkit.Until(t, "other polls go on", func() bool { return tracer.polls.Load() > 3 })
+	w.end()
+	const polled = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%schedule_poll%'`
+	becomes(db, "only the hung poll has a connection", 1, polled)
+	release()
+	becomes(db, "no poll has a connection", 0, polled)
 }

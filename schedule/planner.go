@@ -94,7 +94,7 @@ func (p *planner) start(ctx context.Context) (stop func()) {
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer p.poller.conn.Close()
+	defer func() { p.poller.conn.Close() }() // not the one that it began with: a hung poll keeps that
 	done := ctx.Done()
 	for {
 		var timer <-chan time.Time
@@ -123,8 +123,9 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		case <-done:
 			done = nil
 		case <-stopped:
-			if cancel(); p.poller.polling {
-				<-p.answers
+			cancel()
+			if p.poller.polling {
+				p.poller.received(<-p.answers)
 			}
 			return
 		}

@@ -321,8 +321,8 @@ func (q *poll) ask(ctx context.Context, db *db, conn *listen.Listener, partition
 	if err == nil && len(misplaced) > 0 {
 		err = db.sendPlace(ctx, c, misplaced)
 	}
-	if err != nil {
-		conn.Close() // its server may no longer exist
+	if err != nil || ctx.Err() != nil {
+		conn.Close() // its server may no longer exist, or the poll was left behind with it
 	}
 	return err
 }
