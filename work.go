@@ -322,25 +322,16 @@ func call(ctx context.Context, o *owned.Ownership, fn func(context.Context, Part
 // errorTime is the most that the methods of a callback's error may take.
 const errorTime = time.Second
 
-// A callbackError is a copy of an error that a callback returned, without its methods.
-type callbackError struct {
-	text string
-	of   []error
-}
-
-func (e callbackError) Error() string   { return e.text }
-func (e callbackError) Unwrap() []error { return e.of }
-
 // copied copies the text of an error of the application, and which of the others it wraps. Methods
 // of such an error may panic, for example because it is a nil pointer, end their goroutine, or
 // hang.
 func copied(err error, others ...error) error {
-	answer := make(chan callbackError, 1)
+	answer := make(chan handlers.Copied, 1)
 	problem := handlers.InTime(context.Background(), errorTime, 0, func(context.Context) error {
-		c := callbackError{text: err.Error()}
+		c := handlers.Copied{Text: err.Error()}
 		for _, other := range others {
 			if other != nil && errors.Is(err, other) {
-				c.of = append(c.of, other)
+				c.Of = append(c.Of, other)
 			}
 		}
 		answer <- c

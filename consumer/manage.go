@@ -132,28 +132,22 @@ func (m *Manager) change(ctx context.Context, verb, doing string, id *int64, res
 		parameters = "$1::pg_catalog.text, $4::bigint, $2::pg_catalog.text, $3::pg_catalog.text"
 	}
 	call := fmt.Sprintf("SELECT %s.consumer_%s(%s)", pgx.Identifier{m.schema}.Sanitize(), verb, parameters)
-	answered := false // so an error is that of the commit
-	err := worker.Change(ctx, m.pool, func(ctx context.Context, tx pgx.Tx) error {
-		err := tx.QueryRow(ctx, call, args...).Scan(result)
-		answered = err == nil
-		return err
+	err := worker.Change(ctx, m.pool, ErrUnknown, func(ctx context.Context, tx pgx.Tx) error {
+		return tx.QueryRow(ctx, call, args...).Scan(result)
 	})
 	if err != nil {
-		return wrap.Errorf("consumer: %s: %w", of, m.explained(ctx, err, answered))
+		return wrap.Errorf("consumer: %s: %w", of, m.explained(ctx, err))
 	}
 	return nil
 }
 
-// explained adds to the error of a change what it means, and the remedy. committing is true if the
-// error is that of the commit.
-func (m *Manager) explained(ctx context.Context, err error, committing bool) error {
-	var told *pgconn.PgError
-	if !errors.As(err, &told) || told.SeverityUnlocalized != "ERROR" {
-		if err = store.Advised(store.Caused(ctx, err)); committing {
-			return wrap.Errorf("%w: %w", ErrUnknown, err)
-		}
-		return err
+// explained adds to the error of a change what it means, and the remedy.
+func (m *Manager) explained(ctx context.Context, err error) error {
+	if !worker.AnsweredNo(err) {
+		return store.Advised(store.Caused(ctx, err))
 	}
+	var told *pgconn.PgError
+	errors.As(err, &told)
 	switch told.Code {
 	case "42704":
 		return wrap.Errorf("%w: %w", ErrNotFound, refusal{told})

@@ -57,8 +57,7 @@ type Options struct {
 }
 
 const (
-	defaultTitle  = "Leases"
-	defaultSchema = "pgleases"
+	defaultTitle = "Leases"
 
 	// policy allows only code, styles and requests of the handler's own files, not of the page
 	// itself.
@@ -85,7 +84,7 @@ var markup = template.Must(template.ParseFS(static, "static/page.html"))
 // open. It needs the rights that pgleases grants ROLE --for=reader prints, and for operators those
 // of --for=operator. Handler returns an error only for a bad option.
 func Handler(pool *pgxpool.Pool, o Options) (http.Handler, error) {
-	a, err := admin.New(pool, admin.WithSchema(cmp.Or(o.Schema, defaultSchema)))
+	a, err := admin.New(pool, admin.WithSchema(cmp.Or(o.Schema, admin.DefaultSchema)))
 	if err != nil {
 		return nil, wrap.Errorf("dashboard: %w", err)
 	}

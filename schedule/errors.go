@@ -111,8 +111,7 @@ func final(err error) bool {
 // refusedCommit reports whether the server answered the COMMIT with an error. Any other error means
 // that the connection failed, and the commit may have succeeded.
 func refusedCommit(err error) bool {
-	var refused *pgconn.PgError
-	return errors.As(err, &refused) && (refused.SeverityUnlocalized == "ERROR" || idled(err) || tookTooLong(err))
+	return worker.AnsweredNo(err) || idled(err) || tookTooLong(err)
 }
 
 // refusal returns the error of a change that the database refused.

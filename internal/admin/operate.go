@@ -88,16 +88,10 @@ func (a *Admin) Apply(ctx context.Context, c Change) error {
 	if err != nil {
 		return err
 	}
-	answered := false
-	err = worker.Change(ctx, a.pool, func(ctx context.Context, tx pgx.Tx) error {
+	err = worker.Change(ctx, a.pool, ErrUnknown, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, statement, args...)
-		answered = err == nil
 		return err
 	})
-	var told *pgconn.PgError
-	if err != nil && answered && !(errors.As(err, &told) && told.SeverityUnlocalized == "ERROR") {
-		err = wrap.Errorf("%w: %w", ErrUnknown, err) // the commit was not answered
-	}
 	return a.refusal(c, err)
 }
 

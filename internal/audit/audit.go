@@ -23,6 +23,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/audit/sql"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // tolerance is how much the time of a record may differ from the order of the records: a statement
@@ -132,7 +133,7 @@ func (a *auditor) run(ctx context.Context, r *Report, since time.Duration) error
 	}
 	r.Until = p.now.UTC()
 	r.From = r.Until.Add(-since)
-	p.from = later(r.From, p.installed.UTC())
+	p.from = when.Later(r.From, p.installed.UTC())
 	for _, part := range []struct {
 		name  string
 		has   bool
@@ -195,13 +196,6 @@ func failure(schema string, err error) error {
 		return fmt.Errorf("audit schema %q: %w", schema, err)
 	}
 	return fmt.Errorf("audit schema %q: %w; %s", schema, err, remedy)
-}
-
-func later(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // stamp returns a time as records show it.

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 // An event is a row of the table events.
@@ -80,7 +82,7 @@ func (l *leases) replay(e *event) error {
 		l.evictions++
 		last := eviction{e.at, e.id}
 		if before := l.evicted[e.from]; before != nil {
-			last.at = later(e.at, before.at)
+			last.at = when.Later(e.at, before.at)
 		}
 		l.evicted[e.from] = &last
 	case e.cause == "accepted":
@@ -230,7 +232,7 @@ func (p *period) eventsFrom() time.Time {
 		from = p.now.Add(-time.Duration(*p.kept * float64(time.Second))).Add(tolerance)
 	}
 	if p.firstID != nil && *p.firstID > 1 {
-		from = later(from, p.firstAt.Add(tolerance))
+		from = when.Later(from, p.firstAt.Add(tolerance))
 	}
 	return from.UTC()
 }

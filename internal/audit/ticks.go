@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -27,7 +28,7 @@ func (a *auditor) groups(ctx context.Context) (map[string]group, error) {
 			return err
 		}
 		if written != nil {
-			g.from = later(a.period.from, written.UTC()).Add(tolerance)
+			g.from = when.Later(a.period.from, written.UTC()).Add(tolerance)
 		}
 		all[name] = g
 		return nil
@@ -86,7 +87,7 @@ func (t *ticking) begin(from time.Time) {
 		return
 	}
 	t.parsed, t.known = rule, true
-	t.since = later(from, t.anchor.Add(tolerance))
+	t.since = when.Later(from, t.anchor.Add(tolerance))
 	t.after = t.reach(t.since)
 }
 
@@ -94,7 +95,7 @@ func (t *ticking) begin(from time.Time) {
 // time says which ticks of an hour that the clocks repeat have passed.
 func (t *ticking) reach(at time.Time) schedule.Tick {
 	after := schedule.Tick{At: at}
-	begin := schedule.Tick{At: later(at.Add(-3*time.Hour), *t.anchor)}
+	begin := schedule.Tick{At: when.Later(at.Add(-3*time.Hour), *t.anchor)}
 	for tick := range t.between(begin, at) {
 		after.Local = tick.Local
 	}

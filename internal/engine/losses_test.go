@@ -12,6 +12,7 @@ import (
 	. "github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // TestEveryLossIsReportedOnce checks all ways that ownerships can end: the contexts' cause, one log
@@ -191,7 +192,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 						continue
 					}
 					partitions, cause, _ := strings.Cut(strings.TrimPrefix(line, test.line+"lease=x partitions="), " cause=")
-					if named[partitions]++; !strings.HasPrefix(cause, bare(told)) && !(test.cause == ErrHandoff && cause == "") || cause == bare(ErrHandoff.Error()) { // which would repeat the message
+					if named[partitions]++; !strings.HasPrefix(cause, wrap.Text(test.cause)+test.text) && !(test.cause == ErrHandoff && cause == "") || cause == wrap.Text(ErrHandoff) { // which would repeat the message
 						t.Errorf("it is logged as %q", line)
 					}
 				}
@@ -276,7 +277,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				if n := w.logged(goesOn); n > 0 {
 					t.Errorf("it is logged %d times after the call has returned", n)
 				}
-				if n := w.logged(failedAfter + "[0] count=1 error=late cause=" + bare(test.cause.Error())); n != 1 {
+				if n := w.logged(failedAfter + "[0] count=1 error=late cause=" + wrap.Text(test.cause)); n != 1 {
 					t.Errorf("its error is logged %d times", n)
 				}
 				close(finish)

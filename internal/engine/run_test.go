@@ -15,6 +15,7 @@ import (
 
 	. "github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // A callback may end its goroutine, as a failing test does, or return an error that panics when it
@@ -144,7 +145,7 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 		nilPointer := "the callback returned a *net.DNSError whose methods cannot be called: panic: " +
 			"runtime error: invalid memory address or nil pointer dereference"
 		for _, want := range []string{"[0] count=1 error=terminating connection (SQLSTATE 25P03)", "[1] count=1 error=" + nilPointer} {
-			want = failedAfter + want + " cause=" + bare(ErrTrustLost.Error())
+			want = failedAfter + want + " cause=" + wrap.Text(ErrTrustLost)
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) || strings.Contains(all, "ERROR") {
 				t.Errorf("there is an error, or no %s in\n%s", want, all)
 			}
@@ -176,13 +177,10 @@ func TestEachLossKeepsItsCause(t *testing.T) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for partition, cause := range map[int]error{timedOut: ErrDrainTimeout, cutOff: ErrTrustLost} {
-			want := fmt.Sprintf("%s[%d] count=1 error=conn closed cause=%s", failedAfter, partition, bare(cause.Error()))
+			want := fmt.Sprintf("%s[%d] count=1 error=conn closed cause=%s", failedAfter, partition, wrap.Text(cause))
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) {
 				t.Errorf("there is no %s in\n%s", want, all)
 			}
 		}
 	})
 }
-
-// bare is the text of an error in a field of a log line, which does not repeat the name of the package.
-func bare(text string) string { return strings.TrimPrefix(text, "pgleases: ") }

@@ -149,6 +149,15 @@ func Caught(err *error) {
 	}
 }
 
+// Copied is a copy of an error of the application without its methods, which may panic or hang.
+type Copied struct {
+	Text string
+	Of   []error // what it wraps
+}
+
+func (c Copied) Error() string   { return c.Text }
+func (c Copied) Unwrap() []error { return c.Of }
+
 // maxText is how many bytes of an error's text are stored.
 const maxText = 64 << 10
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/handlers"
@@ -297,9 +298,26 @@ func InTx(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Co
 }
 
 // Change is InTx for a change that an operator makes. It is read-only if its session is by default:
-// failover tools and operators set that to stop writes.
-func Change(ctx context.Context, pool *pgxpool.Pool, f func(context.Context, pgx.Tx) error) error {
-	return inTx(ctx, nil, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+// failover tools and operators set that to stop writes. If the commit is not answered, so that the
+// change may have been made, the error wraps unknown.
+func Change(ctx context.Context, pool *pgxpool.Pool, unknown error, f func(context.Context, pgx.Tx) error) error {
+	committing := false
+	err := inTx(ctx, nil, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+		err := f(ctx, tx)
+		committing = err == nil
+		return err
+	})
+	if err != nil && committing && !AnsweredNo(err) {
+		return wrap.Errorf("%w: %w", unknown, err)
+	}
+	return err
+}
+
+// AnsweredNo reports whether a server answered with an error, and went on. Other errors mean that the
+// connection failed.
+func AnsweredNo(err error) bool {
+	var answer *pgconn.PgError
+	return errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR"
 }
 
 func inTx(

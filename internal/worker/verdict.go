@@ -95,42 +95,34 @@ func Copy(err error, others ...error) error {
 	if err == nil {
 		return nil
 	}
-	c := copied{text: handlers.Storable(err.Error())}
+	c := handlers.Copied{Text: handlers.Storable(err.Error())}
 	for left, n := []error{err}, 0; len(left) > 0 && n < 1000; n++ { // an error may wrap itself
-		c.keep(left[0], others)
+		keep(&c, left[0], others)
 		left = append(left[1:], wrapped(left[0])...)
 	}
 	return c
 }
 
-type copied struct {
-	text string
-	of   []error
-}
-
-func (c copied) Error() string   { return c.text }
-func (c copied) Unwrap() []error { return c.of }
-
-// keep copies what this module searches for in an error.
-func (c *copied) keep(err error, others []error) {
+// keep adds to a copy what this module searches for in an error.
+func keep(c *handlers.Copied, err error, others []error) {
 	switch e := err.(type) {
 	case verdict:
-		if v, _ := Verdict(c); v == None {
-			c.of = append(c.of, verdict{e.of, e.wait, errors.New("")}) // without the methods of its cause
+		if v, _ := Verdict(*c); v == None {
+			c.Of = append(c.Of, verdict{e.of, e.wait, errors.New("")}) // without the methods of its cause
 		}
 	case *rowError:
-		if _, named := RowIn(c); !named {
-			c.of = append(c.of, &rowError{e.row, errors.New("")})
-			c.text = handlers.Storable(e.err.Error())
+		if _, named := RowIn(*c); !named {
+			c.Of = append(c.Of, &rowError{e.row, errors.New("")})
+			c.Text = handlers.Storable(e.err.Error())
 		}
 	case *pgconn.PgError:
 		if e != nil {
-			c.of = append(c.of, e)
+			c.Of = append(c.Of, e)
 		}
 	}
 	sought := append([]error{context.DeadlineExceeded, context.Canceled}, others...)
 	if slices.ContainsFunc(sought, func(other error) bool { return other == err }) {
-		c.of = append(c.of, err)
+		c.Of = append(c.Of, err)
 	}
 }
 

@@ -19,7 +19,7 @@ func Errorf(format string, args ...any) error {
 	}
 	for i := kept; i < len(args); i++ {
 		err, isError := args[i].(error)
-		if isError && Text(err) != err.Error() {
+		if isError && Named(err) {
 			args[i] = nameless{err}
 		}
 	}
