@@ -69,14 +69,24 @@ var scheduleCrashes = []scheduleCrash{
 	{"place", nil, (*scheduleVictims).close},
 }
 
+// Why the statements of verbs are not sent while anything runs.
+const (
+	ofCaller   = "a caller's, in a transaction as create"
+	ofOperator = "an operator's, in a transaction as create"
+)
+
 // notScheduleCrashed has the statements that are not sent while anything runs, and the reasons.
 var notScheduleCrashed = map[string]string{
 	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
 	"locked": "it only reads",
 	"block":  "it only marks what cannot run, and is sent again", "setaside": "it only marks what cannot be read, and is sent again",
-	"declare": "sent each hour, for schedules that no process has declared for a day",
-	"replace": "sent if the code declares another rule, in a transaction as create",
-	"edit":    "a caller's, in a transaction as create", "change": "an operator's, in a transaction as create",
+	"declare":       "sent each hour, for schedules that no process has declared for a day",
+	"replace":       "sent if the code declares another rule, in a transaction as create",
+	"enqueueorkeep": "in a transaction as enqueue", "enqueueorreplace": "in a transaction as enqueue", "read": "it only reads",
+	"dolock": ofCaller, "dopause": ofCaller, "doresume": ofCaller, "docatchup": ofCaller, "dodelete": ofCaller, "dotrigger": ofCaller,
+	"dobackfill": ofCaller, "doretrytick": ofCaller, "doretryjob": ofCaller, "doretryfailed": ofCaller, "docanceljob": ofCaller,
+	"lock": ofOperator, "pause": ofOperator, "resume": ofOperator, "catchup": ofOperator, "delete": ofOperator, "trigger": ofOperator,
+	"backfill": ofOperator, "retrytick": ofOperator, "retryjob": ofOperator, "retryfailed": ofOperator, "canceljob": ofOperator,
 }
 
 // A process is killed before and after each statement, for each kind of handler. Every tick and job

@@ -114,7 +114,7 @@ func refusedCommit(err error) bool {
 	return worker.AnsweredNo(err) || idled(err) || tookTooLong(err)
 }
 
-// refusal returns the error of a change that the database refused.
+// refusal returns the error of a change, in the words of the database if it refused the change.
 func refusal(err error) error {
 	var refused *pgconn.PgError
 	if !errors.As(err, &refused) {

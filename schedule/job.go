@@ -190,10 +190,7 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 	conflict, rows, err := k.rows(args, opts)
 	if err == nil && len(rows) > 0 {
 		err = in(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			ids, err = k.scheduler.db.sendEnqueue(ctx, tx, rows, conflict.String())
-			if err == nil && len(ids) == 0 {
-				err = ErrExists
-			}
+			ids, err = k.scheduler.db.enqueue(ctx, tx, rows, conflict)
 			return err
 		})
 	}
@@ -204,6 +201,23 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 		return nil, wrap.Errorf("schedule: enqueue job of kind %q: %w", k.name, err)
 	}
 	return ids, nil
+}
+
+// enqueue enqueues jobs; with OnConflictIgnore and OnConflictReplace, there is one.
+func (d *db) enqueue(ctx context.Context, tx pgx.Tx, jobs []newJob, conflict OnConflict) (ids []int64, err error) {
+	ids = make([]int64, 1)
+	switch conflict {
+	case OnConflictIgnore:
+		ids[0], err = d.sendEnqueueOrKeep(ctx, tx, jobs[0])
+	case OnConflictReplace:
+		ids[0], err = d.sendEnqueueOrReplace(ctx, tx, jobs[0])
+	case OnConflictReject:
+		ids, err = d.sendEnqueue(ctx, tx, jobs)
+		if err == nil && len(ids) == 0 {
+			err = ErrExists
+		}
+	}
+	return ids, err
 }
 
 // rows returns the jobs to enqueue, and what to do about a conflict.

@@ -97,7 +97,7 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE (hashtext(g) & 2147483647) % 24 = (hashtext($1) & 2147483647) % 24 LIMIT 1", group)
 	for n := range 3 { // one of which is in the same fifth of a second
 		db.exec(fmt.Sprintf(`SELECT pgleases.notify('schedule/%s');
-			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]', 'raise')`, other, group))
+			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]')`, other, group))
 		testkit.Until(t, "it has run", func() bool { return len(db.effects()) == 2+n })
 	}
 }

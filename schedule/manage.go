@@ -10,11 +10,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
-// This file changes schedules and jobs, for programs and operators. schedule_edit makes each
-// change, in one transaction.
+// This file changes schedules and jobs, for programs and operators: one method, one transaction and
+// one SQL function for each verb.
 
 // Manage returns a Scheduler without a client, for operators and tools. It reads and changes the
 // schedules and jobs of a group; its Run returns an error. The options are WithSchema and
@@ -36,7 +37,9 @@ func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Optio
 // under way continues. Ticks that pass during a pause are not missed: see Resume. Pause returns
 // ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
-	return s.edited(ctx, "pause", name, map[string]any{}, nil)
+	return s.change(ctx, "pause "+s.named("schedule %q", name), func(ctx context.Context, tx pgx.Tx) error {
+		return s.db.sendPause(ctx, tx, name)
+	})
 }
 
 // A ResumeMode says with which tick a paused schedule continues.
@@ -50,23 +53,61 @@ const (
 // Resume ends a pause. If the schedule is not paused, Resume has no effect. It returns ErrNotFound
 // if the group has no schedule of this name.
 func (s *Scheduler) Resume(ctx context.Context, name string, mode ResumeMode) error {
-	if mode != ResumeFromNow && mode != ResumeCatchUp {
-		return fmt.Errorf("schedule: resume %s: ResumeMode(%d) is neither ResumeFromNow nor ResumeCatchUp", s.named("schedule %q", name), mode)
+	verb := "resume " + s.named("schedule %q", name)
+	switch mode {
+	case ResumeFromNow:
+		return s.change(ctx, verb, func(ctx context.Context, tx pgx.Tx) error {
+			r, err := s.db.sendLock(ctx, tx, name)
+			if err != nil || r.PausedAt == nil {
+				return err
+			}
+			passed, err := r.supersede(r.Clock)
+			if err != nil {
+				return err
+			}
+			return s.db.sendResume(ctx, tx, name, passed)
+		})
+	case ResumeCatchUp:
+		return s.change(ctx, verb, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendCatchUp(ctx, tx, name) })
 	}
-	return s.edited(ctx, "resume", name, map[string]any{"catch_up": mode == ResumeCatchUp}, passed)
+	return fmt.Errorf("schedule: %s: ResumeMode(%d) is neither ResumeFromNow nor ResumeCatchUp", verb, mode)
 }
 
 // Delete deletes a schedule and keeps its history. A run that is under way ends as for Cancel. If
 // the code declares the schedule, the next process that starts creates it again. Delete returns
 // ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Delete(ctx context.Context, name string) error {
-	return s.edited(ctx, "delete", name, map[string]any{}, passed)
+	return s.delete(ctx, name, func(*scheduleRow) error { return nil })
 }
 
 func init() {
 	bridge.DeleteSchedule = func(ctx context.Context, scheduler any, name string, id int64) error {
-		return scheduler.(*Scheduler).edited(ctx, "delete", name, map[string]any{"id": id}, passed)
+		s := scheduler.(*Scheduler)
+		return s.delete(ctx, name, func(r *scheduleRow) error {
+			if r.ID != id {
+				return fmt.Errorf("%w: it is not the one that was seen: it was deleted and created again", ErrNotFound)
+			}
+			return nil
+		})
 	}
+}
+
+// delete deletes a schedule, unless check returns an error for it.
+func (s *Scheduler) delete(ctx context.Context, name string, check func(*scheduleRow) error) error {
+	return s.change(ctx, "delete "+s.named("schedule %q", name), func(ctx context.Context, tx pgx.Tx) error {
+		r, err := s.db.sendLock(ctx, tx, name)
+		if err == nil {
+			err = check(r)
+		}
+		if err != nil {
+			return err
+		}
+		passed, err := r.supersede(r.Clock)
+		if err != nil {
+			return err
+		}
+		return s.db.sendDelete(ctx, tx, name, passed)
+	})
 }
 
 // Trigger runs a schedule now, as an extra run, even if it is paused. It enqueues a job with the
@@ -74,7 +115,9 @@ func init() {
 // the schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of
 // this name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
-	return first(s.change(ctx, "trigger", s.named("schedule %q", name), &name, map[string]any{}, nil))
+	return inOneChange(ctx, s, "trigger "+s.named("schedule %q", name), func(ctx context.Context, tx pgx.Tx) (int64, error) {
+		return s.db.sendTrigger(ctx, tx, name)
+	})
 }
 
 // maxBackfill is how many ticks one call backfills.
@@ -88,31 +131,52 @@ const maxBackfill = 1000
 // failed tick, use RetryTick. The ticks of the schedule keep their outcomes; see Job. Backfill
 // returns ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
-	what := map[string]any{"after": from, "until": to}
-	return s.change(ctx, "backfill", s.named("schedule %q", name), &name, what, func(r *scheduleRow) (any, error) {
-		rule, err := Parse(r.Rule)
-		switch {
-		case err != nil:
-			return nil, err
-		case to.After(r.Cursor):
-			return nil, fmt.Errorf("ticks up to %v are not all past: its cursor is at %v", to, r.Cursor)
-		case !from.Before(to):
-			return nil, fmt.Errorf("the range after %v, up to %v, is empty", from, to)
-		}
-		var windows []map[string]time.Time
-		last := Tick{At: from}
-		for tick, ok := rule.Next(r.Anchor, last); ok && !tick.At.After(to); tick, ok = rule.Next(r.Anchor, last) {
-			if len(windows) == maxBackfill {
-				return nil, fmt.Errorf("the range has more than %d ticks after %v, up to %v: backfill a shorter one", maxBackfill, from, to)
-			}
-			windows = append(windows, map[string]time.Time{"begins": last.At, "at": tick.At})
-			last = tick
-		}
-		if len(windows) == 0 {
-			return nil, nil
-		}
-		return windows, nil
+	verb := "backfill " + s.named("schedule %q", name)
+	r, err := asked(ctx, s.db, func(ctx context.Context, q querier) (*scheduleRow, error) { return s.db.sendRead(ctx, q, name) })
+	if err != nil {
+		return nil, wrap.Errorf("schedule: %s: %w", verb, store.Advised(err))
+	}
+	b, err := r.backfill(from, to)
+	if err != nil {
+		return nil, wrap.Errorf("schedule: %s: %w", verb, err)
+	}
+	if len(b.ticks) == 0 {
+		return nil, nil
+	}
+	return inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) ([]int64, error) {
+		return s.db.sendBackfill(ctx, tx, name, b)
 	})
+}
+
+// A backfill has the ticks of a rule in a range, in order, and where the window of each begins.
+type backfill struct {
+	after, until  time.Time
+	begins, ticks []time.Time
+}
+
+// backfill returns the ticks of a schedule in a range.
+func (r *scheduleRow) backfill(after, until time.Time) (backfill, error) {
+	b := backfill{after: after, until: until}
+	rule, err := Parse(r.Rule)
+	switch {
+	case err != nil:
+		return b, err
+	case until.After(r.Cursor):
+		return b, fmt.Errorf("ticks up to %v are not all past: its cursor is at %v", until, r.Cursor)
+	case !after.Before(until):
+		return b, fmt.Errorf("the range after %v, up to %v, is empty", after, until)
+	}
+	last := Tick{At: after}
+	for tick, ok := rule.Next(r.Anchor, last); ok && !tick.At.After(until); tick, ok = rule.Next(r.Anchor, last) {
+		if len(b.ticks) == maxBackfill {
+			const tooMany = "the range has more than %d ticks after %v, up to %v: backfill a shorter one"
+			return b, fmt.Errorf(tooMany, maxBackfill, after, until)
+		}
+		b.begins = append(b.begins, last.At)
+		b.ticks = append(b.ticks, tick.At)
+		last = tick
+	}
+	return b, nil
 }
 
 // Retry runs a job once more that failed, is unknown, or was canceled. It enqueues a new job with
@@ -121,7 +185,9 @@ func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Tim
 // once; then the new job can. Retry returns ErrNotFound if the group's history has no such job, and
 // ErrExists if a live job has its unique key.
 func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error) {
-	return first(s.change(ctx, "retry", s.named("job %d", id), nil, map[string]any{"job": id}, nil))
+	return inOneChange(ctx, s, "retry "+s.named("job %d", id), func(ctx context.Context, tx pgx.Tx) (int64, error) {
+		return s.db.sendRetryJob(ctx, tx, id)
+	})
 }
 
 // RetryTick runs a schedule once more, now, for a tick that failed or is unknown. It enqueues a job
@@ -130,7 +196,10 @@ func (s *Scheduler) Retry(ctx context.Context, id int64) (retry int64, err error
 // outcome. A tick can be retried once; then the job can. RetryTick returns ErrNotFound if the
 // group's history has no such tick, or if its schedule was deleted.
 func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) (retry int64, err error) {
-	return first(s.change(ctx, "retry", fmt.Sprintf("tick %v of %s", tick, s.named("schedule %q", name)), &name, map[string]any{"tick": tick}, nil))
+	verb := fmt.Sprintf("retry tick %v of %s", tick, s.named("schedule %q", name))
+	return inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (int64, error) {
+		return s.db.sendRetryTick(ctx, tx, name, tick)
+	})
 }
 
 // RetryFailed retries the ticks and jobs of a kind that failed at or after since, as RetryTick and
@@ -138,11 +207,16 @@ func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) 
 // returns how many ticks and jobs it did not retry, because their outcome is unknown, their
 // schedule was deleted, or a live job has their unique key.
 func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
-	if err = checkName("kind", kind); err == nil {
-		ids, refused, err = s.send(ctx, "retry_failed", nil, map[string]any{"kind": kind, "since": since}, nil)
+	verb := fmt.Sprintf("retry failed runs of kind %q of group %q", kind, s.db.group)
+	if err = checkName("kind", kind); err != nil {
+		return nil, 0, wrap.Errorf("schedule: %s: %w", verb, err)
 	}
+	ids, err = inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (retries []int64, err error) {
+		retries, refused, err = s.db.sendRetryFailed(ctx, tx, kind, since)
+		return retries, err
+	})
 	if err != nil {
-		return nil, 0, wrap.Errorf("schedule: retry failed runs of kind %q of group %q: %w", kind, s.db.group, err)
+		return nil, 0, err
 	}
 	return ids, refused, nil
 }
@@ -152,8 +226,9 @@ func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Tim
 // handler outside of the database stay. Cancel does not wait for the handler. It returns
 // ErrNotFound if the group has no live job with this ID.
 func (s *Scheduler) Cancel(ctx context.Context, id int64) error {
-	_, err := s.change(ctx, "cancel", s.named("job %d", id), nil, map[string]any{"job": id}, nil)
-	return err
+	return s.change(ctx, "cancel "+s.named("job %d", id), func(ctx context.Context, tx pgx.Tx) error {
+		return s.db.sendCancelJob(ctx, tx, id)
+	})
 }
 
 // named names a schedule or a job of the group, for an error.
@@ -161,47 +236,26 @@ func (s *Scheduler) named(format string, of any) string {
 	return fmt.Sprintf(format+" of group %q", of, s.db.group)
 }
 
-func (s *Scheduler) edited(ctx context.Context, verb, name string, what map[string]any, see func(*scheduleRow) (any, error)) error {
-	_, err := s.change(ctx, verb, s.named("schedule %q", name), &name, what, see)
+// change makes a change that returns only an error.
+func (s *Scheduler) change(ctx context.Context, verb string, f func(context.Context, pgx.Tx) error) error {
+	_, err := inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (struct{}, error) { return struct{}{}, f(ctx, tx) })
 	return err
 }
 
-func (s *Scheduler) change(ctx context.Context, verb, subject string, name *string, what map[string]any, see func(*scheduleRow) (any, error)) (ids []int64, err error) {
-	ids, _, err = s.send(ctx, verb, name, what, see)
-	if err != nil {
-		return nil, wrap.Errorf("schedule: %s %s: %w", verb, subject, err)
-	}
-	return ids, nil
-}
-
-// send makes a change. If schedule_edit returns a schedule first, send passes it to see, and sends
-// what see returns. If see returns nil, send makes no change.
-func (s *Scheduler) send(ctx context.Context, verb string, name *string, what map[string]any, see func(*scheduleRow) (any, error)) (ids []int64, refused int, err error) {
-	done := false
+// inOneChange makes a change in a transaction, and returns what f does. verb says what f changes, and
+// how.
+func inOneChange[T any](ctx context.Context, s *Scheduler, verb string, f func(context.Context, pgx.Tx) (T, error)) (result T, err error) {
+	committing := false // so an error is that of the commit
 	err = s.ownTx()(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-		done = false
-		delete(what, "seen")
-		var r *scheduleRow
-		if r, ids, refused, err = s.db.sendChange(ctx, tx, verb, name, what); err == nil && r != nil {
-			if what["seen"], err = see(r); err != nil || what["seen"] == nil {
-				return err
-			}
-			_, ids, refused, err = s.db.sendChange(ctx, tx, verb, name, what)
-		}
-		done = err == nil
+		result, err = f(ctx, tx)
+		committing = err == nil
 		return err
 	})
-	if done && err != nil && !refusedCommit(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
+	if err == nil {
+		return result, nil
+	}
+	if committing && !refusedCommit(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
 		err = wrap.Errorf("%w: %w", ErrUnknown, err)
 	}
-	return ids, refused, err
-}
-
-// passed counts the passed ticks of a schedule without an outcome.
-func passed(r *scheduleRow) (any, error) {
-	c, err := r.supersede(r.Clock)
-	if err != nil {
-		return nil, err
-	}
-	return map[string]any{"until": c.until, "last": c.last, "ticks": c.ticks}, nil
+	return *new(T), wrap.Errorf("schedule: %s: %w", verb, err)
 }

@@ -118,7 +118,7 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	}
 	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
 		FROM pgleases.schedule_changes WHERE actor = concat('ann (', session_user, ')') AND reason = 'why'`),
-		`pause close id {}, resume close id {"catch_up": true}, pause close id {}, resume close id {"catch_up": false}, trigger close id job {}, backfill close id {"until": "2026-03-02T01:00:00Z"}, `+
+		`pause close id {}, resume close id {"catch_up": true}, pause close id {}, resume close id {"catch_up": false}, trigger close id job {}, backfill close id {"until": "2026-03-02T01:00:00+00:00"}, `+
 			`cancel job {}, retry job {}, retry broken id job {}, retry_failed {"kind": "mail", "refused": 1, "retried": 3}, delete close id {}, delete broken id {}`, "what is written down")
 }
 
@@ -130,8 +130,10 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	o := newOperator(db)
 	for _, statement := range []string{
-		"SELECT pgleases.schedule_edit('pause', 'tests', 'close', '{}', NULL)", "SELECT pgleases.schedule_retry('tests', NULL, NULL, 1)",
-		"SELECT pgleases.schedule_enqueue('tests', 1, '[]', 'skip')", "SELECT pgleases.schedule_forget_tick(1)",
+		"SELECT pgleases.schedule_do_pause('tests', 'close')", "SELECT pgleases.schedule_do_retry_job('tests', 1)",
+		"SELECT pgleases.schedule_do_cancel_job('tests', 1, 'why')", "SELECT pgleases.schedule_do_lock('tests', 'close')",
+		"SELECT pgleases.schedule_changed('pause', 'tests', 'close', 1, NULL, '{}', 'ann', 'why')",
+		"SELECT pgleases.schedule_enqueue('tests', 1, '[{}]')", "SELECT pgleases.schedule_forget_tick(1)",
 	} {
 		if _, err := o.pool.Exec(t.Context(), statement); store.Code(err) != "42501" {
 			t.Errorf("%s: %v", statement, err)
@@ -142,33 +144,38 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 		t.Errorf("a pause without a reason: %v", err)
 	}
 	db.setClock(midnight.Add(90 * time.Minute))
-	change := func(verb, what, actor, reason string) string { // as Manage does not send it
-		_, err := o.pool.Exec(t.Context(), "SELECT pgleases.schedule_change($1, 'tests', 'close', $2::text::jsonb, $3, $4)", verb, what, actor, reason)
+	change := func(call string) string { // as Manage does not send it
+		_, err := o.pool.Exec(t.Context(), "SELECT pgleases."+call, pgx.QueryExecModeSimpleProtocol)
 		return fmt.Sprint(err)
 	}
-	for _, c := range []struct{ verb, what, actor, reason, says string }{
-		{"pause", `{}`, "", "", "pause needs a reason"},
-		{"pause", `{}`, "", strings.Repeat("x", 4001), "the reason has 4001 bytes"},
-		{"pause", `{}`, strings.Repeat("x", 256), "why", "the actor 256"},
-		{"move", `{}`, "", "why", "case not found"},
-		{"cancel", `{"job": 1}`, "", "why", "needs either a schedule or jobs"}, // under the name of a schedule
-		{"pause", `{"job": 1}`, "", "why", "needs either a schedule or jobs"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:31:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
-		{"delete", `{"seen": {"until": "2026-03-01T23:59:00Z", "ticks": 1}}`, "", "why", "cannot be canceled"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": -1}}`, "", "why", "cannot be canceled"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z", "ticks": 1, "last": "2026-03-02T01:31:00Z"}}`, "", "why", "cannot be canceled"},
-		{"delete", `{"seen": {"ticks": 1}}`, "", "why", "cannot be canceled"},
-		{"delete", `{"seen": {"until": "2026-03-02T01:30:00Z"}}`, "", "why", "cannot be canceled"},
-		{"backfill", `{"seen": [{"begins": "2026-03-02T00:00:00Z", "at": "2026-03-02T01:00:00Z"}]}`, "", "why", "not all past"},
-		{"backfill", `{"seen": [{}]}`, "", "why", "not all past"},
+	for call, says := range map[string]string{
+		"schedule_pause('tests', 'close', '', '')":                                                      "pause needs a reason",
+		"schedule_pause('tests', 'close', '', NULL)":                                                    "pause needs a reason",
+		"schedule_lock('tests', 'close', '', '')":                                                       "lock needs a reason",
+		"schedule_pause('tests', 'close', '', repeat('x', 4001))":                                       "the reason has 4001 bytes",
+		"schedule_pause('tests', 'close', repeat('x', 256), 'why')":                                     "the actor 256",
+		"schedule_cancel_job('tests', NULL, '', 'why')":                                                 "has no job <NULL>",
+		"schedule_pause('tests', NULL, '', 'why')":                                                      `has no schedule "<NULL>"`,
+		"schedule_delete('tests', 'close', '%s 01:31Z', '%[1]s 01:31Z', 1, '', 'why')":                  "cannot be canceled",
+		"schedule_delete('tests', 'close', '2026-03-01 23:59Z', '%s 00:00Z', 1, '', 'why')":             "cannot be canceled",
+		"schedule_delete('tests', 'close', '%s 01:30Z', '%[1]s 01:30Z', -1, '', 'why')":                 "cannot be canceled",
+		"schedule_delete('tests', 'close', '%s 01:30Z', '%[1]s 01:31Z', 1, '', 'why')":                  "cannot be canceled",
+		"schedule_delete('tests', 'close', NULL, '%s 01:30Z', 1, '', 'why')":                            "cannot be canceled",
+		"schedule_delete('tests', 'close', '%s 01:30Z', NULL, 1, '', 'why')":                            "cannot be canceled",
+		"schedule_delete('tests', 'close', '%s 01:30Z', '%[1]s 01:30Z', NULL, '', 'why')":               "cannot be canceled",
+		"schedule_backfill('tests', 'close', now(), now(), '{%s 00:00Z}', '{%[1]s 01:00Z}', '', 'why')": "not all past",
+		"schedule_backfill('tests', 'close', now(), now(), '{%s 00:00Z}', '{NULL}', '', 'why')":         "not all past",
 	} {
-		if err := change(c.verb, c.what, c.actor, c.reason); !strings.Contains(err, c.says) {
-			t.Errorf("%s %s: %s, want %q", c.verb, c.what, err, c.says)
+		if strings.Contains(call, "%") {
+			call = fmt.Sprintf(call, "2026-03-02")
+		}
+		if err := change(call); !strings.Contains(err, says) {
+			t.Errorf("%s: %s, want %q", call, err, says)
 		}
 	}
 	db.exec("UPDATE pgleases.schedules SET cursor = '2026-03-02T01:00:00Z'")
-	many := "[" + strings.Repeat(`{"at": "2026-03-02T01:00:00Z"},`, 1000) + `{"at": "2026-03-02T01:00:00Z"}]`
-	if err := change("backfill", `{"seen": `+many+`}`, "", "why"); !strings.Contains(err, "more than 1000") {
+	many := "array_fill('2026-03-02 01:00Z'::timestamptz, '{1001}')"
+	if err := change("schedule_backfill('tests', 'close', now(), now(), " + many + ", " + many + ", '', 'why')"); !strings.Contains(err, "more than 1000") {
 		t.Error(err)
 	}
 	for _, table := range []string{"history", "schedule_changes", "jobs"} {
@@ -176,7 +183,7 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	}
 	tx := testkit.Must(o.pool.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }() // an error: it has ended
-	testkit.Must(tx.Exec(t.Context(), "SELECT pgleases.schedule_change('pause', 'tests', 'close', '{}', '', 'why')"))(t)
+	testkit.Must(tx.Exec(t.Context(), "SELECT pgleases.schedule_pause('tests', 'close', '', 'why')"))(t)
 	var bounds string
 	testkit.OK(t, tx.QueryRow(t.Context(), "SELECT concat(current_setting('idle_in_transaction_session_timeout'), ' ', current_setting('statement_timeout'))").Scan(&bounds))
 	expect(t, bounds, "4s 10s", "how long a transaction may idle after a verb, and a statement take")
@@ -201,24 +208,24 @@ func TestManageRefusals(t *testing.T) {
 	backfill := func(name string, from, to time.Time) error { return second(m.Backfill(ctx, name, from, to)) }
 	_, _, kindErr := m.RetryFailed(ctx, "", midnight)
 	for says, err := range map[string]error{
-		`has no schedule "shut"`:                                  m.Pause(ctx, "shut"),
-		`resume schedule "gone" of group "tests"`:                 m.Resume(ctx, "gone", schedule.ResumeFromNow),
-		`delete schedule "gone" of group "tests"`:                 m.Delete(ctx, "gone"),
-		`trigger schedule "gone" of group "tests"`:                second(m.Trigger(ctx, "gone")),
-		`backfill schedule "gone" of group "tests"`:               backfill("gone", midnight, midnight.Add(time.Hour)),
-		`of schedule "shut" of group "tests"`:                     second(m.RetryTick(ctx, "shut", midnight)),
-		"is not in the history of group":                          second(m.RetryTick(ctx, "close", midnight.Add(time.Minute))),
-		fmt.Sprintf("was no tick, but job %d: retry that", done):  second(m.RetryTick(ctx, "extra", extra)),
-		"job 1000000 is not in the history":                       second(m.Retry(ctx, 1000000)),
-		`has no job 1000000, or it has ended`:                     m.Cancel(ctx, 1000000),
-		fmt.Sprintf(`has no job %d, or it has`, done):             m.Cancel(ctx, done),
-		"01:00:00+00 of schedule \"close\" has outcome succeeded": second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
-		"can be retried. Enqueue it again.":                       second(m.Retry(ctx, done)),
-		"is still running or waiting: pgleases jobs show ":        second(m.Retry(ctx, living)),
-		"the range after":                                         backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
-		"are not all past: its cursor is at":                      backfill("close", midnight, midnight.Add(2*time.Hour)),
-		"the range has more than 1000 ticks":                      backfill("close", midnight.AddDate(-1, 0, 0), midnight),
-		`retry failed runs of kind "" of group "tests"`:           kindErr,
+		`has no schedule "shut": pgleases schedules list tests`:                       m.Pause(ctx, "shut"),
+		`resume schedule "gone" of group "tests"`:                                     m.Resume(ctx, "gone", schedule.ResumeFromNow),
+		`delete schedule "gone" of group "tests"`:                                     m.Delete(ctx, "gone"),
+		`trigger schedule "gone" of group "tests"`:                                    second(m.Trigger(ctx, "gone")),
+		`backfill schedule "gone" of group "tests"`:                                   backfill("gone", midnight, midnight.Add(time.Hour)),
+		`of schedule "shut" of group "tests"`:                                         second(m.RetryTick(ctx, "shut", midnight)),
+		"is not in the history of group":                                              second(m.RetryTick(ctx, "close", midnight.Add(time.Minute))),
+		fmt.Sprintf("was no tick, but job %d: retry that", done):                      second(m.RetryTick(ctx, "extra", extra)),
+		"job 1000000 is not in the history":                                           second(m.Retry(ctx, 1000000)),
+		`has no job 1000000, or it has ended`:                                         m.Cancel(ctx, 1000000),
+		fmt.Sprintf("has no job %d, or it has ended: pgleases jobs list tests", done): m.Cancel(ctx, done),
+		"01:00:00+00 of schedule \"close\" has outcome succeeded":                     second(m.RetryTick(ctx, "close", midnight.Add(time.Hour))),
+		"can be retried. Enqueue it again.":                                           second(m.Retry(ctx, done)),
+		"is still running or waiting: pgleases jobs show ":                            second(m.Retry(ctx, living)),
+		"the range after":                               backfill("close", midnight.Add(time.Hour), midnight.Add(time.Hour)),
+		"are not all past: its cursor is at":            backfill("close", midnight, midnight.Add(2*time.Hour)),
+		"the range has more than 1000 ticks":            backfill("close", midnight.AddDate(-1, 0, 0), midnight),
+		`retry failed runs of kind "" of group "tests"`: kindErr,
 	} {
 		contains(t, err, says)
 		expect(t, errors.Is(err, schedule.ErrUnknown), false, "whether it is unknown that "+says)
@@ -239,7 +246,7 @@ func TestManageUnknownOutcome(t *testing.T) {
 		after bool
 		known bool
 		jobs  int64
-	}{{"schedule_change", false, true, 0}, {"schedule_change", true, true, 0}, {"commit\x00", true, false, 1}, {"commit\x00", false, false, 1}} {
+	}{{"schedule_trigger", false, true, 0}, {"schedule_trigger", true, true, 0}, {"commit\x00", true, false, 1}, {"commit\x00", false, false, 1}} {
 		w.wire.Lose(1, lost.text, lost.after)
 		_, err := m.Trigger(t.Context(), "close")
 		if err == nil || errors.Is(err, schedule.ErrUnknown) == lost.known {

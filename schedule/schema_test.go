@@ -2,6 +2,7 @@ package schedule_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -104,9 +105,21 @@ func TestChangesIgnoreSearchPath(t *testing.T) {
 	}
 	testkit.OK(t, m.Pause(t.Context(), "close"))
 	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeFromNow))
+	testkit.OK(t, m.Pause(t.Context(), "close"))
+	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeCatchUp))
 	id := testkit.Must(m.Trigger(t.Context(), "close"))(t)
 	testkit.OK(t, m.Cancel(t.Context(), id))
 	testkit.Must(m.Retry(t.Context(), id))(t)
+	testkit.Must(m.Backfill(t.Context(), "close", midnight.Add(-90*time.Minute), midnight))(t)
+	failed := one[time.Time](db, `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)
+		SELECT id, group_name, name, kind, t, t, 1, 'failed', t FROM pgleases.schedules, unnest('{2026-01-01 01:00Z,2026-01-01 02:00Z}'::timestamptz[]) AS t RETURNING until`)
+	testkit.Must(m.RetryTick(t.Context(), "close", failed))(t)
+	retries, refused, err := m.RetryFailed(t.Context(), "raw", failed)
+	testkit.OK(t, err)
+	expect(t, fmt.Sprint(len(retries), refused), "1 0", "retries of failed ticks, and refusals")
+	for _, conflict := range []schedule.OnConflict{schedule.OnConflictIgnore, schedule.OnConflictReplace, schedule.OnConflictIgnore} {
+		testkit.Must(changed.Enqueue(t.Context(), "text", schedule.WithUnique("one", conflict)))(t)
+	}
 	testkit.OK(t, m.Delete(t.Context(), "close"))
-	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume trigger cancel retry delete", "what is written down")
+	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume pause resume trigger cancel retry backfill retry retry_failed delete", "what is written down")
 }

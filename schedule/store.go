@@ -29,9 +29,24 @@ type statements struct {
 	Limit                                                        string
 	Close, EndJob, PostponeJob                                   string
 	MakeSlots, TakeSlot, FreeSlot                                string
-	Enqueue, Job, Jobs, Get, Create, Replace                     string
+	Enqueue, EnqueueOrKeep, EnqueueOrReplace                     string
+	Job, Jobs, Get, Create, Replace                              string
 	List, History, Trim                                          string
-	Declare, Declared, Edit, Change                              string
+	Declare, Declared                                            string
+
+	// The verbs on schedules and jobs: of programs with Do before the name, of operators without.
+	Read                       string
+	DoLock, Lock               string
+	DoPause, Pause             string
+	DoResume, Resume           string
+	DoCatchUp, CatchUp         string
+	DoDelete, Delete           string
+	DoTrigger, Trigger         string
+	DoBackfill, Backfill       string
+	DoRetryTick, RetryTick     string
+	DoRetryJob, RetryJob       string
+	DoRetryFailed, RetryFailed string
+	DoCancelJob, CancelJob     string
 }
 
 func statementsFor(schema string) (s statements) {
@@ -377,9 +392,21 @@ func shownMicro(local *time.Time) *int64 {
 }
 
 // sendEnqueue returns the IDs of jobs; empty if the unique key is taken.
-func (d *db) sendEnqueue(ctx context.Context, q querier, jobs []newJob, taken string) (ids []int64, err error) {
-	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode(jobs), taken).Scan(&ids)
+func (d *db) sendEnqueue(ctx context.Context, q querier, jobs []newJob) (ids []int64, err error) {
+	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode(jobs)).Scan(&ids)
 	return ids, err
+}
+
+// sendEnqueueOrKeep returns the ID of the live job with the unique key.
+func (d *db) sendEnqueueOrKeep(ctx context.Context, q querier, job newJob) (id int64, err error) {
+	err = q.QueryRow(ctx, d.statements.EnqueueOrKeep, d.group, int32(d.partitions), encode(job)).Scan(&id)
+	return id, err
+}
+
+// sendEnqueueOrReplace returns the ID of the live job with the unique key.
+func (d *db) sendEnqueueOrReplace(ctx context.Context, q querier, job newJob) (id int64, err error) {
+	err = q.QueryRow(ctx, d.statements.EnqueueOrReplace, d.group, int32(d.partitions), encode(job)).Scan(&id)
+	return id, err
 }
 
 // sendJob returns a job, or its outcome; nil if neither exists.
@@ -395,22 +422,94 @@ func (d *db) sendJobs(ctx context.Context, q querier, f JobFilter, after int64) 
 	return collect[Job](ctx, q, d.statements.Jobs, d.group, f.Kind, f.Prefix, string(f.State), after, page)
 }
 
-// sendChange changes a schedule or a job: see schedule_edit. asks is nil when the change is made.
-func (d *db) sendChange(ctx context.Context, tx pgx.Tx, verb string, name *string, what map[string]any) (asks *scheduleRow, ids []int64, refused int, err error) {
-	text, err := json.Marshal(what)
-	if err != nil {
-		return nil, nil, 0, err
+// verb sends a verb: with a reason that of an operator, which records it, and otherwise that of a
+// program.
+func (d *db) verb(ctx context.Context, tx pgx.Tx, program, operator string, args ...any) pgx.Row {
+	if d.reason == "" {
+		return refusing{tx.QueryRow(ctx, program, args...)}
 	}
-	statement, args := d.statements.Edit, []any{verb, d.group, name, string(text)}
-	if d.reason != "" {
-		statement, args = d.statements.Change, append(args, d.actor, d.reason)
+	return refusing{tx.QueryRow(ctx, operator, append(args, d.actor, d.reason)...)}
+}
+
+// A refusing row returns what the database refuses as a refusal.
+type refusing struct{ pgx.Row }
+
+func (r refusing) Scan(dest ...any) error { return refusal(r.Row.Scan(dest...)) }
+
+// sendRead returns a schedule.
+func (d *db) sendRead(ctx context.Context, q querier, name string) (*scheduleRow, error) {
+	var found string
+	if err := (refusing{q.QueryRow(ctx, d.statements.Read, d.group, name)}).Scan(&found); err != nil {
+		return nil, err
 	}
-	var asked *string
-	if err = tx.QueryRow(ctx, statement, args...).Scan(&asked, &ids, &refused); err != nil {
-		return nil, nil, 0, refusal(err)
+	return decodeSchedule(&found)
+}
+
+// sendLock locks a schedule until the end of the transaction, and returns it.
+func (d *db) sendLock(ctx context.Context, tx pgx.Tx, name string) (*scheduleRow, error) {
+	var found string
+	if err := d.verb(ctx, tx, d.statements.DoLock, d.statements.Lock, d.group, name).Scan(&found); err != nil {
+		return nil, err
 	}
-	asks, err = decodeSchedule(asked)
-	return asks, ids, refused, err
+	return decodeSchedule(&found)
+}
+
+func (d *db) sendPause(ctx context.Context, tx pgx.Tx, name string) error {
+	return d.verb(ctx, tx, d.statements.DoPause, d.statements.Pause, d.group, name).Scan(nil)
+}
+
+// sendResume ends the pause of a schedule that sendLock has locked, and cancels passed ticks.
+func (d *db) sendResume(ctx context.Context, tx pgx.Tx, name string, c canceled) error {
+	return d.verb(ctx, tx, d.statements.DoResume, d.statements.Resume, d.group, name, c.until, c.last, c.ticks).Scan(nil)
+}
+
+// sendCatchUp ends the pause of a schedule, and keeps passed ticks.
+func (d *db) sendCatchUp(ctx context.Context, tx pgx.Tx, name string) error {
+	return d.verb(ctx, tx, d.statements.DoCatchUp, d.statements.CatchUp, d.group, name).Scan(nil)
+}
+
+// sendDelete deletes a schedule that sendLock has locked, and cancels passed ticks.
+func (d *db) sendDelete(ctx context.Context, tx pgx.Tx, name string, c canceled) error {
+	return d.verb(ctx, tx, d.statements.DoDelete, d.statements.Delete, d.group, name, c.until, c.last, c.ticks).Scan(nil)
+}
+
+// sendTrigger returns the job of the extra run.
+func (d *db) sendTrigger(ctx context.Context, tx pgx.Tx, name string) (id int64, err error) {
+	err = d.verb(ctx, tx, d.statements.DoTrigger, d.statements.Trigger, d.group, name).Scan(&id)
+	return id, err
+}
+
+// sendBackfill returns the jobs of the extra runs.
+func (d *db) sendBackfill(ctx context.Context, tx pgx.Tx, name string, b backfill) (ids []int64, err error) {
+	if d.reason == "" {
+		err = tx.QueryRow(ctx, d.statements.DoBackfill, d.group, name, b.begins, b.ticks).Scan(&ids)
+		return ids, refusal(err)
+	}
+	args := []any{d.group, name, b.after, b.until, b.begins, b.ticks, d.actor, d.reason}
+	err = tx.QueryRow(ctx, d.statements.Backfill, args...).Scan(&ids)
+	return ids, refusal(err)
+}
+
+// sendRetryTick returns the job that runs the tick once more.
+func (d *db) sendRetryTick(ctx context.Context, tx pgx.Tx, name string, tick time.Time) (id int64, err error) {
+	err = d.verb(ctx, tx, d.statements.DoRetryTick, d.statements.RetryTick, d.group, name, tick).Scan(&id)
+	return id, err
+}
+
+// sendRetryJob returns the job that runs the job once more.
+func (d *db) sendRetryJob(ctx context.Context, tx pgx.Tx, job int64) (id int64, err error) {
+	err = d.verb(ctx, tx, d.statements.DoRetryJob, d.statements.RetryJob, d.group, job).Scan(&id)
+	return id, err
+}
+
+// sendRetryFailed returns the new jobs, and how many ticks and jobs were not retried.
+func (d *db) sendRetryFailed(ctx context.Context, tx pgx.Tx, kind string, since time.Time) (ids []int64, refused int, err error) {
+	err = d.verb(ctx, tx, d.statements.DoRetryFailed, d.statements.RetryFailed, d.group, kind, since).Scan(&ids, &refused)
+	return ids, refused, err
+}
+
+func (d *db) sendCancelJob(ctx context.Context, tx pgx.Tx, job int64) error {
+	return d.verb(ctx, tx, d.statements.DoCancelJob, d.statements.CancelJob, d.group, job).Scan(nil)
 }
 
 // sendGet locks a schedule for an edit. It returns the time, and the schedule; nil if it does not

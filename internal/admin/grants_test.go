@@ -49,14 +49,19 @@ const (
 	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
 		present_database() read() release() session_ends() settings() snapshot() tables_number() tidy() timeline()`
-	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_clock() schedule_close() schedule_close_late()
-		schedule_create() schedule_declare() schedule_edit() schedule_end() schedule_end_job()
-		schedule_end_replaced_job() schedule_enqueue() schedule_entry_json() schedule_forget_tick()
+	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock() schedule_close() schedule_close_late()
+		schedule_create() schedule_declare() schedule_do_backfill() schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete()
+		schedule_do_lock() schedule_do_pause() schedule_do_resume() schedule_do_retry_failed() schedule_do_retry_job()
+		schedule_do_retry_tick() schedule_do_trigger() schedule_end() schedule_end_job() schedule_end_replaced_job()
+		schedule_enqueue() schedule_enqueue_or_keep() schedule_enqueue_or_replace() schedule_entry_json() schedule_find() schedule_forget_tick()
 		schedule_free_slot() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_join()
 		schedule_json() schedule_list() schedule_lock_job() schedule_locked() schedule_make_slots() schedule_open()
-		schedule_partition() schedule_place() schedule_poll() schedule_postpone_job() schedule_replace()
-		schedule_retry() schedule_set_aside() schedule_since() schedule_source() schedule_status_json()
-		schedule_take_slot() schedule_ticks() schedule_trim()`
+		schedule_partition() schedule_place() schedule_poll() schedule_postpone_job() schedule_read() schedule_replace()
+		schedule_retry_entry() schedule_set_aside() schedule_since() schedule_source() schedule_status_json()
+		schedule_take() schedule_take_slot() schedule_ticks() schedule_trim() schedule_wake()`
+	// Verbs, which run with the rights of their owner.
+	forScheduleOperators = `schedule_backfill() schedule_cancel_job() schedule_catch_up() schedule_delete() schedule_lock() schedule_pause()
+		schedule_resume() schedule_retry_failed() schedule_retry_job() schedule_retry_tick() schedule_trigger()`
 	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted() consumer_look()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
@@ -84,9 +89,9 @@ var mayDo = map[string]string{
 
 	"reader EXECUTE": forReaders, "reader USAGE": "schema", "reader SELECT": everything,
 	"operator EXECUTE": forReaders + " " + forOperators, "operator USAGE": "schema", "operator SELECT": everything,
-	"schedule-operators EXECUTE": forReaders + " schedule_change()", "schedule-operators USAGE": "schema", "schedule-operators SELECT": everything,
+	"schedule-operators EXECUTE": forReaders + " schedule_find() schedule_read() " + forScheduleOperators, "schedule-operators USAGE": "schema", "schedule-operators SELECT": everything,
 
-	"schedules EXECUTE": forAll + " " + forApplications + " schedule_change() " + forAllSchedules, "schedules USAGE": "lock_tokens schema",
+	"schedules EXECUTE": forAll + " " + forApplications + " " + forScheduleOperators + " " + forAllSchedules, "schedules USAGE": "lock_tokens schema",
 	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_version schedules schedules_status",
 	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules UPDATE": clientsWrite + "server notified history jobs schedule_groups schedule_owners schedule_slots schedules",

@@ -116,7 +116,16 @@ SELECT pgleases.schedule_take_slot($1::pg_catalog.text, $2::pg_catalog.text, $3:
 SELECT pgleases.schedule_free_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::pg_catalog.text, $5::int)::pg_catalog.text;
 
 -- enqueue: enqueues jobs, and returns their ids.
-SELECT pgleases.schedule_enqueue($1::pg_catalog.text, $2::int, $3::pg_catalog.jsonb, $4::pg_catalog.text);
+SELECT pgleases.schedule_enqueue(
+    p_group => $1::pg_catalog.text, p_partitions => $2::int, p_jobs => $3::pg_catalog.jsonb);
+
+-- enqueueorkeep: enqueues a job, or keeps a live job with its unique key, and returns its id.
+SELECT pgleases.schedule_enqueue_or_keep(
+    p_group => $1::pg_catalog.text, p_partitions => $2::int, p_job => $3::pg_catalog.jsonb);
+
+-- enqueueorreplace: enqueues a job, or replaces a live job with its unique key, and returns its id.
+SELECT pgleases.schedule_enqueue_or_replace(
+    p_group => $1::pg_catalog.text, p_partitions => $2::int, p_job => $3::pg_catalog.jsonb);
 
 -- job: a job, or its outcome.
 SELECT pgleases.schedule_job($1::pg_catalog.text, $2::bigint);
@@ -130,14 +139,121 @@ SELECT * FROM pgleases.schedule_list($1::pg_catalog.text, $2::pg_catalog.text, $
 -- history: outcomes, newest first.
 SELECT * FROM pgleases.schedule_history($1::pg_catalog.text, $2::pg_catalog.text, $3::bigint, $4::int);
 
--- edit: changes a schedule or a job.
-SELECT asks, ids, coalesce(refused, 0)
-FROM pgleases.schedule_edit($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb,
-    NULL::pg_catalog.text);
+-- read: a schedule whose ticks are needed.
+SELECT pgleases.schedule_read(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text);
 
--- change: edit for an operator.
-SELECT asks, ids, coalesce(refused, 0)
-FROM pgleases.schedule_change($1::pg_catalog.text, $2::pg_catalog.text, $3::pg_catalog.text, $4::pg_catalog.jsonb, $5::pg_catalog.text, $6::pg_catalog.text);
+-- dolock: locks a schedule for a change, and returns it.
+SELECT pgleases.schedule_do_lock(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text);
+
+-- lock: dolock for an operator.
+SELECT pgleases.schedule_lock(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text, p_actor => $3::pg_catalog.text,
+    p_reason => $4::pg_catalog.text);
+
+-- dopause: pauses a schedule.
+SELECT pgleases.schedule_do_pause(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text);
+
+-- pause: dopause for an operator.
+SELECT pgleases.schedule_pause(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text, p_actor => $3::pg_catalog.text,
+    p_reason => $4::pg_catalog.text);
+
+-- doresume: ends a pause; passed ticks are canceled.
+SELECT pgleases.schedule_do_resume(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_until => $3::pg_catalog.timestamptz, p_canceled_until => $4::pg_catalog.timestamptz,
+    p_canceled => $5::bigint, p_why => NULL::pg_catalog.text);
+
+-- resume: doresume for an operator.
+SELECT pgleases.schedule_resume(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_until => $3::pg_catalog.timestamptz, p_canceled_until => $4::pg_catalog.timestamptz,
+    p_canceled => $5::bigint, p_actor => $6::pg_catalog.text, p_reason => $7::pg_catalog.text);
+
+-- docatchup: ends a pause; passed ticks run.
+SELECT pgleases.schedule_do_catch_up(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text);
+
+-- catchup: docatchup for an operator.
+SELECT pgleases.schedule_catch_up(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text, p_actor => $3::pg_catalog.text,
+    p_reason => $4::pg_catalog.text);
+
+-- dodelete: deletes a schedule.
+SELECT pgleases.schedule_do_delete(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_until => $3::pg_catalog.timestamptz, p_canceled_until => $4::pg_catalog.timestamptz,
+    p_canceled => $5::bigint, p_why => NULL::pg_catalog.text)::pg_catalog.text;
+
+-- delete: dodelete for an operator.
+SELECT pgleases.schedule_delete(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_until => $3::pg_catalog.timestamptz, p_canceled_until => $4::pg_catalog.timestamptz,
+    p_canceled => $5::bigint, p_actor => $6::pg_catalog.text, p_reason => $7::pg_catalog.text)::pg_catalog.text;
+
+-- dotrigger: enqueues an extra run.
+SELECT pgleases.schedule_do_trigger(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text);
+
+-- trigger: dotrigger for an operator.
+SELECT pgleases.schedule_trigger(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text, p_actor => $3::pg_catalog.text,
+    p_reason => $4::pg_catalog.text);
+
+-- dobackfill: enqueues extra runs for past ticks.
+SELECT pgleases.schedule_do_backfill(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_begins => $3::pg_catalog.timestamptz[], p_ticks => $4::pg_catalog.timestamptz[]);
+
+-- backfill: dobackfill for an operator.
+SELECT pgleases.schedule_backfill(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_after => $3::pg_catalog.timestamptz, p_until => $4::pg_catalog.timestamptz,
+    p_begins => $5::pg_catalog.timestamptz[], p_ticks => $6::pg_catalog.timestamptz[],
+    p_actor => $7::pg_catalog.text, p_reason => $8::pg_catalog.text);
+
+-- doretrytick: runs a schedule once more for a tick.
+SELECT pgleases.schedule_do_retry_tick(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_tick => $3::pg_catalog.timestamptz);
+
+-- retrytick: doretrytick for an operator.
+SELECT pgleases.schedule_retry_tick(
+    p_group => $1::pg_catalog.text, p_name => $2::pg_catalog.text,
+    p_tick => $3::pg_catalog.timestamptz, p_actor => $4::pg_catalog.text,
+    p_reason => $5::pg_catalog.text);
+
+-- doretryjob: runs a job once more.
+SELECT pgleases.schedule_do_retry_job(
+    p_group => $1::pg_catalog.text, p_job => $2::bigint);
+
+-- retryjob: doretryjob for an operator.
+SELECT pgleases.schedule_retry_job(
+    p_group => $1::pg_catalog.text, p_job => $2::bigint, p_actor => $3::pg_catalog.text,
+    p_reason => $4::pg_catalog.text);
+
+-- doretryfailed: runs the failed ticks and jobs of a kind once more.
+SELECT ids, refused FROM pgleases.schedule_do_retry_failed(
+    p_group => $1::pg_catalog.text, p_kind => $2::pg_catalog.text,
+    p_since => $3::pg_catalog.timestamptz);
+
+-- retryfailed: doretryfailed for an operator.
+SELECT ids, refused FROM pgleases.schedule_retry_failed(
+    p_group => $1::pg_catalog.text, p_kind => $2::pg_catalog.text,
+    p_since => $3::pg_catalog.timestamptz, p_actor => $4::pg_catalog.text,
+    p_reason => $5::pg_catalog.text);
+
+-- docanceljob: cancels a job.
+SELECT pgleases.schedule_do_cancel_job(
+    p_group => $1::pg_catalog.text, p_job => $2::bigint, p_why => NULL::pg_catalog.text)::pg_catalog.text;
+
+-- canceljob: docanceljob for an operator.
+SELECT pgleases.schedule_cancel_job(
+    p_group => $1::pg_catalog.text, p_job => $2::bigint, p_actor => $3::pg_catalog.text,
+    p_reason => $4::pg_catalog.text)::pg_catalog.text;
 
 -- trim: deletes a page of old entries of the history.
 SELECT up_to, more FROM pgleases.schedule_trim($1::pg_catalog.text, $2::boolean, $3::pg_catalog.timestamptz, $4::bigint, $5::int);

@@ -77,9 +77,7 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    IF p_due < now + interval '1 second' THEN
-        PERFORM pgleases.notify('schedule/' || p_group);
-    END IF;
+    PERFORM pgleases.schedule_wake(p_group, p_due);
     RETURN true;
 END
 $pgleases_body$;
@@ -122,9 +120,7 @@ BEGIN
         s.kind := p_kind;
         PERFORM pgleases.schedule_canceled(s, p_canceled_until, p_canceled, NULL::text);
     END IF;
-    IF p_due < now + interval '1 second' THEN
-        PERFORM pgleases.notify('schedule/' || p_group);
-    END IF;
+    PERFORM pgleases.schedule_wake(p_group, p_due);
 END
 $pgleases_body$;
 
