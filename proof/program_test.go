@@ -16,17 +16,24 @@ import (
 	"github.com/pgleases/pgleases/proof/tally"
 )
 
+// built returns the path of the command.
+func built(t testing.TB) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "pgleases")
+	out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "..", "-o", path, "./cmd/pgleases").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return path
+}
+
 // The command's own tests kill and stop the command, and cut its connections. Here the server is
 // down for longer than programs may continue. A kernel lock shows each program whether another
 // program of its partition, or a descendant of one, still runs.
 func TestProgramsNeverOverlapDuringRestarts(t *testing.T) {
 	t.Parallel()
-	dir := t.TempDir()
-	command, log := filepath.Join(dir, "pgleases"), filepath.Join(dir, "log")
-	build := exec.CommandContext(t.Context(), "go", "build", "-C", "..", "-o", command, "./cmd/pgleases")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	dir, command := t.TempDir(), built(t)
+	log := filepath.Join(dir, "log")
 	server := pgserver.Private(t)
 	const program = `trap '' TERM
 exec 9>"lock-$PGLEASES_PARTITION"

@@ -17,6 +17,7 @@ type Proxy struct {
 	loses   [2]bool // by direction
 	resets  bool
 	delay   time.Duration
+	era     int           // how often the network took another way
 	changed chan struct{} // closed at the next change of the above
 }
 
@@ -73,6 +74,15 @@ func (p *Proxy) Thaw() {
 	})
 }
 
+// Reroute ends the effect of Freeze for new connections. Those that there are get no bytes any more,
+// and do not end, as if their server had vanished.
+func (p *Proxy) Reroute() {
+	p.change(func() {
+		p.loses = [2]bool{}
+		p.era++
+	})
+}
+
 // Cut breaks all connections. New connections succeed at once.
 func (p *Proxy) Cut() { p.change(p.breakAll) }
 
@@ -94,7 +104,7 @@ func willReset(c net.Conn) {
 // serve serves one connection.
 func (p *Proxy) serve(client net.Conn) {
 	p.mu.Lock()
-	resets := p.resets
+	resets, era := p.resets, p.era
 	p.mu.Unlock()
 	if resets {
 		willReset(client)
@@ -104,8 +114,8 @@ func (p *Proxy) serve(client net.Conn) {
 	if err != nil || !p.holds(server) {
 		return
 	}
-	p.wait.Go(func() { p.forward(server, client, answers) })
-	p.forward(client, server, requests)
+	p.wait.Go(func() { p.forward(server, client, answers, era) })
+	p.forward(client, server, requests, era)
 }
 
 // A packet is what one read returned.
@@ -114,8 +124,8 @@ type packet struct {
 	arrived time.Time
 }
 
-// forward forwards one direction of a connection until from ends, and then closes to.
-func (p *Proxy) forward(from, to net.Conn, direction int) {
+// forward forwards one direction of a connection of an era until from ends, and then closes to.
+func (p *Proxy) forward(from, to net.Conn, direction, era int) {
 	defer p.drop(to)
 	packets := make(chan packet, 1024)
 	p.wait.Go(func() {
@@ -132,7 +142,7 @@ func (p *Proxy) forward(from, to net.Conn, direction int) {
 		}
 	})
 	for packet := range packets {
-		if p.lost(packet, direction) {
+		if p.lost(packet, direction, era) {
 			continue
 		}
 		if _, err := to.Write(packet.bytes); err != nil {
@@ -142,11 +152,11 @@ func (p *Proxy) forward(from, to net.Conn, direction int) {
 }
 
 // lost delays a packet, and reports whether the proxy drops it.
-func (p *Proxy) lost(packet packet, direction int) bool {
+func (p *Proxy) lost(packet packet, direction, era int) bool {
 	share := 0.5 + rand.Float64()
 	for {
 		p.mu.Lock()
-		lost, delay, changed := p.loses[direction], p.delay, p.changed
+		lost, delay, changed := p.loses[direction] || era != p.era, p.delay, p.changed
 		p.mu.Unlock()
 		rest := time.Until(packet.arrived.Add(time.Duration(share * float64(delay))))
 		if lost || rest <= 0 {

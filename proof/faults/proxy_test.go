@@ -209,3 +209,20 @@ func TestAddressIsReplacedInAnyConnectionString(t *testing.T) {
 		}
 	}
 }
+
+func TestReroutedProxyLeavesOldConnectionsSilent(t *testing.T) {
+	proxy := newProxy(t)
+	before := connected(t, proxy)
+	proxy.Freeze()
+	during := dial(t, proxy)
+	if ok, err := passes(during, 100*time.Millisecond); ok || err != nil {
+		t.Errorf("frozen, but passes %v, %v", ok, err)
+	}
+	proxy.Reroute()
+	for _, conn := range []net.Conn{before, during} {
+		if ok, err := passes(conn, 100*time.Millisecond); ok || err != nil {
+			t.Errorf("it is of before, but passes %v, %v", ok, err)
+		}
+	}
+	connected(t, proxy)
+}
