@@ -3,7 +3,9 @@ package pgleases
 import (
 	"context"
 	"errors"
+	"fmt"
 
+	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
@@ -58,8 +60,13 @@ var (
 	ErrDrainTimeout = errors.New("pgleases: work did not end within the drain timeout")
 )
 
-// The packages whose tables openError knows, and what pgleases grants calls the role that uses them.
-var purposes = map[string]string{"pgleases": "application", "schedule": "schedules", "consumer": "consumers"}
+// The packages whose tables openError knows: what pgleases grants calls the role that uses them, and
+// how pgleases migrate creates them.
+var parts = map[string]struct{ purpose, migrate string }{
+	"pgleases": {"application", "pgleases migrate"},
+	"schedule": {"schedules", "pgleases migrate --schedules"},
+	"consumer": {"consumers", "pgleases migrate --consumers"},
+}
 
 // openError adds the remedy to an error of opening or migrating the tables of a package.
 func openError(ctx context.Context, of, doing, schema string, err error) error {
@@ -68,7 +75,7 @@ func openError(ctx context.Context, of, doing, schema string, err error) error {
 	}
 	var misfit *store.SchemaError
 	if errors.As(err, &misfit) {
-		return wrap.Errorf("%s: %s: %w: %s: %s", of, doing, ErrSchema, misfit, misfitRemedy(of, misfit))
+		return wrap.Errorf("%s: %s: %w: %s; %s", of, doing, ErrSchema, misfit, misfitRemedy(of, schema, misfit))
 	}
 	if !store.Denied(err) {
 		return wrap.Errorf("%s: %s: %w", of, doing, store.Advised(store.Caused(ctx, err)))
@@ -79,15 +86,21 @@ func openError(ctx context.Context, of, doing, schema string, err error) error {
 		owner = "; to create or change the tables, " +
 			"run it as the role that owns the schema, or as one that may create it"
 	}
-	return wrap.Errorf("%s: %s: the role lacks rights: "+
-		"give it what pgleases grants ROLE --for=%s prints for schema %q%s: %w",
-		of, doing, purposes[of], schema, owner, err)
+	return wrap.Errorf("%s: %s: the role lacks rights: %w; "+
+		"give it what pgleases grants ROLE --for=%s prints for schema %q%s",
+		of, doing, err, parts[of].purpose, schema, owner)
 }
 
-func misfitRemedy(of string, misfit *store.SchemaError) string {
+func misfitRemedy(of, schema string, misfit *store.SchemaError) string {
 	if misfit.TooNew {
 		return "run a newer version of this library"
 	}
-	return "run " + of + ".Migrate, the command pgleases migrate (with --schedules or --consumers if you use them), " +
-		"or the DDL that " + of + ".Schema returns, as a role with the right to do so"
+	command := parts[of].migrate
+	if schema != defaultSchema {
+		command += " --schema " + shell.Word(schema)
+	}
+	if misfit.Grant != "" {
+		return fmt.Sprintf("run %s as a role that may, or %s", command, misfit.Grant)
+	}
+	return fmt.Sprintf("run %s, %s.Migrate or the DDL that %[2]s.Schema returns, as a role that may", command, of)
 }

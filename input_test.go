@@ -315,19 +315,24 @@ func TestMissingRightsErrorNamesTheSchema(t *testing.T) {
 		return err
 	}
 	err := open()
-	refused(t, "no schema, and no right to make one", err, `"pgleases"`, "permission denied")
+	refused(t, "no schema, and no right to make one", err, fmt.Sprintf(`pgleases: open client: schema does not fit: `+
+		`schema "pgleases" is missing in this database, and role %q may not create it; `+
+		`run pgleases migrate as a role that may, or GRANT CREATE ON DATABASE %s TO %[1]s`, role, config.Database))
+	wraps(t, "no schema, and no right to make one", err, pgleases.ErrSchema)
 	err = open(pgleases.WithoutMigration())
 	refused(t, "no schema", err, `"pgleases"`, "missing", "pgleases.Migrate")
 
 	testkit.OK(t, pgleases.Migrate(ctx, pool))
 	err = open()
-	refused(t, "no right to the schema", err, `give it what pgleases grants ROLE --for=application prints for schema "pgleases"`, "permission denied")
+	refused(t, "no right to the schema", err, "the role lacks rights: ", "ERROR: permission denied",
+		`; give it what pgleases grants ROLE --for=application prints for schema "pgleases"`)
 	testkit.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
 	err = open()
 	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")
 	testkit.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role+"; UPDATE pgleases.schema_version SET version = 0")
 	err = open()
-	refused(t, "too old, and no right to migrate it", err, "version 0", "needs 1", "pgleases.Migrate", "SQLSTATE 42501")
+	refused(t, "too old, and no right to migrate it", err, "version 0", "needs 1", "pgleases.Migrate", "SQLSTATE 42501",
+		fmt.Sprintf("role %q may not create or change it", role))
 	wraps(t, "too old, and no right to migrate it", err, pgleases.ErrSchema)
 	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 1")
 	err = open()

@@ -207,9 +207,9 @@ func TestNewRefusesWithoutRights(t *testing.T) {
 	db.exec("ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")
 	contains(t, open(), "row-level security hides rows", "BYPASSRLS")
 	db.exec("REVOKE pg_read_all_data FROM " + role + "; REVOKE SELECT ON pgleases.consumer_version FROM " + role)
-	contains(t, open(), `new consumer: the role lacks rights: give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"`)
+	contains(t, open(), `new consumer: the role lacks rights: `, `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"`)
 	_, err := consumer.New(t.Context(), client, pool, "orders", outbox, consumer.Each(effect))
-	contains(t, err, `migrate: the role lacks rights: give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"; to create or change`)
+	contains(t, err, `migrate: the role lacks rights: `, `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"; to create or change`)
 }
 
 // New refuses a handler that the table does not fit, and wrong options.

@@ -317,7 +317,7 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 		{database, "list --schema none", `schema "none" is missing`},
 		{as(t, database, role), "list", "pgleases grants ROLE --for=reader"},
 		{as(t, database, role), "schedules pause reports close --reason why", "pgleases grants ROLE --for=schedule-operators"},
-		{as(t, database, role), "migrate --schema other", "permission denied"},
+		{as(t, database, role), "migrate --schema other", fmt.Sprintf("role %q may not create it", role)},
 		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
 		{"not a url", "clients", "cannot read the connection string"},
 		{database, "list extra", "extra"},

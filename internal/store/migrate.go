@@ -53,7 +53,8 @@ func PartOf(name string, files fs.ReadFileFS) Part {
 // A SchemaError says why this code cannot run on the schema.
 type SchemaError struct {
 	Text   string
-	TooNew bool // newer code is needed; otherwise a migration is needed
+	TooNew bool   // newer code is needed; otherwise a migration is needed
+	Grant  string // the statement after which the role could create the schema; empty: that is not what it lacks
 }
 
 func (e *SchemaError) Error() string { return e.Text }
@@ -232,11 +233,26 @@ END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, BodyTag("$pgleases
 	case err == nil || code == codeMigrated:
 		return p.Fits(ctx, conn, schema)
 	case code == "3F000" || Denied(err):
-		const denied = "%s: permission denied to create it or to migrate it: %v"
-		return &SchemaError{Text: fmt.Sprintf(denied, misfit.Text, err)}
+		return denied(ctx, conn, misfit, err)
 	default:
 		return fmt.Errorf("create schema %q: %w", schema, err)
 	}
+}
+
+// denied names the role that may not make a schema fit. If the server refused to create the schema,
+// the migration went on, and failed because there is none, so its error would only repeat that.
+func denied(ctx context.Context, conn *pgx.Conn, misfit *SchemaError, refusal error) error {
+	const who = "SELECT current_user::text, pg_catalog.format(" +
+		"'GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), current_user)"
+	var role, grant string
+	err := conn.QueryRow(ctx, who, pgx.QueryExecModeExec).Scan(&role, &grant)
+	if err != nil {
+		return fmt.Errorf("%s: %w", misfit.Text, err)
+	}
+	if Code(refusal) == "3F000" {
+		return &SchemaError{Text: fmt.Sprintf("%s, and role %q may not create it", misfit.Text, role), Grant: grant}
+	}
+	return &SchemaError{Text: fmt.Sprintf("%s, and role %q may not create or change it: %v", misfit.Text, role, refusal)}
 }
 
 // apply sends a migration, again if it waited too long for a table, until ctx ends.
