@@ -306,3 +306,15 @@ func TestAllStatementsRunAsTheyStand(t *testing.T) {
 	}
 	expect(t, fields.NumField(), count, "statements that have a file")
 }
+
+func TestPartitionForRefusesFewerThanOne(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	for _, partitions := range []int{0, -1} {
+		_, err := f.raw().Exec(f.ctx, "SELECT pgleases.partition_for('key', $1)", partitions)
+		want := fmt.Sprintf("partition_for with %d partitions", partitions)
+		if Code(err) != "22023" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%d: %v", partitions, err)
+		}
+	}
+}

@@ -5,12 +5,16 @@
 CREATE OR REPLACE FUNCTION pgleases.partition_for(key pg_catalog.text, partitions int) RETURNS int
 LANGUAGE plpgsql IMMUTABLE STRICT PARALLEL SAFE AS $pgleases_body$
 BEGIN
+    IF partition_for.partitions OPERATOR(pg_catalog.<) 1 THEN
+        RAISE EXCEPTION 'partition_for with % partitions', partition_for.partitions
+            USING ERRCODE = 'invalid_parameter_value', HINT = 'A lease has 1 to 65536 partitions.';
+    END IF;
     RETURN ((('x'::pg_catalog.text OPERATOR(pg_catalog.||) pg_catalog.encode(pg_catalog.substr(
                   pg_catalog.sha256(pg_catalog.convert_to(partition_for.key, 'UTF8')), 1, 8), 'hex'))::bit(64)::bigint
              OPERATOR(pg_catalog.&) 9223372036854775807) OPERATOR(pg_catalog.%) partition_for.partitions::bigint)::int;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with this number of partitions: the first 8 bytes of the SHA-256 of the key''s UTF-8, big-endian, without the sign bit, modulo the number.';
+COMMENT ON FUNCTION pgleases.partition_for(pg_catalog.text, int) IS 'The partition of a key in a lease with this number of partitions: the first 8 bytes of the SHA-256 of the key''s UTF-8, big-endian, without the sign bit, modulo the number. If the number is below 1, it raises 22023.';
 
 -- The row lock is the guard lock. Without it a former owner would pass while the takeover is not committed. It lasts
 -- until the caller commits, and until then a takeover skips the partition (FOR UPDATE SKIP LOCKED). A guard that waited
