@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -89,6 +90,9 @@ func (l *Locks) AcquireShared(ctx context.Context, name string) (*Held, error) {
 // fn then. Otherwise it returns the error of fn joined with that of the release. ErrLost says that
 // another client may have had the lock before fn ended.
 func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context) error) error {
+	if fn == nil {
+		return noFunction(name)
+	}
 	h, err := l.Acquire(ctx, name)
 	if err != nil {
 		return err
@@ -100,6 +104,9 @@ func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context
 // false and no error. After a crash of the holder it may wait for about the holder's TTL. A later
 // caller runs fn again: for once a night, use package schedule.
 func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
+	if fn == nil {
+		return false, noFunction(name)
+	}
 	h, err := l.TryAcquire(ctx, name)
 	switch {
 	case errors.Is(err, ErrHeld):
@@ -108,6 +115,10 @@ func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Cont
 		return false, err
 	}
 	return true, h.run(ctx, fn)
+}
+
+func noFunction(name string) error {
+	return fmt.Errorf("pgleases: run under lock %q: the function is nil; pass the one that works under the lock", name)
 }
 
 // mode says how to ask for a lock.
@@ -261,8 +272,11 @@ func (l *Locks) send(
 
 // inTheWay returns who has the lock, or waits for it.
 func (l *Locks) inTheWay(name string, answer store.LockAnswer) string {
-	since := answer.Since.Format(time.RFC3339Nano)
-	by := fmt.Sprintf("by client %q, host %s, pid %d, since %s", answer.Holder, answer.Host, answer.PID, since)
+	who := "this client itself"
+	if answer.Holder != l.client.ID() || answer.PID != os.Getpid() { // another process may have taken over the ID
+		who = fmt.Sprintf("client %q, host %s, pid %d", answer.Holder, answer.Host, answer.PID)
+	}
+	by := fmt.Sprintf("by %s, since %s", who, answer.Since.Format(time.RFC3339Nano))
 	if at, is := l.client.Locks.LostSince(name); is {
 		const unreleased = " (this client lost the lock at %s and has not released it: call Release on the lost Held)"
 		by += fmt.Sprintf(unreleased, at.Format(time.RFC3339Nano))

@@ -552,6 +552,21 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 	}
 }
 
+// A lock that was acquired for no work would be found only when another caller waits for it.
+func TestDoRefusesANilFunction(t *testing.T) {
+	t.Parallel()
+	url := newDatabase(t)
+	a := newWorker(t, url)
+	_, tried := a.TryDo(t.Context(), "x", nil)
+	const want = `pgleases: run under lock "x": the function is nil; pass the one that works under the lock`
+	for name, err := range map[string]error{"Do": a.Do(t.Context(), "x", nil), "TryDo": tried} {
+		if err == nil || err.Error() != want {
+			t.Errorf("%s returned %v", name, err)
+		}
+	}
+	expect(t, testkit.Value[int](t, testkit.Pool(t, url), rows), 0, "rows")
+}
+
 func TestWhatIsNoNameIsRefused(t *testing.T) {
 	t.Parallel()
 	a := newWorker(t, newDatabase(t))

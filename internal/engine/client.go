@@ -92,6 +92,9 @@ func (c *Client) Join(ctx context.Context, name string, partitions int, o LeaseO
 	return j.lease, nil
 }
 
+// ID returns the client's ID.
+func (c *Client) ID() string { return c.config.ClientID }
+
 // Log returns the client's logger.
 func (c *Client) Log() *slog.Logger { return c.config.Log }
 

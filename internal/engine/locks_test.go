@@ -148,6 +148,25 @@ func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
 	}
 }
 
+// A caller does not know the ID of its own client.
+func TestLockErrorNamesTheClientItself(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		locks := lock.New(w.start("a").c, nil)
+		held, err := locks.TryAcquire(context.Background(), "report")
+		w.ok(err)
+		waiting, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		_, waited := locks.Acquire(waiting, "report")
+		_, tried := locks.TryAcquire(context.Background(), "report")
+		for _, err := range []error{waited, tried} {
+			if err == nil || !strings.Contains(err.Error(), " by this client itself, since ") {
+				w.failf("its own process is told %v", err)
+			}
+		}
+		w.ok(held.Release(context.Background()))
+	})
+}
+
 // A database that was away for everybody evicts nobody, so a lock that was lost meanwhile stays
 // until it is released.
 func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
