@@ -197,7 +197,7 @@ func (c *Client) Err() error { return c.engine.Err() }
 // ctx bounds only the wait for work. When ctx has ended, or if it had ended before the call, the
 // client still releases what is free, for up to 2 s. Partitions in work are not released: their
 // contexts are canceled with ErrClosed, and they move when the session expires, a TTL after its
-// last heartbeat. Close returns an error that names them, joined with the cause of ctx. If the
+// last heartbeat. Close returns an error that names them and wraps the cause of ctx. If the
 // database does not answer, Close returns when ctx has ended or the trust deadline has passed. If
 // ctx has a deadline and the client can connect, the server may be slow, so Close returns only when
 // no heartbeat has succeeded for two TTLs. In any case Close returns within 6 s after the end of

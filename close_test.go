@@ -473,7 +473,7 @@ func TestCloseAndLeaveInCallbackNameThePartition(t *testing.T) {
 						cancel(why)
 					}
 					err := <-returned
-					refused(t, name, err, `lease "work"`, "still in work: 2")
+					refused(t, name, err, `lease "work"`, "partitions 2 ", "still in work")
 					if own {
 						wraps(t, name, err, why)
 					}

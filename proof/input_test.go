@@ -32,8 +32,14 @@ func TestTheMostPartitionsWork(t *testing.T) {
 		if err := client.Close(ctx); err != nil {
 			t.Error(err)
 		}
-		if lines := log.lines("handed over", "partitions=[0-8191]"); len(lines) != 1 {
-			t.Errorf("it was not handed over in order: %q", log.lines("handed over"))
+		if lines := log.lines("handed over", "count=65536 partitions=[0-65535]"); len(lines) != 1 {
+			t.Errorf("the log has %q", log.lines("handed over"))
+		}
+		const order = `SELECT string_agg(DISTINCT (lower(e.partitions) > before)::text, ' ')
+			FROM (SELECT partitions, lag(lower(partitions), 1, -1) OVER (ORDER BY tx, id) AS before
+			      FROM pgleases.events WHERE from_id IS NOT NULL) AS e`
+		if rises := testkit.Value[string](t, pool, order); rises != "true" {
+			t.Errorf("it was not handed over in order: %q", rises)
 		}
 	})
 }

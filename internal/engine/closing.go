@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/when"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // closing is the state of the client's end: by Close, by a newer process with its ID, or by an
@@ -92,26 +93,27 @@ var closeStages = []closeStage{
 	{
 		remains:  func(e *engine) bool { return e.locks.Remain() },
 		proceeds: func(e *engine, _ time.Time) bool { return e.locks.Releases() },
-		busy:     func(e *engine) []string { return named("lock", e.locks.Names()) },
+		busy:     func(e *engine) []string { return named("lock %q", e.locks.Names()) },
 	},
 	{
 		remains:  func(e *engine) bool { return !e.plans.none() },
 		proceeds: func(e *engine, _ time.Time) bool { return !e.plans.none() },
-		busy:     func(e *engine) []string { return named("plan of lease", e.plans.names()) },
+		busy:     func(e *engine) []string { return named("plan of lease %q", e.plans.names()) },
 	},
 	{
 		remains:  func(e *engine) bool { return len(e.releases.unannounced) > 0 },
 		proceeds: func(e *engine, _ time.Time) bool { return len(e.releases.unannounced) > 0 },
 		busy: func(e *engine) []string {
-			return named("announcement of lease", slices.Sorted(maps.Keys(e.releases.unannounced)))
+			return named("announcement of lease %q", slices.Sorted(maps.Keys(e.releases.unannounced)))
 		},
 	},
 }
 
-func named(what string, names []string) []string {
+// named puts each name into a text.
+func named(format string, names []string) []string {
 	all := make([]string, len(names))
 	for i, name := range names {
-		all[i] = fmt.Sprintf("%s %q", what, name)
+		all[i] = fmt.Sprintf(format, name)
 	}
 	return all
 }
@@ -130,8 +132,44 @@ func leasesToLeave(e *engine) (busy []string) {
 	return busy
 }
 
-// reportedMost is how many things that a client waits for are in one line of the log.
+// leasesLeftBehind returns the leases that a client at its end cannot leave.
+func leasesLeftBehind(e *engine) (left []string) {
+	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
+		m := e.members.byName[name]
+		working := e.members.shared.inWork(m)
+		if len(working) > 0 {
+			left = append(left, fmt.Sprintf("partitions %s of lease %q still in work", ranges.Short(working), name))
+		} else if m.inDatabase() {
+			left = append(left, fmt.Sprintf("lease %q not left", name))
+		}
+	}
+	return left
+}
+
+// leftBehind returns the error of a Close that could not end everything, in one line.
+func leftBehind(left []string, hurried error) error {
+	const until = "the session keeps what is left until it expires"
+	what := strings.Join(shortened(left), ", ")
+	switch {
+	case len(left) == 0:
+		return nil
+	case hurried == nil:
+		return fmt.Errorf("pgleases: close: %s; %s", what, until)
+	}
+	return wrap.Errorf("pgleases: close: %s: %w; %s", what, hurried, until)
+}
+
+// reportedMost is how many things a client names in one line.
 const reportedMost = 20
+
+// shortened returns as many things as fit into one line, and how many more there are.
+func shortened(all []string) []string {
+	more := len(all) - reportedMost
+	if more <= 0 {
+		return all
+	}
+	return append(slices.Clone(all[:reportedMost]), fmt.Sprintf("%d more", more))
+}
 
 // reportClosing logs what a client waits for that has been ending for long.
 func (e *engine) reportClosing(now time.Time) {
@@ -145,11 +183,7 @@ func (e *engine) reportClosing(now time.Time) {
 	if len(busy) == 0 {
 		busy = []string{"the end of its session"}
 	}
-	more := len(busy) - reportedMost
-	if more > 0 {
-		busy = append(busy[:reportedMost], fmt.Sprintf("%d more", more))
-	}
 	lasts := e.closing.reported(now)
 	e.log.Info("pgleases: end of the client takes long", slog.Duration("for", lasts.Round(10*time.Millisecond)),
-		slog.String("busy", strings.Join(busy, ", ")))
+		slog.String("busy", strings.Join(shortened(busy), ", ")))
 }

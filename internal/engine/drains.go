@@ -27,6 +27,9 @@ type shared struct {
 	// also removed assignments, until the work on them ends. Changed by beginDrain and endDrain
 	draining map[*assignment]struct{}
 	unlogged []ended // not logged yet
+	// what was handed over of leases that the client leaves, or of all when it ends: one line for each
+	// lease when it has left
+	given map[*Lease]*ended
 }
 
 // ended are ownerships of one lease that ended together.
@@ -38,7 +41,8 @@ type ended struct {
 }
 
 func newShared(c *Client, now time.Time) shared {
-	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{})}
+	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{}),
+		given: make(map[*Lease]*ended)}
 }
 
 // trusted reports whether there is trust.
@@ -59,20 +63,40 @@ func (s *shared) endDrain(a *assignment) {
 	a.membership.count()
 }
 
-// noteEnd notes ownerships that have ended, for logEnded.
-func (s *shared) noteEnd(e ended) { s.unlogged = append(s.unlogged, e) }
+// noteEnd notes ownerships that have ended, for logEnded or logGiven.
+func (s *shared) noteEnd(e ended) {
+	given := s.given[e.lease]
+	switch {
+	case !e.handedOver || errors.Is(e.cause, s.config.Errors.Handoff):
+		s.unlogged = append(s.unlogged, e)
+	case given == nil:
+		s.given[e.lease] = &e
+	default:
+		given.numbers = append(given.numbers, e.numbers...)
+	}
+}
+
+// logGiven logs what was handed over of a lease that the client has left. The work on its
+// partitions ends one after the other, so that a line for each end would be many.
+func (s *shared) logGiven(l *Lease) {
+	given := s.given[l]
+	if given == nil {
+		return
+	}
+	delete(s.given, l)
+	s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.Name),
+		slog.Int("count", len(given.numbers)), slog.String("partitions", ranges.Logged(given.numbers)),
+		slog.Any("cause", given.cause))
+}
 
 // logEnded logs the ownerships that have ended. It is called once in each step, after all ends and
 // before the gains.
 func (s *shared) logEnded() {
 	for _, l := range s.unlogged {
 		lease, partitions := l.lease.Name, ranges.Logged(l.numbers)
-		if l.handedOver && errors.Is(l.cause, s.config.Errors.Handoff) { // the cause would repeat the message
+		if l.handedOver { // the cause would repeat the message
 			s.config.Log.Info("pgleases: partitions handed over",
 				slog.String("lease", lease), slog.String("partitions", partitions))
-		} else if l.handedOver {
-			s.config.Log.Info("pgleases: partitions handed over",
-				slog.String("lease", lease), slog.String("partitions", partitions), slog.Any("cause", l.cause))
 		} else {
 			s.config.Log.Warn("pgleases: partitions lost",
 				slog.String("lease", lease), slog.String("partitions", partitions), slog.Any("cause", l.cause))

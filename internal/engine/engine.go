@@ -13,7 +13,6 @@ import (
 	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/logqueue"
-	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -234,8 +233,11 @@ func (e *engine) begin(t *task, now time.Time) {
 
 // completed handles the outcome of an operation.
 func (e *engine) completed(t *task, err error) {
-	if err == nil {
+	switch {
+	case err == nil:
 		e.progress.succeeded(e.log, t)
+		return
+	case e.progress.canceled:
 		return
 	}
 	e.statementErrors++
@@ -706,22 +708,8 @@ func (e *engine) finished(now time.Time) bool {
 // finish ends everything that is left, closes the connection, and sets the result.
 func (e *engine) finish() {
 	inUse := !e.endOperation()
-	var errs []error
-	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
-		m := e.members.byName[name]
-		if working := e.members.shared.inWork(m); len(working) > 0 {
-			errs = append(errs, fmt.Errorf("pgleases: close: partitions of lease %q still in work: %s", name, ranges.Short(working)))
-		} else if m.inDatabase() {
-			errs = append(errs, fmt.Errorf("pgleases: close: lease %q not left: its partitions here move when the session expires", name))
-		}
-	}
-	for _, name := range e.locks.Finish(e.closing.reason) {
-		errs = append(errs, fmt.Errorf("pgleases: close: lock %q not released: it is free when the session expires", name))
-	}
+	left := slices.Concat(leasesLeftBehind(e), named("lock %q not released", e.locks.Finish(e.closing.reason)))
 	e.members.finish(e.closing.reason)
-	if len(errs) > 0 && e.closing.hurried != nil {
-		errs = append(errs, e.closing.hurried)
-	}
 	e.trust.validity, e.members.shared.validity = nil, nil
 	switch { // after the end of all ownerships
 	case !e.connection.open():
@@ -733,7 +721,7 @@ func (e *engine) finish() {
 	e.client.stats.Store(statsOf(e))
 	c := e.client
 	c.Line.End()
-	c.closeErr, c.err = errors.Join(errs...), e.closing.reason
+	c.closeErr, c.err = leftBehind(left, e.closing.hurried), e.closing.reason
 	e.log.Info("pgleases: client ended", slog.Any("reason", e.closing.reason))
 	logqueue.Flush(e.log)
 	close(c.done)
@@ -746,6 +734,7 @@ func (e *engine) endOperation() bool {
 	if e.progress.running == nil {
 		return true
 	}
+	e.progress.canceled = true
 	e.progress.running.cancel()
 	limit, trust := time.NewTimer(closeGrace), time.NewTimer(time.Until(e.trust.deadline()))
 	defer limit.Stop()

@@ -126,7 +126,7 @@ func (l *Lease) Leave(ctx context.Context) error {
 		answer <- e.members.shared.inWork(e.members.of(l))
 	})
 	if len(working) > 0 {
-		return wrap.Errorf("pgleases: leave lease %q: partitions still in work: %s: %w",
+		return wrap.Errorf("pgleases: leave lease %q: partitions %s still in work: %w",
 			l.Name, ranges.Short(working), context.Cause(ctx))
 	}
 	select {

@@ -526,6 +526,7 @@ func (ms *members) removeAll(m *membership, sessionLives bool) {
 func (ms *members) closeLease(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
+	ms.shared.logGiven(l)
 	l.Board.Close(ms.shared.invalid, err)
 	delete(ms.byName, l.Name)
 	ms.notRefused(m)

@@ -183,9 +183,10 @@ func endDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(e.onlySessi
 
 // progress is the operation under way, and the tasks that pause after a failure.
 type progress struct {
-	running *operation
-	last    *task       // the task that was begun last
-	results chan func() // functions that ended operations return
+	running  *operation
+	canceled bool        // the end of the client has canceled the operation, so its error is no failure
+	last     *task       // the task that was begun last
+	results  chan func() // functions that ended operations return
 
 	// A failed task pauses, and no other task with it: a task that cannot run now does not delay
 	// others.

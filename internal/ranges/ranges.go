@@ -35,9 +35,16 @@ func Write(b *strings.Builder, first, last int) {
 	}
 }
 
-// Logged is Short for the field of a log line. The brackets show that "[3]" is number 3, and not a
-// count.
-func Logged(numbers []int) string { return "[" + Short(numbers) + "]" }
+// Logged is Format for the field of a log line. The brackets show that "[3]" is number 3, and not a
+// count. Of numbers that need 20 ranges or more it writes only how many they are.
+func Logged(numbers []int) string {
+	const most = 20
+	text := Format(numbers)
+	if strings.Count(text, ",") >= most-1 {
+		return fmt.Sprintf("[%d in all]", len(numbers))
+	}
+	return "[" + text + "]"
+}
 
 // Short is Format for a message: a long text is cut, and ends with the count of all numbers.
 func Short(numbers []int) string {

@@ -43,3 +43,16 @@ func TestALongListIsCutBetweenNumbers(t *testing.T) {
 		t.Errorf("a short list is written as %q", got)
 	}
 }
+
+func TestLoggedWritesOnlyTheCountOfManyRanges(t *testing.T) {
+	var even []int
+	for n := range 19 {
+		even = append(even, 2*n)
+	}
+	if got := ranges.Logged(even); !strings.HasPrefix(got, "[0,2,") || !strings.HasSuffix(got, ",34,36]") {
+		t.Errorf("19 ranges are written as %q", got)
+	}
+	if got := ranges.Logged(append(even, 38, 39)); got != "[21 in all]" {
+		t.Errorf("20 ranges are written as %q", got)
+	}
+}
