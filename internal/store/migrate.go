@@ -242,17 +242,18 @@ END %[4]s;`, p.versionTable(schema), p.Version, codeMigrated, BodyTag("$pgleases
 // denied names the role that may not make a schema fit. If the server refused to create the schema,
 // the migration went on, and failed because there is none, so its error would only repeat that.
 func denied(ctx context.Context, conn *pgx.Conn, misfit *SchemaError, refusal error) error {
-	const who = "SELECT current_user::text, pg_catalog.format(" +
+	const names = "SELECT current_user::text, pg_catalog.format(" +
 		"'GRANT CREATE ON DATABASE %I TO %I', pg_catalog.current_database(), current_user)"
 	var role, grant string
-	err := conn.QueryRow(ctx, who, pgx.QueryExecModeExec).Scan(&role, &grant)
+	err := conn.QueryRow(ctx, names, pgx.QueryExecModeExec).Scan(&role, &grant)
 	if err != nil {
 		return fmt.Errorf("%s: %w", misfit.Text, err)
 	}
+	who := fmt.Sprintf("%s, and role %q may not create", misfit.Text, role)
 	if Code(refusal) == "3F000" {
-		return &SchemaError{Text: fmt.Sprintf("%s, and role %q may not create it", misfit.Text, role), Grant: grant}
+		return &SchemaError{Text: who + " it", Grant: grant}
 	}
-	return &SchemaError{Text: fmt.Sprintf("%s, and role %q may not create or change it: %v", misfit.Text, role, refusal)}
+	return &SchemaError{Text: fmt.Sprintf("%s or change it: %v", who, refusal)}
 }
 
 // apply sends a migration, again if it waited too long for a table, until ctx ends.
