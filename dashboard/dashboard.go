@@ -84,7 +84,11 @@ var markup = template.Must(template.ParseFS(static, "static/page.html"))
 // open. It needs the rights that pgleases grants ROLE --for=reader prints, and for operators those
 // of --for=operator. Handler returns an error only for a bad option.
 func Handler(pool *pgxpool.Pool, o Options) (http.Handler, error) {
-	a, err := admin.New(pool, admin.WithSchema(cmp.Or(o.Schema, admin.DefaultSchema)))
+	var options []admin.Option
+	if o.Schema != "" {
+		options = append(options, admin.WithSchema(o.Schema))
+	}
+	a, err := admin.New(pool, options...)
 	if err != nil {
 		return nil, wrap.Errorf("dashboard: %w", err)
 	}

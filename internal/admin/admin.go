@@ -30,9 +30,7 @@ import (
 )
 
 const (
-	// DefaultSchema is the schema of the tables.
-	DefaultSchema = "pgleases"
-
+	defaultSchema  = "pgleases"
 	maxSchemaBytes = 63
 
 	// answers is the time limit of the server for one statement. A snapshot of 65,536 partitions takes
@@ -58,7 +56,7 @@ func WithSchema(name string) Option { return func(a *Admin) { a.schema = name } 
 // returns an error only for a bad option. Reading needs the rights that Grants returns for
 // ForReader.
 func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
-	a := &Admin{pool: pool, schema: DefaultSchema}
+	a := &Admin{pool: pool, schema: defaultSchema}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("pgleases: option is nil")
