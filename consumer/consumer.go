@@ -86,6 +86,10 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	}); err != nil {
 		return nil, wrap.Errorf("consumer: new consumer %q: %w", name, store.Advised(store.Caused(ctx, err)))
 	}
+	if c.table.Announces != "" && !c.announced {
+		c.log.Warn("consumer: trigger announces another consumer, rows wait for the poll",
+			slog.String("announces", c.table.Announces))
+	}
 	return c, nil
 }
 

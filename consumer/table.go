@@ -49,6 +49,7 @@ func (q Queue) withDefaults() Queue {
 type table struct {
 	Name, Kind                                                   string
 	Hidden, Permitted, Temporary, Subscribed, Announced, Indexed bool
+	Announces                                                    string // a consumer that a trigger names
 	BeforeDelete, DeleteRule                                     string // a trigger with its table, a rule
 	IDUnique, Identity                                           bool
 	IDDefault, Sequence                                          string

@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"log/slog"
 	"regexp"
 	"strings"
 	"testing"
@@ -210,6 +211,38 @@ func TestNewRefusesWithoutRights(t *testing.T) {
 	contains(t, open(), `new consumer: the role lacks rights: `, `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"`)
 	_, err := consumer.New(t.Context(), client, pool, "orders", outbox, consumer.Each(effect))
 	contains(t, err, `migrate: the role lacks rights: `, `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"; to create or change`)
+}
+
+// A typing error in the trigger would show itself only in the delay of each row.
+func TestNewWarnsOfATriggerForAnother(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	trigger := func(args string) {
+		db.exec("CREATE OR REPLACE TRIGGER consumer_inserted AFTER INSERT ON public.outbox FOR EACH STATEMENT " +
+			"EXECUTE FUNCTION pgleases.consumer_inserted(" + args + ")")
+	}
+	opened := func() (logged string) {
+		log := make(lines, 1000)
+		newWorker(db, consumer.Each(effect), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run().close()
+		close(log) // the end of Run has waited for the lines
+		for line := range log {
+			logged += line
+		}
+		return logged
+	}
+	const line = `msg="consumer: trigger announces another consumer, rows wait for the poll" consumer=orders announces=order`
+	trigger("'order'")
+	if log := opened(); !strings.Contains(log, line) {
+		t.Errorf("it is not logged: %s", log)
+	}
+	trigger("'orders'")
+	if log := opened(); strings.Contains(log, "announces") {
+		t.Errorf("it is logged though the trigger names the consumer: %s", log)
+	}
+	db.exec("DROP TRIGGER consumer_inserted ON public.outbox")
+	if log := opened(); strings.Contains(log, "announces") {
+		t.Errorf("it is logged without a trigger: %s", log)
+	}
 }
 
 // New refuses a handler that the table does not fit, and wrong options.

@@ -20,9 +20,7 @@ SELECT pg_catalog.format('%I.%I', n.nspname, c.relname) AS name, c.relkind::pg_c
        coalesce((SELECT r.rulename::pg_catalog.text FROM pg_catalog.pg_rewrite AS r
         WHERE r.ev_class OPERATOR(pg_catalog.=) c.oid AND r.ev_type OPERATOR(pg_catalog.=) '4'::pg_catalog."char" LIMIT 1), '') AS delete_rule,
        EXISTS (SELECT FROM pg_catalog.pg_subscription_rel AS s WHERE s.srrelid OPERATOR(pg_catalog.=) c.oid) AS subscribed,
-       EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid AND t.tgenabled OPERATOR(pg_catalog.=) ANY ('{O,A}'::pg_catalog."char"[])
-               AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure('pgleases.consumer_inserted()')::oid
-               AND t.tgargs OPERATOR(pg_catalog.=) (pg_catalog.convert_to($5::pg_catalog.text, pg_catalog.getdatabaseencoding()) OPERATOR(pg_catalog.||) pg_catalog.decode('00', 'hex'))) AS announced,
+       coalesce(ann.names OPERATOR(pg_catalog.@>) ARRAY[$5::pg_catalog.text], false) AS announced, coalesce(ann.names[1], '') AS announces,
        EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisvalid AND i.indpred IS NULL
                AND i.indkey[0] OPERATOR(pg_catalog.=) p.attnum AND i.indkey[1] OPERATOR(pg_catalog.=) id.attnum
                AND (SELECT r.relam FROM pg_catalog.pg_class AS r WHERE r.oid OPERATOR(pg_catalog.=) i.indexrelid) OPERATOR(pg_catalog.=) 403::oid -- btree
@@ -73,4 +71,10 @@ LEFT JOIN LATERAL ( -- of an identity column, or that of the default, which need
                             AND f.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass::oid AND f.refobjid OPERATOR(pg_catalog.=) s.seqrelid) END
     LIMIT 1
 ) AS s ON true
+LEFT JOIN LATERAL ( -- the consumers that triggers of the table announce; a NUL ends the argument of a trigger
+    SELECT pg_catalog.array_agg(pg_catalog.convert_from(pg_catalog.substr(t.tgargs, 1, pg_catalog.length(t.tgargs) OPERATOR(pg_catalog.-) 1), pg_catalog.getdatabaseencoding())) AS names
+    FROM pg_catalog.pg_trigger AS t
+    WHERE t.tgrelid OPERATOR(pg_catalog.=) c.oid AND t.tgenabled OPERATOR(pg_catalog.=) ANY ('{O,A}'::pg_catalog."char"[]) AND t.tgnargs OPERATOR(pg_catalog.=) 1::smallint
+      AND t.tgfoid OPERATOR(pg_catalog.=) pg_catalog.to_regprocedure('pgleases.consumer_inserted()')::oid
+) AS ann ON true
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1::pg_catalog.text)

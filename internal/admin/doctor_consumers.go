@@ -28,6 +28,8 @@ var kindsOfConsumers = []kind{
 	{"consumers", "still", LevelWarning, "the oldest row that is not blocked stays the same", oldestRow, findWhatHangs},
 	{"consumers", "forgotten", LevelWarning, "paused, so no row is handled", aged, resumeConsumer},
 	{"consumers", "paused", LevelNote, "paused, so no row is handled", aged, resumeConsumer},
+	{"consumers", "misnamed", LevelWarning, "rows wait for the poll, " +
+		"because the trigger of the table announces another consumer", misnamed, asOwner},
 	{"consumers", "dead", LevelNote, "rows in the dead letters", counted, returnDead},
 	{"consumers", "unread", LevelWarning, unseenRows, named, why},
 	{"consumers", "closed", LevelNote, unseenRows, named, ifItShould},
@@ -50,6 +52,8 @@ var kindsOfQueues = []kind{
 const unseenRows = "the queue table cannot be read, so rows that wait, or that no process handles, are not seen"
 
 func named(f fault) string { return fmt.Sprintf("%s of %q", f.Name, f.Group) }
+
+func misnamed(f fault) string { return fmt.Sprintf("%q, not %q", f.Name, f.Group) }
 
 func counted(f fault) string { return fmt.Sprintf("%d of %q", f.Count, f.Group) }
 

@@ -54,6 +54,11 @@ WHERE NOT EXISTS (SELECT FROM lacking AS l WHERE l.consumer = q.consumer)
   AND NOT EXISTS (SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = q.oid AND p.attname = q.partition_column JOIN pg_attribute AS n ON n.attrelid = q.oid AND n.attname = q.id_column
                   WHERE i.indrelid = q.oid AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = p.attnum AND i.indkey[1] = n.attnum
                     AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */)
+UNION ALL SELECT 'consumers', 'misnamed', q.consumer, 1, min(a.name), 0, min(format('CREATE OR REPLACE TRIGGER %I AFTER INSERT ON %s FOR EACH STATEMENT EXECUTE FUNCTION %s(%L)', t.tgname, q.queue, t.tgfoid::regproc, q.consumer))
+FROM queues AS q JOIN pg_trigger AS t ON t.tgrelid = q.oid AND t.tgenabled IN ('O', 'A') AND t.tgnargs = 1
+JOIN pg_proc AS f ON f.oid = t.tgfoid AND f.proname = 'consumer_inserted' AND f.pronamespace = (SELECT r.relnamespace FROM pg_class AS r WHERE r.oid = 'pgleases.consumers'::regclass)
+CROSS JOIN LATERAL (SELECT convert_from(substr(t.tgargs, 1, length(t.tgargs) - 1), getdatabaseencoding())) AS a (name)
+GROUP BY q.consumer, q.queue HAVING NOT bool_or(a.name = q.consumer)
 UNION ALL SELECT 'consumers', CASE WHEN has_any_column_privilege(q.oid, 'SELECT, INSERT, UPDATE') OR has_table_privilege(q.oid, 'DELETE') THEN 'unread' ELSE 'closed' END, q.consumer, 1, q.queue, 0,
     coalesce('as the table''s owner: ' || nullif(concat_ws('; ', CASE WHEN NOT has_schema_privilege(q.nspname, 'USAGE') THEN format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, current_user) END,
         CASE WHEN NOT has_table_privilege(q.oid, 'SELECT') THEN format('GRANT SELECT ON %s TO %I', q.queue, current_user) END), ''),
