@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -39,7 +40,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	}
 	ledgers["edited"].should = func(after, until time.Time) []time.Time {
 		change := midnight.Add(190 * time.Minute)
-		ticks := hours(after, earlier(until, change))
+		ticks := hours(after, when.Earlier(until, change))
 		for t := change.Truncate(time.Hour).Add(30 * time.Minute); !t.After(until); t = t.Add(time.Hour) {
 			if t.After(after) && t.After(change) {
 				ticks = append(ticks, t)
@@ -90,13 +91,6 @@ func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	db.polled()
 	testkit.OK(t, w.Resume(t.Context(), "all", schedule.ResumeCatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
-}
-
-func earlier(a, b time.Time) time.Time {
-	if a.Before(b) {
-		return a
-	}
-	return b
 }
 
 // Changes of a schedule during its run.
@@ -212,7 +206,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	l := newLedger(db, "close")
 	l.should = func(after, until time.Time) []time.Time {
 		change := midnight.Add(170 * time.Minute)
-		ticks := hours(after, earlier(until, change))
+		ticks := hours(after, when.Earlier(until, change))
 		for t := change.Add(40 * time.Minute); !t.After(until); t = t.Add(40 * time.Minute) {
 			if t.After(after) {
 				ticks = append(ticks, t)

@@ -414,3 +414,45 @@ func TestBrokenOffRunIsLogged(t *testing.T) {
 		})
 	}
 }
+
+// The process has to stop, or is evicted, while it waits for the answer to the commit of a run. The
+// run is committed, so it is not repeated, and the log does not say so.
+func TestRunBrokenOffDuringItsCommit(t *testing.T) {
+	t.Parallel()
+	evict := func(w *worker) { w.db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'for this test')") }
+	for name, end := range map[string]func(*worker){"stopped": func(w *worker) { w.stop() }, "evicted": evict} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, log := newFreshDatabase(t), new(lines)
+			w := newWorker(db, schedule.WithDrainTimeout(10*time.Millisecond), log.option())
+			began, ended, lose := make(chan struct{}, 1), make(chan struct{}, 1), func() {}
+			// a run of the same ownership, whose context ends with it
+			beside := schedule.InTx(w.Scheduler, "beside", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
+				began <- struct{}{}
+				<-ctx.Done()
+				ended <- struct{}{}
+				return ctx.Err()
+			})
+			books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[args]) error {
+				lose = w.wire.LoseLate("commit\x00")
+				return nil
+			})
+			keys := one[[]string](db, "SELECT array_agg(k::text) FROM generate_series(1, 100) AS k WHERE pgleases.partition_for(k::text, 4) = 0")
+			testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly, schedule.WithKey(keys[1])))
+			w.run()
+			testkit.Must(beside.Enqueue(t.Context(), args{}, schedule.WithJobKey(keys[0])))(t)
+			testkit.Receive(t, "the other runs", began)
+			db.setClock(midnight.Add(time.Hour))
+			becomes(db, "it is committed", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			end(w)
+			testkit.Receive(t, "the ownership ends", ended)
+			lose()
+			testkit.Receive(t, "Run ends", w.ended)
+			w.stop = nil
+			line := regexp.MustCompile(`msg="schedule: run broken off during its commit, perhaps committed" .*kind=books .*name=close .*cause=`)
+			if log.matches(line) != 1 || log.matches(regexp.MustCompile(`repeated" .*kind=books`)) != 0 {
+				t.Errorf("want one line %s in\n%s", line, log.buf.String())
+			}
+		})
+	}
+}

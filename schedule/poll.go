@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
+	"github.com/pgleases/pgleases/internal/when"
 )
 
 const (
@@ -83,7 +84,7 @@ func newPoller(times *timings, conn *listen.Listener) poller {
 // soon makes the poller poll at once, because something may have been enqueued.
 func (p *poller) soon() {
 	p.news = true
-	p.next = earlier(p.next, p.answered.Add(p.times.PollPause))
+	p.next = when.Earlier(p.next, p.answered.Add(p.times.PollPause))
 }
 
 // heard is soon after a notification. Enqueueings shortly after it send no other notification.
@@ -162,7 +163,7 @@ func (p *poller) received(q *poll) bool {
 	}
 	p.next = p.answered.Add(p.times.Poll)
 	if p.again.After(q.sent) {
-		p.next, p.news = earlier(p.next, p.again), true
+		p.next, p.news = when.Earlier(p.next, p.again), true
 	}
 	if asked {
 		p.next = p.answered.Add(p.times.PollPause)
@@ -237,7 +238,7 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 	}
 	if p.more && hasRoom {
 		p.more = false
-		p.next = earlier(p.next, p.answered.Add(p.times.PollPause))
+		p.next = when.Earlier(p.next, p.answered.Add(p.times.PollPause))
 	}
 	p.conn.Listen()
 	return min(wait, time.Until(p.next))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -506,7 +507,7 @@ func (q *queue) earliest() map[int]time.Time {
 		note(it, it.due())
 	}
 	for _, f := range q.finished {
-		note(f.item, earlier(f.due(), f.from))
+		note(f.item, when.Earlier(f.due(), f.from))
 	}
 	return first
 }
@@ -644,11 +645,4 @@ func (q *queue) slotFree(kind string) {
 	if s := q.scarce[kind]; s != nil {
 		s.tries = min(s.tries+1, q.most())
 	}
-}
-
-func earlier(a, b time.Time) time.Time {
-	if b.Before(a) {
-		return b
-	}
-	return a
 }

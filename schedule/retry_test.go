@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -72,7 +73,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 			if s.Due.Before(now.Add(pause)) || s.Due.After(now.Add(pause/10*11+time.Minute)) { // a run takes its time too
 				t.Fatalf("%s is tried again at %v, %v after its run", name, s.Due, s.Due.Sub(now))
 			}
-			soonest = earlier(soonest, s.Due)
+			soonest = when.Earlier(soonest, s.Due)
 			if s.Due.After(latest) {
 				latest = s.Due
 			}

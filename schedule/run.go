@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -153,7 +154,7 @@ func (e *execution) noteAttempt(a *attempt) {
 	}
 	if now, is := a.of.(*scheduleRow); is {
 		// its next tick may be due, whether or not this step was committed
-		e.from = earlier(e.from, now.Cursor)
+		e.from = when.Earlier(e.from, now.Cursor)
 		last, again := e.last.(*scheduleRow)
 		if again && (!last.Cursor.Equal(now.Cursor) || last.attempts() != now.attempts()) {
 			// the attempt before was committed, and its answer was lost
@@ -221,10 +222,14 @@ func (e *execution) giveUp(a *attempt) result {
 func (e *execution) canceled() bool { return context.Cause(e.ctx) == ErrCanceled }
 
 // logBrokenOff logs that a handler was called for a run that this process does not finish. That is no
-// attempt, so it leaves no other trace.
+// attempt, so it leaves no other trace. If the answer to the commit is missing, the next owner
+// repeats the run only if it is not committed.
 func (e *execution) logBrokenOff(a *attempt) {
-	if a.called() {
-		cause := cmp.Or(context.Cause(e.ctx), a.err)
+	cause := cmp.Or(context.Cause(e.ctx), a.err)
+	switch {
+	case a.mayBeCommitted():
+		e.runLogger(a).Warn("schedule: run broken off during its commit, perhaps committed", slog.Any("cause", cause))
+	case a.called():
 		e.runLogger(a).Warn("schedule: run broken off, repeated", slog.Any("cause", cause))
 	}
 }
@@ -242,21 +247,22 @@ func (e *execution) endCanceled(a *attempt) {
 
 // jobSucceeded reports whether the history has the success of a job whose last attempt may be
 // committed, and counts it then.
-func (e *execution) jobSucceeded(doubted *attempt) (did bool) {
+func (e *execution) jobSucceeded(doubted *attempt) bool {
 	if !e.item.Job {
 		return false
 	}
+	var job *Job
 	err := e.db.within(e.o.ctx, func(ctx context.Context) error {
-		return e.db.asking(ctx, func(ctx context.Context, q querier) error {
-			job, err := e.db.sendJob(ctx, q, e.item.ID)
-			did = err == nil && job != nil && job.Outcome == OutcomeSucceeded
+		return e.db.asking(ctx, func(ctx context.Context, q querier) (err error) {
+			job, err = e.db.sendJob(ctx, q, e.item.ID)
 			return err
 		})
 	})
-	if err == nil && did {
-		e.kind.counts.wrote(doubted.decided.Outcomes)
+	if err != nil || job == nil || job.Outcome != OutcomeSucceeded {
+		return false
 	}
-	return err == nil && did
+	e.kind.counts.wrote(doubted.decided.Outcomes)
+	return true
 }
 
 // settled returns the result after a committed decision: when the item is due again.
