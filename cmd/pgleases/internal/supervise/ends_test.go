@@ -3,6 +3,7 @@
 package supervise
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -130,10 +131,12 @@ func TestRunsWithTheSameIDAtOnceRunOne(t *testing.T) {
 	database := pgtest.MigratedDatabase(t)
 	pool := testkit.Pool(t, database)
 	tx := testkit.Must(pool.Begin(t.Context()))(t)
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.clients"))(t)
 	var both [2]*command.Command
 	for i := range both {
 		both[i] = command.Run(t, command.Database(database), "run", "nightly", "--try", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "sh", "-c", "echo ran; sleep 1")
+		both[i].MayEnd() // one of them, before the other waits
 	}
 	testkit.Until(t, "both have looked for a client", func() bool {
 		waiting := testkit.Value[int](t, pool, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
