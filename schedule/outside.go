@@ -98,6 +98,9 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	if r.outside == nil {
 		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: use the transaction of InTx")
 	}
+	if f == nil {
+		return errors.New("schedule: guarded: the function is nil; pass the one that works in the transaction")
+	}
 	return r.outside.guarded(ctx, f)
 }
 

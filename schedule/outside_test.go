@@ -407,6 +407,41 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled canceled", "outcomes")
 }
 
+func TestGuardedRefusesANilFunction(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	refused := make(chan error, 1)
+	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(ctx context.Context, r schedule.Run[args]) error {
+		refused <- r.Guarded(ctx, nil)
+		return nil
+	})
+	testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
+	w.run()
+	const want = "schedule: guarded: the function is nil; pass the one that works in the transaction"
+	if err := testkit.Receive(t, "the call returns", refused); err == nil || err.Error() != want {
+		t.Errorf("it returned %v", err)
+	}
+	w.end()
+}
+
+// The outcome is in the history. The log would have no trace of a run that failed.
+func TestLostAnswerToAnOutcomeIsLogged(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w, log := newLogged(db)
+	pay := schedule.AtMostOnce(w.Scheduler, "pay", func(context.Context, schedule.Run[args]) error {
+		w.wire.Lose(1, "schedule_end_job(", true)
+		return errors.New("no money")
+	})
+	id := testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
+	w.run()
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeFailed, "outcome")
+	testkit.Until(t, "it is logged", func() bool { return log.count("outcome perhaps recorded, its answer was lost") == 1 })
+	expect(t, log.count(`failure="no money"`), 1, "lines with the error of the handler")
+	w.end()
+}
+
 // A process ends whose handlers have returned, and cannot record their outcomes: the next owner
 // waits for 4 s.
 func TestAProcessThatEndsWritesJobsForAWhileOnly(t *testing.T) {

@@ -316,8 +316,12 @@ func (e *execution) logFailure(a *attempt, err error) {
 // whether it was committed. It repeats that while runs may continue, because no other process knows
 // the outcome, and a call of AtMostOnce would become unknown.
 func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
-	var why error // the last error before life ended
+	var why error  // the last error before life ended
+	var lost error // why the answer to a write is missing that may be committed; nil: all were answered
 	passes := func(err error) bool {
+		if store.Code(err) == "" {
+			lost = err
+		}
 		if why == nil || life.Err() == nil {
 			why = err
 		}
@@ -331,13 +335,25 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	if e.o.life.Err() != nil {
 		why = context.Cause(e.o.life)
 	}
-	if err != nil && !moved(err) {
-		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
-	}
-	if err == nil {
+	switch {
+	case err == nil:
 		e.kind.counts.wrote(a.decided.Outcomes)
+	case !moved(err):
+		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
+	case lost != nil: // or an edit came between the writes
+		e.runLogger(a).Warn("schedule: outcome perhaps recorded, its answer was lost",
+			slog.Any("error", lost), failureOf(a))
 	}
 	return err == nil
+}
+
+// failureOf returns the attribute of the handler's error; an empty one, which is not logged, if it
+// returned none.
+func failureOf(a *attempt) (failure slog.Attr) {
+	if a.handler != nil {
+		failure = slog.Any("failure", a.handler)
+	}
+	return failure
 }
 
 // takeBack removes the record that a handler outside of a transaction has begun, if it was not
