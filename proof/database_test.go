@@ -341,7 +341,10 @@ type moving struct {
 	gains   int64
 }
 
-func newMoving(t testing.TB, url string) *moving {
+func newMoving(t testing.TB, url string) *moving { return newMovingOf(t, url, 2) }
+
+// newMovingOf starts so many goroutines for each client that write.
+func newMovingOf(t testing.TB, url string, writers int) *moving {
 	pool := testkit.Pool(t, url, size(8))
 	m := &moving{effects: faults.NewEffects(pool, "moving")}
 	const partitions = 8
@@ -356,7 +359,7 @@ func newMoving(t testing.TB, url string) *moving {
 		l := joined(t, c, "moving", partitions, pgleases.WithHandoffDelay(0))
 		m.clients = append(m.clients, c)
 		leases[id] = l
-		for range 2 {
+		for range writers {
 			m.wait.Go(func() { m.effects.Write(ctx, l, id) })
 		}
 		m.wait.Go(func() { // moves some partitions
@@ -379,13 +382,19 @@ func (m *moving) writes(t testing.TB) {
 	waitFor(t, patience, "guarded writes", func() bool { return m.effects.Written.Load() >= enough })
 }
 
+// gained returns how often partitions were gained.
+func (m *moving) gained() (n int64) {
+	for _, c := range m.clients {
+		n += c.Stats().Gains
+	}
+	return n
+}
+
 // stop returns the number of guarded writes.
 func (m *moving) stop(t testing.TB) int64 {
 	m.end()
 	verify(t, m.oracle())
-	for _, c := range m.clients {
-		m.gains += c.Stats().Gains
-	}
+	m.gains = m.gained()
 	var writes int64
 	var zombies []string
 	ctx, cancel := context.WithTimeout(t.Context(), patience)

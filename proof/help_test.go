@@ -117,6 +117,11 @@ func without(name string, all []faults.Fault) []faults.Fault {
 	return slices.DeleteFunc(slices.Clone(all), func(f faults.Fault) bool { return f.Name == name })
 }
 
+// only returns the faults with these names.
+func only(all []faults.Fault, names ...string) []faults.Fault {
+	return slices.DeleteFunc(slices.Clone(all), func(f faults.Fault) bool { return !slices.Contains(names, f.Name) })
+}
+
 func lastLines(text string, n int) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")
@@ -187,12 +192,18 @@ func weighedWrites(t testing.TB, writes int64, zombies []string) {
 // stops it and returns the logs.
 func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Log {
 	t.Helper()
+	return watchedEvery(t, 2*time.Millisecond, leases) // one process may have dozens of them
+}
+
+// watchedEvery is watched with a pause between bursts of reads.
+func watchedEvery(t testing.TB, pause time.Duration, leases map[string]*pgleases.Lease) func() []oracle.Log {
+	t.Helper()
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
 	for name, lease := range leases {
 		recorder := testkit.Must(oracle.Create(dir + "/" + name + ".log"))(t)
-		recorder.Pause = 2 * time.Millisecond // one process may have dozens of them
+		recorder.Pause = pause
 		wait.Go(func() {
 			if err := recorder.Watch(ctx, lease); err != nil {
 				t.Error(err)

@@ -28,6 +28,10 @@ type Database struct {
 	URL     string            // of the server itself, not of the pooler
 	// A directory on the server's disk, which a fault may fill; empty: no such fault.
 	Disk string
+	// Statements that take rights from the workers' role, and one that gives all of them back; none:
+	// no such fault.
+	Revokes []string
+	Grants  string
 }
 
 // databaseFaults happen one at a time.
@@ -91,6 +95,22 @@ func (d *Database) Befall(f *Fleet) {
 	if d.Bouncer != nil {
 		f.Faults = append(f.Faults, poolerFaults...)
 	}
+	for _, revoke := range d.Revokes {
+		f.Faults = append(f.Faults, database(revoke, func(f *Fleet, ctx context.Context) error { return f.revoke(ctx, revoke) }))
+	}
+}
+
+// revoke takes rights from the workers' role for a while.
+func (f *Fleet) revoke(ctx context.Context, statement string) error {
+	return f.Database.connected(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, statement)
+		if err != nil {
+			return err
+		}
+		f.lasts(ctx)
+		_, err = conn.Exec(ctx, f.Database.Grants, pgx.QueryExecModeSimpleProtocol)
+		return err
+	})
 }
 
 // database returns a fault that runs in the background, while the database has no other fault.

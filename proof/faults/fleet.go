@@ -84,7 +84,9 @@ type Fleet struct {
 	Counts   map[string]int                   // faults that happened, by name
 	Enough   func(counts map[string]int) bool // ends Run; nil: only Run's context ends it
 	// Each fault, and all its effects, ends before the next fault begins.
-	Alone     bool
+	Alone bool
+	// Workers that start run for a tenth of the time: see Process.Starve.
+	Starved   bool
 	Incidents []Incident // in order; guarded by mu during Run
 	// Deadlines that passed; a late machine excuses them; guarded by mu during Run.
 	Overdue []Overdue
@@ -171,6 +173,14 @@ func NewFleet(ctx context.Context, config Config, dir string, size int, seed uin
 	return f, nil
 }
 
+// Starve makes all workers run for a tenth of the time from now on.
+func (f *Fleet) Starve() {
+	f.Starved = true
+	for m := range f.members {
+		m.Starve()
+	}
+}
+
 func (f *Fleet) newID() string { return fmt.Sprintf("client-%d", f.made+1) }
 
 // start starts a worker under an ID.
@@ -189,6 +199,9 @@ func (f *Fleet) start(id string) (*member, error) {
 		return nil, err
 	}
 	m := &member{Process: process, proxy: proxy}
+	if f.Starved {
+		m.Starve()
+	}
 	f.members[m] = struct{}{}
 	f.tell(m, Incident{Text: fmt.Sprintf("starts as process %d", m.PID())})
 	return m, nil

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/oracle"
@@ -157,6 +158,28 @@ func (p *Process) Resume() error {
 		return err
 	}
 	return nil
+}
+
+// Starve stops and continues the process in turns from now on, so that it runs for a tenth of the
+// time. Unlike under a limit by the kernel, it also stands still when it has nothing to do.
+func (p *Process) Starve() {
+	const runs, stands = 10 * time.Millisecond, 90 * time.Millisecond
+	go func() {
+		for {
+			_ = p.Pause() // an error means that it has ended
+			select {
+			case <-time.After(stands):
+			case <-p.done:
+				return
+			}
+			_ = p.Resume()
+			select {
+			case <-time.After(runs):
+			case <-p.done:
+				return
+			}
+		}
+	}()
 }
 
 // Watched returns the oracle's log up to now.
