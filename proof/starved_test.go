@@ -36,19 +36,24 @@ func TestStarvedProcessesKeepOneOwner(t *testing.T) {
 }
 
 // Three clients have a thousand goroutines each, which read and write under Guard while partitions
-// move.
+// move. Some of them write like zombies, which the guard must refuse.
 func TestThousandsOfGoroutinesKeepOneOwner(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
+		each := 1000
+		if brief() {
+			each = 200
+		}
 		began := time.Now()
-		m := newMovingOf(t, direct(t), 1000)
-		until(t, "partitions have moved under writes", func() bool {
-			return m.effects.Written.Load() >= 500 && m.effects.Zombies.Load() >= 10 && m.gained() >= 50
-		})
+		m := newMovingOf(t, direct(t), each)
+		until(t, "partitions have moved under writes", func() bool { return m.effects.Written.Load() >= 500 && m.gained() >= 50 })
 		writes := m.stop(t)
-		t.Logf("3000 goroutines of 3 clients, in %v: %d guarded writes, %d refused, %d to zombies; gains: %d",
+		t.Logf("%d goroutines, in %v: %d guarded writes, %d refused, %d to zombies; gains: %d", 3*each,
 			time.Since(began).Round(time.Millisecond), writes, m.effects.Refused.Load(), m.effects.Zombies.Load(), m.gains)
-		tally.Checked(t, "goroutines", 3000)
+		tally.Checked(t, "goroutines", 3*each)
+		if m.effects.Zombies.Load() == 0 {
+			t.Missed(began, time.Since(began), "no zombie has tried to write")
+		}
 	})
 }
 
