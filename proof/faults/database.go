@@ -28,7 +28,7 @@ type Database struct {
 	URL     string            // of the server itself, not of the pooler
 	// A directory on the server's disk, which a fault may fill; empty: no such fault.
 	Disk string
-	// Statements that take rights from the workers' role, and one that gives all of them back; none:
+	// Statements that take rights from the workers' role, and one that gives all of them back; empty:
 	// no such fault.
 	Revokes []string
 	Grants  string

@@ -161,7 +161,7 @@ func (p *Process) Resume() error {
 }
 
 // Starve stops and continues the process in turns from now on, so that it runs for a tenth of the
-// time. Unlike under a limit by the kernel, it also stands still when it has nothing to do.
+// time. Unlike under a limit by the kernel, it also stands still when it is idle.
 func (p *Process) Starve() {
 	const runs, stands = 10 * time.Millisecond, 90 * time.Millisecond
 	go func() {
