@@ -202,6 +202,50 @@ func TestKnownHangsComeAgainBesideTheDoubted(t *testing.T) {
 	t.Logf("%d tries; %d are known", tries, len(c.learned))
 }
 
+// Rows that are known to hang come again after ten minutes of rest at most, although each minute a healthy
+// partition begins to hang, and others always have rows.
+func TestKnownHangsComeAgainBesideNewOnes(t *testing.T) {
+	t.Parallel()
+	const timeout, most = time.Minute, 10*time.Minute + 2*time.Minute // the rest, and what is in the places
+	for _, size := range []int{1, 2, 4} {
+		p := newPlant(t, 100, size)
+		p.room.rows = 1
+		p.due()
+		hung := 1 // the first partitions
+		hangs := func(j *job) bool { return j.of[0].Number < hung }
+		last := start.Add(timeout)
+		p.began = func(j *job) {
+			if j.lane != worker.Slow {
+				return
+			}
+			if wait := p.now.Sub(last); wait > most {
+				t.Errorf("%d slots: a partition that is known to hang was tried after %v", size, wait)
+			}
+			last = p.now
+		}
+		p.takes = func(j *job) time.Duration {
+			if hangs(j) {
+				return timeout
+			}
+			return time.Second
+		}
+		p.ends = func(j *job, parts []*part) result {
+			if !hangs(j) {
+				return succeed(parts)
+			}
+			parts[0].slowBy(worker.TimedOut)
+			return result{parts: parts}
+		}
+		for range 30 {
+			p.run(time.Minute)
+			hung++
+		}
+		if wait := p.now.Sub(last); wait > most {
+			t.Errorf("%d slots: a partition that is known to hang was last tried %v ago", size, wait)
+		}
+	}
+}
+
 // While no call hangs, partitions of which nothing is known have all slots, however long they take.
 func TestUnknownPartitionsFillAllSlots(t *testing.T) {
 	p := newPlant(t, 50, 4)

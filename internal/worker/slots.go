@@ -34,7 +34,8 @@ const (
 	// slowShare is the part of the time of all slots that slow work gets while healthy work
 	// waits: one of so many parts.
 	slowShare = 10
-	// restMost is the longest time for which slow work waits because healthy work does.
+	// restMost is the longest time for which slow work that is due waits because healthy work does, in
+	// one rest or in several.
 	restMost = 10 * time.Minute
 	// doubtLeast is how long a group is doubted at least. It is doubted for slowShare times as long as
 	// its work took, up to restMost.
@@ -70,6 +71,7 @@ type Slots[K comparable] struct {
 	busy  int       // calls under way
 	slow  int       // those of slow work
 	rest  time.Time // until then no slow work begins while healthy work waits
+	since time.Time // since when slow work is due, and none has begun; zero: none is due
 
 	doubts map[string]time.Time // until when each group is doubted
 }
@@ -84,7 +86,14 @@ type illness struct {
 // due.
 func (s *Slots[K]) Next(size int, healthy, slow bool, now time.Time) Lane {
 	switch {
-	case slow && s.Room(size) && (!healthy || !now.Before(s.rest)):
+	case !slow:
+		s.since = time.Time{}
+	case s.since.IsZero():
+		s.since = now
+	}
+	rested := !now.Before(s.rest) || now.Sub(s.since) >= restMost
+	switch {
+	case slow && s.Room(size) && (!healthy || rested):
 		return Slow
 	case healthy && s.busy < size:
 		return Healthy
@@ -106,6 +115,9 @@ func (s *Slots[K]) Begin(lane Lane) {
 	if lane != Healthy {
 		s.slow++
 	}
+	if lane == Slow {
+		s.since = time.Time{}
+	}
 }
 
 // End notes that work of a lane has ended, after so much time in one of so many slots.
@@ -120,7 +132,8 @@ func (s *Slots[K]) End(lane Lane, size int, took time.Duration, now time.Time) {
 }
 
 // Rest lets slow work rest while other work waits, because work took so long to no effect in one of
-// so many slots: other work gets the rest of the time of all slots, for ten minutes at most.
+// so many slots: other work gets the rest of the time of all slots. Slow work that is due begins after
+// ten minutes at most, also if other work calls Rest again and again.
 func (s *Slots[K]) Rest(size int, took time.Duration, now time.Time) {
 	if s.rest.Before(now) {
 		s.rest = now

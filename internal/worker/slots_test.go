@@ -254,6 +254,31 @@ func TestDistanceOfIllWorkGrows(t *testing.T) {
 	}
 }
 
+// Slow work that is due begins after ten minutes at most, although healthy work that hangs lets it rest
+// again each minute.
+func TestRestOfSlowWorkHasABound(t *testing.T) {
+	for _, size := range []int{1, 2, 10} {
+		var s Slots[int]
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		last, begun := now, 0
+		for range 120 {
+			if s.Next(size, true, true, now) == Slow {
+				s.Begin(Slow)
+				s.End(Slow, size, 10*time.Second, now.Add(10*time.Second))
+				last, begun = now, begun+1
+			}
+			if wait := now.Sub(last); wait > restMost {
+				t.Fatalf("of %d slots: slow work waits for %v", size, wait)
+			}
+			now = now.Add(time.Minute)
+			s.Rest(size, time.Minute, now) // a call that was not known as ill has hung
+		}
+		if begun > 20 {
+			t.Errorf("of %d slots: slow work began %d times in two hours", size, begun)
+		}
+	}
+}
+
 // Slow work leaves half of the slots free, even while nothing else is due.
 func TestSlowWorkLeavesSlotsFree(t *testing.T) {
 	for size := 2; size <= 9; size++ {
