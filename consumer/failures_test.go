@@ -1,6 +1,7 @@
 package consumer_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -279,6 +280,38 @@ func TestLostConnectionAfterLongCall(t *testing.T) {
 			}
 			contains(t, errors.New(line), reason)
 		})
+	}
+}
+
+// If the answer to the commit of a batch is lost, the log says that it may be committed, and not that it
+// is repeated. If a statement before the commit is lost, it says that it is repeated.
+func TestLostAnswerOfCommitIsLogged(t *testing.T) {
+	t.Parallel()
+	handlers := map[string]func(*database) consumer.Handler[Order]{
+		"Each":        func(*database) consumer.Handler[Order] { return consumer.Each(effect) },
+		"AtLeastOnce": func(db *database) consumer.Handler[Order] { return consumer.AtLeastOnce(db.published) },
+	}
+	lines := map[string]string{"DELETE FROM public.outbox": "perhaps committed", "guard_many": "broken off, repeated"}
+	for name, handler := range handlers {
+		for text, line := range lines {
+			t.Run(name+" "+line, func(t *testing.T) {
+				t.Parallel()
+				db := newDatabase(t)
+				var log bytes.Buffer
+				w := newWorker(db, handler(db), consumer.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+				w.run()
+				db.allBegun()
+				w.wire.Lose(1, text, true)
+				db.insert(8, 8)
+				db.empty("all is handled")
+				testkit.OK(t, w.end())
+				expect(t, w.wire.Left(), 0, "messages to be lost")
+				if !strings.Contains(log.String(), line) || strings.Count(log.String(), "batch broken off") != 1 {
+					t.Errorf("want one line with %q in\n%s", line, &log)
+				}
+				db.exact(8)
+			})
+		}
 	}
 }
 

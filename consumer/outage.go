@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/handlers"
 )
 
 // keysOfOutage is how many keys of a process fail in a row before the reason is searched elsewhere.
@@ -75,7 +77,8 @@ func (o *outage) left(number int) {
 	delete(o.away, number)
 }
 
-// brokeOff notes that a batch was broken off. It is logged once a second for all partitions.
+// brokeOff notes that a batch was broken off. It is logged once a second for all partitions. If the
+// answer to its commit is missing, only the rows that are still there are handled again.
 func (o *outage) brokeOff(parts []*part, err error) {
 	o.mu.Lock()
 	log := time.Since(o.broke) > time.Second
@@ -84,9 +87,16 @@ func (o *outage) brokeOff(parts []*part, err error) {
 		o.broke = time.Now()
 	}
 	o.mu.Unlock()
-	if log {
-		o.log.Warn("consumer: batch broken off, repeated", slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", err))
+	if !log {
+		return
 	}
+	if handlers.MayBeCommitted(err) {
+		o.log.Warn("consumer: batch broken off during its commit, perhaps committed",
+			slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", err))
+		return
+	}
+	o.log.Warn("consumer: batch broken off, repeated",
+		slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", err))
 }
 
 // lastError returns the last error; empty if there was none.

@@ -54,9 +54,7 @@ func (a *attempt) called() bool { return a.decided.RanUntil != nil }
 
 // mayBeCommitted reports whether the attempt may be committed although it has returned an error:
 // its handler succeeded, and the answer to the commit is missing.
-func (a *attempt) mayBeCommitted() bool {
-	return a.err != nil && a.called() && a.handler == nil && !refusedCommit(a.err)
-}
+func (a *attempt) mayBeCommitted() bool { return a.called() && handlers.MayBeCommitted(a.err) }
 
 // attempt makes one attempt.
 func (e *execution) attempt() *attempt {

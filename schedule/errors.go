@@ -108,12 +108,6 @@ func final(err error) bool {
 	return saidBy(err) == worker.Discarded || errors.Is(err, handlers.ErrEnded) || store.Code(err) == codeEnded
 }
 
-// refusedCommit reports whether the server answered the COMMIT with an error. Any other error means
-// that the connection failed, and the commit may have succeeded.
-func refusedCommit(err error) bool {
-	return worker.AnsweredNo(err) || idled(err) || tookTooLong(err)
-}
-
 // refusal returns the error of a change, in the words of the database if it refused the change.
 func refusal(err error) error {
 	var refused *pgconn.PgError

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/bridge"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
@@ -254,7 +255,7 @@ func inOneChange[T any](ctx context.Context, s *Scheduler, verb string, f func(c
 	if err == nil {
 		return result, nil
 	}
-	if committing && !refusedCommit(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
+	if committing && !handlers.NotCommitted(err) {
 		err = wrap.Errorf("%w: %w", ErrUnknown, err)
 	}
 	return *new(T), wrap.Errorf("schedule: %s: %w", verb, err)

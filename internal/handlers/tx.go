@@ -46,7 +46,7 @@ func Begin(ctx context.Context, conn *pgx.Conn, queue func(*pgx.Batch) error) (*
 func (t *Transaction) Ended() bool { return t.ended.Load() }
 
 // CommitAfter sends the queued statements, and commits. If a statement fails, the server skips the
-// others, and does not commit.
+// others, and does not commit. See MayBeCommitted for what an error says.
 func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
 	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
 		if done.String() != "COMMIT" {
@@ -54,9 +54,33 @@ func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
 		}
 		return nil
 	})
+	server := t.Conn().PgConn()
+	sent := ctx.Err() == nil && !server.IsClosed()
 	err := t.Tx.SendBatch(ctx, batch).Close()
-	t.ended.Store(t.Conn().PgConn().TxStatus() == 'I')
+	t.ended.Store(server.TxStatus() == 'I')
+	if sent && err != nil && !NotCommitted(err) {
+		return unansweredCommit{err}
+	}
 	return err
+}
+
+// An unansweredCommit is the error of a commit of which it is not known whether it has happened.
+type unansweredCommit struct{ error }
+
+func (e unansweredCommit) Unwrap() error { return e.error }
+
+// MayBeCommitted reports whether an error is of a CommitAfter whose transaction may be committed all
+// the same: the connection failed before the answer arrived.
+func MayBeCommitted(err error) bool { return errors.As(err, new(unansweredCommit)) }
+
+// NotCommitted reports whether an error of a commit says that it has not happened: the server has
+// refused it, or has ended the transaction before, because it was idle or took too long.
+func NotCommitted(err error) bool {
+	var refused *pgconn.PgError
+	if errors.As(err, &refused) {
+		return refused.SeverityUnlocalized == "ERROR" || refused.Code == "25P03" || refused.Code == "25P04"
+	}
+	return errors.Is(err, pgx.ErrTxCommitRollback) || errors.Is(err, pgx.ErrTxClosed)
 }
 
 // ErrEnded is returned by Left.
