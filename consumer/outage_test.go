@@ -84,7 +84,7 @@ func TestSweepEndsThePauseOfBlockedRows(t *testing.T) {
 				t.Errorf("logged %d times, want once: %s", n, log.String())
 			}
 			p.exec.outage.left(second.Number)
-			p.answer(&poll{sweeps: []*partition{first}, changed: true}, nil)
+			p.answer(&poll{sweeps: []*partition{first}, changed: map[int]bool{0: true}}, nil)
 			pause(second)
 			want := 2
 			if rowsPause {
@@ -95,6 +95,38 @@ func TestSweepEndsThePauseOfBlockedRows(t *testing.T) {
 			}
 			if first.blocked.away != 0 {
 				t.Error("the blocked rows of the first partition still pause")
+			}
+		})
+	}
+}
+
+// A sweep ends the pauses of the partitions in which rows are gone or changed, and of no others, also
+// while RunUntilEmpty sweeps all partitions of the table.
+func TestSweepEndsNoPauseOfOtherPartitions(t *testing.T) {
+	t.Parallel()
+	for _, untilEmpty := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			p := simulated(t.Context())
+			p.queue, p.untilEmpty, p.source.Partitions = *queued(2), untilEmpty, 2
+			p.poller.rows = rowsOfPoll
+			for _, of := range p.queue.partitions {
+				of.blocked = delay{away: 3, notBefore: time.Now().Add(time.Minute)}
+			}
+			of, idle := p.queue.asked()
+			all := 0
+			if untilEmpty {
+				all = 2
+			}
+			q, _ := p.poller.question(time.Now(), of, idle, 0, all)
+			if len(q.sweeps) != 2 {
+				t.Fatalf("%d partitions are swept, want 2", len(q.sweeps))
+			}
+			q.changed = map[int]bool{1: true}
+			p.answer(q, nil)
+			for n, want := range []int{3, 0} {
+				if got := p.queue.partitions[n].blocked.away; got != want {
+					t.Errorf("until empty: %v: %d attempts in a row found something away in partition %d, want %d", untilEmpty, got, n, want)
+				}
 			}
 		})
 	}

@@ -318,10 +318,8 @@ func (p *planner) answer(q *poll, err error) {
 	}
 	p.poller.succeeded(q, !p.untilEmpty && p.announced, idle)
 	p.poller.swept(q, now, p.times.sweep)
-	for _, of := range q.sweeps {
-		if q.changed && of.swept() {
-			p.exec.outage.left(of.Number)
-		}
+	for _, number := range p.queue.swept(q.changed) {
+		p.exec.outage.left(number)
 	}
 	switch {
 	case q.paused && !p.queue.paused:

@@ -96,6 +96,7 @@ type poller struct {
 	conn    *listen.Listener // a poll that is under way uses it
 	polling bool
 	rows    int         // the most that a poll looks at
+	turn    turn        // of the last poll
 	table   tableSearch // of RunUntilEmpty
 	failing time.Time   // when it was last logged that polls fail; zero: the last one did not
 }
@@ -108,11 +109,47 @@ type tableSearch struct {
 	ended      int  // jobs that had ended before the last poll
 }
 
+// A turn is the numbers of the partitions that a poll asks about. It has all of them, unless a look
+// at each would be more than a poll may look at. Then polls take turns.
+type turn struct {
+	from, to int  // without to
+	more     bool // others have not had theirs yet
+}
+
+// next returns the turn after this one, if a poll may ask about so many of the partitions.
+func (t turn) next(of []*partition, most int) turn {
+	if len(of) <= most {
+		return turn{to: math.MaxInt}
+	}
+	numbers := make([]int, len(of))
+	for i, p := range of {
+		numbers[i] = p.Number
+	}
+	slices.Sort(numbers)
+	begin, _ := slices.BinarySearch(numbers, t.to)
+	if begin == len(numbers) {
+		begin = 0
+	}
+	end := min(begin+most, len(numbers))
+	return turn{numbers[begin], numbers[end-1] + 1, end < len(numbers)}
+}
+
+// of returns those of the partitions whose turn it is.
+func (t turn) of(all []*partition) (its []*partition) {
+	for _, p := range all {
+		if t.from <= p.Number && p.Number < t.to {
+			its = append(its, p)
+		}
+	}
+	return its
+}
+
 // A poll asks which partitions have something to do, and has the answer.
 type poll struct {
 	// The following fields are the question.
 	ended    int          // jobs that had ended before
-	of       []*partition // those of this process
+	partial  bool         // others have their turn after it
+	of       []*partition // those of this process that it asks about
 	sweeps   []*partition // those whose blocked rows are to be compared with the table
 	sweeping sweeping     // where the sweeps go on
 	owned    []int32      // partitions to ask for blocked rows that are due
@@ -124,12 +161,11 @@ type poll struct {
 	took       time.Duration
 	has        map[int]bool         // partitions with a row whose key is not blocked
 	seen       map[int]sight        // what the searches have seen of partitions with rows
-	changed    bool                 // the sweep has changed something
+	changed    map[int]bool         // partitions in which the sweep has changed something
 	sweptTo    map[int]int64        // where the sweep goes on in partitions of which it has not seen all
 	blockedDue map[int][]blockedRow // of each partition, those that are due
 	paused     bool                 // an operator has paused the consumer
 	blocked    bool                 // a row blocks its key
-	suspects   bool                 // crash suspects are due
 	oldest     int64                // the oldest open transaction
 	next       int64                // the one after the last that has ended, or after all that have begun, if exact
 	anywhere   bool                 // some partition of those asked about has something to do
@@ -157,11 +193,16 @@ func (p *poller) isDue(now time.Time) bool { return !p.polling && !now.Before(p.
 // partitions, and not all are asked about, it is not sent.
 func (p *poller) question(now time.Time, of, idle []*partition, ended, all int) (q *poll, send bool) {
 	p.at = now.Add(p.every)
-	q = &poll{of: of, ended: ended}
+	partitions := of
 	if all > 0 {
-		p.table.ask(q, now, all)
+		partitions = p.table.all(all)
+	}
+	p.turn = p.turn.next(partitions, max(1, p.rows/4))
+	q = &poll{of: p.turn.of(of), ended: ended, partial: p.turn.more}
+	if all > 0 {
+		p.table.ask(q, now, p.turn)
 	} else {
-		q.ask(now, idle, p.oldest)
+		q.ask(now, p.turn.of(idle), p.oldest)
 	}
 	q.sweeping.most = max(1, p.rows/max(1, len(q.sweeps)))
 	q.looks = looksOf(q.searches, p.rows)
@@ -193,13 +234,18 @@ func (q *poll) askBlocked(now time.Time, of *partition) {
 	q.sweeping.partitions, q.sweeping.since = append(q.sweeping.partitions, n), append(q.sweeping.since, of.sweepFrom)
 }
 
-// ask makes a poll ask about all partitions of the table. A search whose round has ended waits for
-// the others, and looks at new rows meanwhile.
-func (t *tableSearch) ask(q *poll, now time.Time, all int) {
-	for n := len(t.partitions); n < all; n++ {
-		of := pgleases.Partition{Number: n}
+// all returns the partitions of the table, of which there are so many.
+func (t *tableSearch) all(n int) []*partition {
+	for next := len(t.partitions); next < n; next++ {
+		of := pgleases.Partition{Number: next}
 		t.partitions = append(t.partitions, newPartition(&ownership{Partition: of}))
 	}
+	return t.partitions
+}
+
+// ask makes a poll ask about the partitions of the table whose turn it is. A search whose round has
+// ended waits for the others, and looks at new rows meanwhile.
+func (t *tableSearch) ask(q *poll, now time.Time, its turn) {
 	t.active = t.active || q.ended > t.ended
 	t.ended = q.ended
 	if !t.under() {
@@ -209,10 +255,10 @@ func (t *tableSearch) ask(q *poll, now time.Time, all int) {
 			of.searched.begin(0)
 		}
 	}
-	for _, of := range t.partitions {
+	q.searches = its.of(t.partitions)
+	for _, of := range q.searches {
 		q.askBlocked(now, of)
 	}
-	q.searches = t.partitions
 }
 
 // under reports whether a round is under way.
@@ -222,7 +268,7 @@ func (t *tableSearch) under() bool {
 
 // unseen reports whether a poll has stopped before the last row, and not because it has found one.
 func (t *tableSearch) unseen(q *poll) bool {
-	return q.changed || len(q.sweptTo) > 0 || slices.ContainsFunc(t.partitions, func(of *partition) bool {
+	return len(q.changed) > 0 || len(q.sweptTo) > 0 || slices.ContainsFunc(t.partitions, func(of *partition) bool {
 		s := &of.searched
 		return (s.round.under || s.round.at < s.tail) && !q.has[of.Number]
 	})
@@ -231,7 +277,7 @@ func (t *tableSearch) unseen(q *poll) bool {
 // empty notes the answer to a poll, and whether all jobs were idle meanwhile. It reports whether
 // all is done that can be done.
 func (t *tableSearch) empty(q *poll, idle bool) bool {
-	t.active = t.active || q.anywhere || q.changed || !idle
+	t.active = t.active || q.anywhere || len(q.changed) > 0 || !idle
 	return !t.active && !t.under() && !t.unseen(q)
 }
 
@@ -268,9 +314,13 @@ func (p *poller) failed(now time.Time, running bool) (log bool) {
 }
 
 // succeeded notes that a poll was answered. announced is true if notifications announce rows, and
-// idle if no job was at work meanwhile.
+// idle if no job was at work meanwhile. If others have their turn after it, the next one comes soon.
 func (p *poller) succeeded(q *poll, announced, idle bool) {
-	p.answered(q.took, p.after(q, announced && p.conn.Direct(), idle && !q.blocked))
+	all := p.turn.from == 0 && !q.partial
+	p.answered(q.took, p.after(q, announced && p.conn.Direct(), idle && all && !q.blocked))
+	if q.partial {
+		p.soon()
+	}
 	p.failing = time.Time{}
 }
 
@@ -327,10 +377,13 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 }
 
 func (q *poll) readSweep(row pgx.Row) error {
-	var numbers []int32
+	var changed, numbers []int32
 	var last []int64
-	err := row.Scan(&q.changed, &numbers, &last)
-	q.sweptTo = make(map[int]int64, len(numbers))
+	err := row.Scan(&changed, &numbers, &last)
+	q.changed, q.sweptTo = make(map[int]bool, len(changed)), make(map[int]int64, len(numbers))
+	for _, n := range changed {
+		q.changed[int(n)] = true
+	}
 	for i, n := range numbers {
 		q.sweptTo[int(n)] = after(last[i])
 	}
@@ -386,7 +439,7 @@ func (q *poll) readBlocked(rows pgx.Rows) error {
 	var b blockedRow
 	_, err := pgx.ForEachRow(rows, []any{&n, &b.id, &b.asked, &b.suspect, &b.skip}, func() error {
 		q.blockedDue[n] = append(q.blockedDue[n], b)
-		q.suspects, q.anywhere = q.suspects || b.suspect, true
+		q.anywhere = true
 		return nil
 	})
 	return err

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/listen"
 )
 
 // After a poll that took long, the next one comes within the usual time, whatever kept the first one.
@@ -24,6 +26,72 @@ func TestSlowPollDelaysNextByItsTimeAtMost(t *testing.T) {
 				t.Errorf("after %v the next poll waits only for %v", took, wait)
 			}
 		})
+	}
+}
+
+// However many partitions a process has, a poll looks at a limited number of rows. Polls take turns, one
+// soon after the other, until all partitions have had theirs.
+func TestPollsOfManyPartitionsTakeTurns(t *testing.T) {
+	t.Parallel()
+	const rows, atOnce = 400, 100
+	for _, partitions := range []int{1, atOnce, atOnce + 1, 1311} {
+		for _, untilEmpty := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				p := poller{pace: pace{every: time.Second, quiet: time.Second}, rows: rows, conn: listen.New(nil, "pgleases", "consumer/turns")}
+				q, all := queued(partitions), 0
+				if untilEmpty {
+					all = partitions
+				}
+				turns := (partitions + atOnce - 1) / atOnce
+				for round := range 3 {
+					seen := make(map[int]int)
+					for n := range turns {
+						time.Sleep(time.Until(p.at))
+						of, idle := q.asked()
+						a, _ := p.question(time.Now(), of, idle, 0, all)
+						expectFewRows(t, a, rows)
+						for _, s := range a.searches {
+							seen[s.Number]++
+						}
+						a.took = 50 * time.Millisecond
+						p.polling = false
+						p.succeeded(a, false, true)
+						p.swept(a, time.Now(), time.Minute)
+						q.answered(a, time.Now())
+						want := time.Second
+						if n < turns-1 {
+							want = pollShare * a.took
+						}
+						if wait := time.Until(p.at); wait != want {
+							t.Fatalf("%d partitions, round %d: after turn %d of %d the next poll waits for %v, want %v", partitions, round, n, turns, wait, want)
+						}
+					}
+					for n := range partitions {
+						if seen[n] != 1 {
+							t.Fatalf("%d partitions, round %d: partition %d was searched %d times, want once", partitions, round, n, seen[n])
+						}
+					}
+				}
+			})
+		}
+	}
+}
+
+// expectFewRows checks how many rows a poll may look at.
+func expectFewRows(t *testing.T, q *poll, most int) {
+	t.Helper()
+	rows := 0
+	for _, n := range q.looks.most {
+		rows += 2 * int(n)
+	}
+	if rows > most {
+		t.Fatalf("a poll about %d partitions looks at %d rows", len(q.searches), rows)
+	}
+	if rows = len(q.sweeps) * q.sweeping.most; rows > most {
+		t.Fatalf("a poll sweeps %d rows of %d partitions", rows, len(q.sweeps))
+	}
+	if len(q.owned) > most {
+		t.Fatalf("a poll asks for blocked rows of %d partitions", len(q.owned))
 	}
 }
 

@@ -83,16 +83,6 @@ func newPartition(o *ownership) *partition {
 	return &partition{ownership: o, searched: newSearch(), sweepFrom: firstID}
 }
 
-// swept notes that blocked rows of the partition may be gone, and with them those that paused its
-// blocked rows. It reports whether no row pauses it any more.
-func (p *partition) swept() bool {
-	if p.busy || p.blocked.away == 0 {
-		return false
-	}
-	p.blocked = delay{}
-	return p.rows.away == 0
-}
-
 // batchesAlone reports whether its batches have rows of no other partition.
 func (p *partition) batchesAlone() bool {
 	return p.watched || p.search || p.singly > 0 || p.rows.away > 0 || p.rows.breaks > 0
@@ -453,6 +443,21 @@ func (q *queue) endPauses(now time.Time) {
 	}
 }
 
+// swept notes that blocked rows of partitions are gone or changed, and with them perhaps those that
+// paused the blocked rows of the partition. It returns the partitions that no row pauses any more.
+func (q *queue) swept(changed map[int]bool) (free []int) {
+	for _, p := range q.partitions {
+		if !changed[p.Number] || p.busy || p.blocked.away == 0 {
+			continue
+		}
+		p.blocked = delay{}
+		if p.rows.away == 0 {
+			free = append(free, p.Number)
+		}
+	}
+	return free
+}
+
 // asked returns the partitions that a poll asks about, and those of them on which no job works.
 func (q *queue) asked() (all, idle []*partition) {
 	for _, p := range q.partitions {
@@ -489,7 +494,8 @@ func (q *queue) answered(a *poll, now time.Time) {
 			p.blockedDue = a.blockedDue[p.Number]
 		}
 	}
-	if q.suspects == 0 && !a.suspects {
+	dueSuspect := slices.ContainsFunc(q.partitions, func(p *partition) bool { return hasSuspect(p.blockedDue) })
+	if q.suspects == 0 && !dueSuspect {
 		q.heldTill = time.Time{}
 	}
 }

@@ -13,7 +13,16 @@ type pile struct {
 	nextID, nextXact int64
 	ended            int64             // the highest number of a transaction that has ended
 	open             map[int64][]int64 // the IDs of the rows of open transactions
-	visible          map[int64]bool    // whether a row's key is not blocked
+	ids              []int64           // of the visible rows, ascending
+	free             map[int64]bool    // those whose keys are not blocked
+}
+
+// newPiles returns so many piles without rows.
+func newPiles(n int) (piles []*pile) {
+	for range n {
+		piles = append(piles, &pile{nextXact: 10, open: make(map[int64][]int64), free: make(map[int64]bool)})
+	}
+	return piles
 }
 
 func (p *pile) oldest() int64 {
@@ -43,24 +52,56 @@ func (p *pile) happen(r *rand.Rand) {
 
 func (p *pile) commit(xact int64, r *rand.Rand) {
 	for _, id := range p.open[xact] {
-		p.visible[id] = r.IntN(20) == 0
+		p.put(id, r.IntN(20) == 0)
 	}
 	delete(p.open, xact)
 	p.ended = max(p.ended, xact)
 }
 
-// search does what poll.sql does.
-func (p *pile) search(q *poll) {
-	q.has, q.seen = make(map[int]bool), make(map[int]sight)
-	ids := slices.Sorted(maps.Keys(p.visible))
-	if len(ids) > 0 {
-		at, tail := q.looks.rounds[0], q.looks.tails[0]
-		seen := sight{end: ids[len(ids)-1] + 1, round: p.look(ids, at, q)}
-		if tail > at {
-			seen.tail = p.look(ids, tail, q)
-		}
-		q.seen[0] = seen
+// put makes a row visible.
+func (p *pile) put(id int64, free bool) {
+	at, _ := slices.BinarySearch(p.ids, id)
+	p.ids = slices.Insert(p.ids, at, id)
+	if free {
+		p.free[id] = true
 	}
+}
+
+// insert makes so many rows visible, each with the next ID.
+func (p *pile) insert(rows int64, free bool) {
+	for range rows {
+		p.put(p.nextID, free)
+		p.nextID++
+	}
+}
+
+// handle removes the rows whose keys are not blocked.
+func (p *pile) handle() {
+	p.ids = slices.DeleteFunc(p.ids, func(id int64) bool { return p.free[id] })
+	clear(p.free)
+}
+
+// searchAll does what poll.sql does. The piles are those of the partitions with these numbers.
+func searchAll(q *poll, piles []*pile) {
+	q.has, q.seen = make(map[int]bool), make(map[int]sight)
+	for i, of := range q.searches {
+		p := piles[of.Number]
+		if len(p.ids) == 0 {
+			continue
+		}
+		at, tail, most := q.looks.rounds[i], q.looks.tails[i], int(q.looks.most[i])
+		seen := sight{end: p.ids[len(p.ids)-1] + 1}
+		var found, foundNew bool
+		seen.round, found = p.look(at, most)
+		if tail > at {
+			seen.tail, foundNew = p.look(tail, most)
+		}
+		q.seen[of.Number] = seen
+		if found || foundNew {
+			q.has[of.Number], q.anywhere = true, true
+		}
+	}
+	p := piles[0] // has the transactions
 	q.oldest, q.next = min(p.oldest(), p.ended+1), p.ended+1
 	if q.exact {
 		q.next = p.nextXact + 1
@@ -69,49 +110,48 @@ func (p *pile) search(q *poll) {
 	}
 }
 
-// look looks at rows from an ID on.
-func (p *pile) look(ids []int64, since int64, q *poll) stop {
-	n := int32(0)
-	for _, id := range ids {
-		if id < since {
-			continue
-		}
-		n++
-		if p.visible[id] {
-			q.has[0] = true
-			return stop{early: true, id: id}
-		}
-		if n == q.looks.most[0] {
-			return stop{early: true, id: id + 1}
+// look looks at so many rows from an ID on, and reports whether one is free.
+func (p *pile) look(since int64, most int) (at stop, found bool) {
+	begin, _ := slices.BinarySearch(p.ids, since)
+	for n, id := range p.ids[begin:] {
+		switch {
+		case p.free[id]:
+			return stop{early: true, id: id}, true
+		case n+1 == most:
+			return stop{early: true, id: id + 1}, false
 		}
 	}
-	return stop{}
+	return stop{}, false
 }
 
-// crowd is a partition with rows, most of them behind blocked keys, and the polls for it.
+// A crowd is a partition with rows, most of them behind blocked keys, and the polls for it.
 type crowd struct {
-	pile
+	*pile
 	queue   *queue
 	poller  poller
 	skipped int // polls that did not begin with the first row
 }
 
 func newCrowd(rows int) *crowd {
-	return &crowd{
-		pile:  pile{nextID: -100, nextXact: 10, open: make(map[int64][]int64), visible: make(map[int64]bool)},
-		queue: queued(1), poller: poller{rows: rows},
-	}
+	c := &crowd{pile: newPiles(1)[0], queue: queued(1), poller: poller{rows: rows}}
+	c.nextID = -100
+	return c
+}
+
+// ask sends a poll, and returns it with its answer.
+func (c *crowd) ask(jobs, all int) *poll {
+	of, idle := c.queue.asked()
+	q, _ := c.poller.question(start, of, idle, jobs, all)
+	searchAll(q, []*pile{c.pile})
+	return q
 }
 
 // poll sends a poll, and lets a job remove the rows that it finds.
 func (c *crowd) poll() {
-	now, of := start, c.queue.partitions[0]
-	all, idle := c.queue.asked()
-	a, _ := c.poller.question(now, all, idle, 0, 0)
-	c.search(a)
+	of, a := c.queue.partitions[0], c.ask(0, 0)
 	c.poller.after(a, false, false)
-	c.poller.swept(a, now, time.Hour)
-	c.queue.answered(a, now)
+	c.poller.swept(a, start, time.Hour)
+	c.queue.answered(a, start)
 	if of.searched.from > -100 {
 		c.skipped++
 	}
@@ -119,17 +159,7 @@ func (c *crowd) poll() {
 		return
 	}
 	of.due = false
-	maps.DeleteFunc(c.visible, func(_ int64, free bool) bool { return free })
-}
-
-// free returns the rows whose keys are not blocked.
-func (c *crowd) free() (ids []int64) {
-	for id, free := range c.visible {
-		if free {
-			ids = append(ids, id)
-		}
-	}
-	return ids
+	c.handle()
 }
 
 // Polls find all rows whose keys are not blocked, in whatever order their transactions commit, and
@@ -149,22 +179,21 @@ func TestSearchFindsEveryRow(t *testing.T) {
 		for xact := range c.open {
 			c.commit(xact, r)
 		}
-		round := 1 + len(c.visible)/most
+		round := 1 + len(c.ids)/most
 		for range 2 * round {
 			c.poll()
 		}
-		if left := c.free(); len(left) > 0 {
-			t.Fatalf("seed %d, %d rows a poll: rows %d are not found: %+v", seed, most, left, c.queue.partitions[0].searched)
+		if len(c.free) > 0 {
+			t.Fatalf("seed %d, %d rows a poll: rows %v are not found: %+v", seed, most, c.free, c.queue.partitions[0].searched)
 		}
 		for range 2 * round {
-			c.visible[c.nextID] = r.IntN(3) == 0
-			c.nextID++
+			c.insert(1, r.IntN(3) == 0)
 			c.poll()
-			if len(c.free()) > 0 {
+			if len(c.free) > 0 {
 				t.Fatalf("seed %d, %d rows a poll: a new row is not found: %+v", seed, most, c.queue.partitions[0].searched)
 			}
 		}
-		c.burst(t, 5*min(most, 10))
+		c.burst(t, 5*int64(min(most, 10)))
 		if c.skipped == 0 {
 			t.Fatalf("seed %d: each search was a whole one", seed)
 		}
@@ -173,20 +202,16 @@ func TestSearchFindsEveryRow(t *testing.T) {
 
 // burst inserts so many rows behind blocked keys while a round is under way, and one after them
 // that is not. Polls find it long before the round comes to it.
-func (c *crowd) burst(t *testing.T, rows int) {
+func (c *crowd) burst(t *testing.T, rows int64) {
 	t.Helper()
 	c.queue.partitions[0].searched.want(whole)
 	c.poll()
-	for range rows {
-		c.visible[c.nextID] = false
-		c.nextID++
-	}
-	c.visible[c.nextID] = true
-	c.nextID++
+	c.insert(rows, false)
+	c.insert(1, true)
 	for range 6 {
 		c.poll()
 	}
-	if len(c.free()) > 0 {
+	if len(c.free) > 0 {
 		t.Fatalf("the row after %d new ones is not found: %+v", rows, c.queue.partitions[0].searched)
 	}
 }
@@ -196,17 +221,13 @@ func (c *crowd) burst(t *testing.T, rows int) {
 func TestAllRowsAreSearchedWhenAKeyIsFreed(t *testing.T) {
 	for _, most := range []int{1, 10, 10_000} {
 		c := newCrowd(4 * most)
-		for id := range int64(100) {
-			c.visible[id] = false
-		}
+		c.insert(100, false)
 		round := 1 + 100/most
 		for range 3 * round {
 			c.poll()
 		}
-		all, idle := c.queue.asked()
-		old, _ := c.poller.question(start, all, idle, 0, 0)
-		c.search(old)
-		c.visible[7] = true
+		old := c.ask(0, 0)
+		c.free[c.ids[7]] = true
 		for range round + 2 {
 			of := c.queue.partitions[0]
 			of.blockedDue = []blockedRow{{id: 7}}
@@ -216,12 +237,10 @@ func TestAllRowsAreSearchedWhenAKeyIsFreed(t *testing.T) {
 			c.queue.end(j, result{parts: parts}, start, 1)
 			c.queue.answered(old, start)
 			c.poll()
-			all, idle = c.queue.asked()
-			old, _ = c.poller.question(start, all, idle, 0, 0)
-			c.search(old)
+			old = c.ask(0, 0)
 		}
-		if left := c.free(); len(left) > 0 {
-			t.Errorf("%d rows a poll: rows %d are not found: %+v", most, left, c.queue.partitions[0].searched)
+		if len(c.free) > 0 {
+			t.Errorf("%d rows a poll: rows %v are not found: %+v", most, c.free, c.queue.partitions[0].searched)
 		}
 	}
 }
@@ -230,42 +249,21 @@ func TestAllRowsAreSearchedWhenAKeyIsFreed(t *testing.T) {
 // a partition, if each of its other partitions has so many rows behind blocked keys.
 func pollsToTheEnd(t *testing.T, backlog, others int64) (polls int) {
 	const partitions, of = 64, 7
-	q, p, now := queued(partitions), poller{rows: 4 * partitions}, start
-	look := func(most, rows, since int64) (stop, bool) {
-		since = max(since, 0)
-		last := since + most
-		switch {
-		case rows == backlog && since < backlog && last >= backlog:
-			return stop{true, backlog - 1}, true
-		case since < rows && last <= rows:
-			return stop{true, last}, false
+	q, p, now, piles := queued(partitions), poller{rows: 4 * partitions}, start, newPiles(partitions)
+	for n, pile := range piles {
+		if n != of {
+			pile.insert(others, false)
 		}
-		return stop{}, false
 	}
+	piles[of].insert(backlog-1, false)
+	piles[of].insert(1, true)
 	for polls = 1; polls < 10_000; polls++ {
 		now = now.Add(time.Second)
 		all, idle := q.asked()
 		a, _ := p.question(now, all, idle, 0, 0)
-		a.has, a.seen, a.sweptTo = make(map[int]bool), make(map[int]sight), make(map[int]int64)
-		a.oldest, a.next = 100, 100
-		for i, searched := range a.searches {
-			rows := others
-			if searched.Number == of {
-				rows = backlog
-			}
-			if rows == 0 {
-				continue
-			}
-			seen := sight{end: rows}
-			var found, foundBehind bool
-			seen.round, found = look(int64(a.looks.most[i]), rows, a.looks.rounds[i])
-			if a.looks.tails[i] > a.looks.rounds[i] {
-				seen.tail, foundBehind = look(int64(a.looks.most[i]), rows, a.looks.tails[i])
-			}
-			if found || foundBehind {
-				return polls
-			}
-			a.seen[searched.Number] = seen
+		searchAll(a, piles)
+		if a.anywhere {
+			return polls
 		}
 		p.after(a, false, false)
 		p.swept(a, now, time.Minute)
@@ -286,39 +284,24 @@ func TestRoundsOfOthersTakeNoRowsFromALongOne(t *testing.T) {
 // A RunUntilEmpty is not over while a poll has stopped within the rows that came to a partition whose
 // round had ended.
 func TestTableIsNotEmptyBeforeItsNewRowsAreSeen(t *testing.T) {
-	var piles []*pile
-	for range 2 {
-		piles = append(piles, &pile{nextXact: 10, open: make(map[int64][]int64), visible: make(map[int64]bool)})
-	}
-	for id := range int64(100) {
-		piles[0].visible[id] = false
-	}
+	piles := newPiles(2)
+	piles[0].insert(100, false)
 	q, p := queued(2), poller{rows: 4 * 20}
 	for polls := 1; polls < 100; polls++ {
 		all, idle := q.asked()
 		a, _ := p.question(start, all, idle, 0, 2)
-		a.has, a.seen = make(map[int]bool), make(map[int]sight)
-		for i, pile := range piles {
-			l := &a.looks
-			one := &poll{looks: looks{rounds: l.rounds[i : i+1], tails: l.tails[i : i+1], most: l.most[i : i+1]}}
-			pile.search(one)
-			if seen, some := one.seen[0]; some {
-				a.seen[i] = seen
-			}
-			if one.has[0] { // it is handled
-				a.has[i], a.anywhere = true, true
-				maps.DeleteFunc(pile.visible, func(_ int64, free bool) bool { return free })
-			}
+		searchAll(a, piles)
+		for n := range a.has {
+			piles[n].handle()
 		}
 		q.answered(a, start)
 		empty := p.table.empty(a, true)
 		if polls == 4 { // in the last poll of the other round
-			for id := range int64(30) {
-				piles[1].visible[id] = id == 29
-			}
+			piles[1].insert(29, false)
+			piles[1].insert(1, true)
 		}
 		if empty {
-			if piles[1].visible[29] || polls < 4 {
+			if len(piles[1].free) > 0 || polls < 4 {
 				t.Errorf("it is over after %d polls, with a row left that can be handled", polls)
 			}
 			return
@@ -327,20 +310,45 @@ func TestTableIsNotEmptyBeforeItsNewRowsAreSeen(t *testing.T) {
 	t.Error("it is never over")
 }
 
+// A RunUntilEmpty is not over before all partitions have had their turn, if they are so many that polls
+// take turns.
+func TestTableIsNotEmptyBeforeAllHadTheirTurn(t *testing.T) {
+	const partitions, atOnce = 25, 10
+	for n := range partitions {
+		piles, p := newPiles(partitions), poller{rows: 4 * atOnce}
+		piles[n].insert(1, true)
+		for polls := 1; ; polls++ {
+			a, _ := p.question(start, nil, nil, 0, partitions)
+			searchAll(a, piles)
+			for has := range a.has {
+				piles[has].handle()
+			}
+			p.swept(a, start, time.Minute)
+			new(queue).answered(a, start)
+			if p.table.empty(a, true) {
+				if len(piles[n].free) > 0 || polls < 6 {
+					t.Errorf("it is over after %d polls, with %d rows of partition %d left", polls, len(piles[n].free), n)
+				}
+				break
+			}
+			if polls > 20 {
+				t.Fatal("it is never over")
+			}
+		}
+	}
+}
+
 // A RunUntilEmpty is not over before a round has seen the whole table while nothing was done.
 func TestTableIsEmptyAfterAWholeRound(t *testing.T) {
 	c := newCrowd(4 * 10)
-	for id := range int64(100) {
-		c.visible[id] = false
-	}
+	c.insert(100, false)
 	jobs := 0
 	emptyAfter := func() (polls int) {
 		for {
-			polls++
-			all, idle := c.queue.asked()
-			q, _ := c.poller.question(start, all, idle, jobs, 1)
-			c.search(q)
-			q.anywhere = q.has[0]
+			if polls++; polls > 100 {
+				t.Fatal("it is never over")
+			}
+			q := c.ask(jobs, 1)
 			c.queue.answered(q, start)
 			if c.poller.table.empty(q, true) {
 				return polls
@@ -354,18 +362,13 @@ func TestTableIsEmptyAfterAWholeRound(t *testing.T) {
 		t.Errorf("%d polls of 20 rows, the first of 10, for a round of 100 rows in which a job ended, and another one", n)
 	}
 	jobs = 10
-	c.visible[99] = true
-	polls := 0
-	for c.visible[99] && polls < 10 {
-		polls++
-		all, idle := c.queue.asked()
-		q, _ := c.poller.question(start, all, idle, jobs, 1)
-		c.search(q)
+	c.free[c.ids[99]] = true
+	for polls := 0; len(c.free) > 0 && polls < 10; polls++ {
+		q := c.ask(jobs, 1)
 		c.queue.answered(q, start)
-		if q.has[0] {
-			delete(c.visible, 99)
+		if q.anywhere {
+			c.handle()
 		}
-		q.anywhere = q.has[0]
 		if c.poller.table.empty(q, true) {
 			t.Fatal("it ends with a row left")
 		}

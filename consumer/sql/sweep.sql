@@ -1,5 +1,5 @@
 -- sweep.sql: removes what blocks a key although its row is gone, and lets rows be handled that were changed since they failed. It returns
--- whether there were any, and the partitions that may have more rows, with the last ID of each that it looked at.
+-- the partitions of those, and the partitions that may have more rows, with the last ID of each that it looked at.
 --
 -- $1 text      consumer
 -- $2 int[]     partitions
@@ -41,7 +41,7 @@ WITH page AS MATERIALIZED (
         next_at = CASE WHEN b.same THEN o.next_at ELSE pg_catalog.clock_timestamp() END FROM b
     WHERE o.consumer OPERATOR(pg_catalog.=) $1::pg_catalog.text AND o.partition OPERATOR(pg_catalog.=) b.partition AND o.id OPERATOR(pg_catalog.=) b.id AND b.version IS NOT NULL
 )
-SELECT EXISTS (SELECT FROM b), pg_catalog.array_agg(c.partition), pg_catalog.array_agg(c.last)
+SELECT (SELECT pg_catalog.array_agg(DISTINCT b.partition) FROM b), pg_catalog.array_agg(c.partition), pg_catalog.array_agg(c.last)
 FROM (
     SELECT p.partition, pg_catalog.max(p.id) AS last
     FROM page AS p
