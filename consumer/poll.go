@@ -161,7 +161,7 @@ type poll struct {
 	took       time.Duration
 	has        map[int]bool         // partitions with a row whose key is not blocked
 	seen       map[int]sight        // what the searches have seen of partitions with rows
-	changed    map[int]bool         // partitions in which the sweep has changed something
+	changed    map[int]bool         // partitions whose blocked rows the sweep has changed
 	sweptTo    map[int]int64        // where the sweep goes on in partitions of which it has not seen all
 	blockedDue map[int][]blockedRow // of each partition, those that are due
 	paused     bool                 // an operator has paused the consumer

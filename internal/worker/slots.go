@@ -71,7 +71,7 @@ type Slots[K comparable] struct {
 	busy  int       // calls under way
 	slow  int       // those of slow work
 	rest  time.Time // until then no slow work begins while healthy work waits
-	since time.Time // since when slow work is due, and none has begun; zero: none is due
+	since time.Time // since when slow work has been due without a begin; zero: it is not due
 
 	doubts map[string]time.Time // until when each group is doubted
 }
