@@ -342,18 +342,9 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
 	case lost != nil: // or an edit came between the writes
 		e.runLogger(a).Warn("schedule: outcome perhaps recorded, its answer was lost",
-			slog.Any("error", lost), failureOf(a))
+			slog.Any("error", lost), slog.Any("failure", a.handler))
 	}
 	return err == nil
-}
-
-// failureOf returns the attribute of the handler's error; an empty one, which is not logged, if it
-// returned none.
-func failureOf(a *attempt) (failure slog.Attr) {
-	if a.handler != nil {
-		failure = slog.Any("failure", a.handler)
-	}
-	return failure
 }
 
 // takeBack removes the record that a handler outside of a transaction has begun, if it was not
