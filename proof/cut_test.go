@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -74,28 +75,32 @@ func allWorkGoesOn(t *timeguard.Try, command string, cut time.Duration) {
 	proxy.Reroute()
 	back := p.back(t)
 	afterwards := begun(t, again)
+	var table []string
 	for _, at := range []map[string]time.Time{waiting(), afterwards()} {
 		for name := range at {
 			since := back
 			if name == "a program of the command" { // it has a client of its own
 				since = c.back
 			}
-			expectSoon(t, name, since, at[name])
+			took := goesOnSoon(t, name, since, at[name])
+			table = append(table, fmt.Sprintf("%s: %v", name, took.Round(time.Millisecond)))
 		}
 	}
+	slices.Sort(table)
+	t.Logf("after a cut of %v, since its client was back: %s", cut, strings.Join(table, "; "))
 	tally.Checked(t, "calls and work over a cut", len(rows)+len(again))
 	proxy.Cut() // otherwise the end of the pool waits for the silent connections
 }
 
-// expectSoon checks one row against the bound.
-func expectSoon(t *timeguard.Try, name string, back, at time.Time) {
+// goesOnSoon checks one row against the bound, and returns how long it took.
+func goesOnSoon(t *timeguard.Try, name string, back, at time.Time) time.Duration {
 	t.Helper()
 	took := at.Sub(back)
-	t.Logf("%-40s %v", name, took.Round(time.Millisecond))
 	if took > onceBack {
 		from := timeguard.Now() - timeguard.Instant(time.Since(back))
 		t.MissedAt(from, from+timeguard.Instant(took), onceBack, "%s went on %v after its client was back, not within %v", name, took, onceBack)
 	}
+	return took
 }
 
 // begun begins all rows at once. The function that it returns waits for them, and returns when each

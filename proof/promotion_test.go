@@ -79,12 +79,14 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			apart := c.url(t, ways...)
 			gone, goneLease := join(apart, fmt.Sprintf("gone-%d", round), ttl)
 			waitFor(t, patience, "the lease is shared with the one that will be gone", func() bool { return shared(append(crew, goneLease)...) })
+			testkit.Must(connection(t, old.URL()).Exec(t.Context(), "CREATE TABLE IF NOT EXISTS missed (round int)"))(t)
 			caughtUp(t, old, next)
 
 			c.pipes[round].Freeze()
 			late, lateLease := join(apart, fmt.Sprintf("late-%d", round), ttl)
 			waitFor(t, patience, "the late one has its share", func() bool { return shared(append(crew, goneLease, lateLease)...) })
 			moving.writes(t)
+			commitMissed(t, old, round)
 			// At any moment between heartbeats.
 			pause(t.Context(), time.Duration(random.Int64N(int64(heartbeat))))
 
@@ -102,6 +104,7 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			began := time.Now()
 			conn := connection(t, next.URL())
 			promoted = append(promoted, began.Sub(cut))
+			hasMissed(t, conn, round)
 			lost := 0
 			for k, epoch := range epochsOn(t, next) {
 				if epoch < before[k] {
@@ -325,6 +328,33 @@ func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 		testkit.OK(t, conn.QueryRow(t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written).Scan(&has))
 		return has
 	})
+}
+
+// lostCommits is how many further transactions a standby misses in each round.
+const lostCommits = 1000
+
+// commitMissed commits that many guarded transactions.
+func commitMissed(t testing.TB, primary *pgserver.Server, round int) {
+	t.Helper()
+	testkit.Must(connection(t, primary.URL()).Exec(t.Context(), fmt.Sprintf(`DO $$
+BEGIN
+    FOR i IN 1..%d LOOP
+        PERFORM pgleases.guard('steady', 0, (SELECT p.epoch FROM pgleases.partitions AS p WHERE p.lease = 'steady' AND p.partition = 0));
+        INSERT INTO missed VALUES (%d);
+        COMMIT;
+    END LOOP;
+END $$`, lostCommits, round)))(t)
+}
+
+// hasMissed checks that a promoted standby lacks them.
+func hasMissed(t testing.TB, conn *pgx.Conn, round int) {
+	t.Helper()
+	var has int
+	testkit.OK(t, conn.QueryRow(t.Context(), "SELECT count(*) FROM missed WHERE round = $1", round).Scan(&has))
+	if has > 0 {
+		t.Errorf("the promoted standby has %d of the transactions that it should have missed", has)
+	}
+	tally.Checked(t, "lost commits", lostCommits-has)
 }
 
 // confirmed reports whether a server's tables agree with what the moving clients show.

@@ -158,6 +158,10 @@ var detectors = map[string]detector{
 	"consumer crashes":  {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership|^TestUnavailable")},
 	"consumer batches":  {"consumer", consumed("^TestOneBatch|^TestEndFinishes")},
 	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler|^TestBackoffHolds")},
+	// All connections of a pool fall silent, on a real server.
+	"silence": {"proof", func(int) []string { return []string{"-test.run=^TestAllWorkGoesOn"} }},
+	// Callers of one lock on a machine that is too busy.
+	"overload": {"proof", func(int) []string { return []string{"-test.run=^TestLocksRecover"} }},
 	// Processes that work through a queue, on a real server.
 	"queue": {"proof", func(seed int) []string {
 		return []string{"-test.run=^TestQueueWithLateCommits$/^in_tx$", fmt.Sprint("-queue-seed=", seed)}
@@ -188,6 +192,13 @@ var mutants = append(asleep(), []mutant{
 		l.validity.End()
 	}
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
+	}},
+	{"silent connections that stay in the pool", "silence", `after its client was back`, []edit{
+		{"internal/worker/conn.go", `range pool.AcquireAllIdle(context.Background())`, `range []*pgxpool.Conn(nil)`, 0},
+		{"internal/worker/conn.go", `if renewed.IsZero() || answered.After(renewed) {`, `if true {`, 0},
+	}},
+	{"a request for each caller of a lock", "overload", `nearly all callers give up|from 2 s after`, []edit{
+		{"lock/line.go", `	if of == nil || !c.mode.waits {`, `	if true {`, 0},
 	}},
 	{"readers of a stopped process", "stopped", `goes on: trusted true`, []edit{{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0}}},
 	{"a terminated session taken for an expired one", "terminated", `evicted|presences`, []edit{{"sql/schema/liveness.sql", `s.killed = p_killed AND `, ``, 0}}},
