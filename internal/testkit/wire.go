@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"slices"
 	"strings"
@@ -112,11 +113,14 @@ func loseAnswer(c *wired, _ []byte) bool {
 
 // Mute loses the next message with a text. Its connection stays, and transfers no more data in
 // either direction, nor the news that the server has ended it.
-func (w *Wire) Mute(text string) {
-	w.meets(1, text, func(c *wired, _ []byte) bool {
-		c.state.Store(mute)
-		return false
-	})
+func (w *Wire) Mute(text string) { w.meets(1, text, loseAll) }
+
+// MuteEach is Mute for each message with a text from now on.
+func (w *Wire) MuteEach(text string) { w.meets(math.MaxInt, text, loseAll) }
+
+func loseAll(c *wired, _ []byte) bool {
+	c.state.Store(mute)
+	return false
 }
 
 // Silence mutes all connections that are open. Unlike after Mute, who gives one up has to wait until

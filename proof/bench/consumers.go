@@ -82,8 +82,10 @@ func (c *consumption) start(ctx context.Context, n int, opts ...consumer.Option)
 }
 
 // process returns the client and the pool of another process, which halt closes.
-func (c *consumption) process(ctx context.Context, connections int) (*pgleases.Client, *pgxpool.Pool) {
-	pool := newPool(ctx, c.url, connections)
+func (c *consumption) process(
+	ctx context.Context, connections int, configure ...func(*pgxpool.Config),
+) (*pgleases.Client, *pgxpool.Pool) {
+	pool := newPool(ctx, c.url, connections, configure...)
 	client := must(pgleases.NewClient(ctx, pool, pgleases.WithClientID(fmt.Sprintf("process-%d", len(c.clients))), pgleases.WithLogger(quiet)))
 	c.pools, c.clients = append(c.pools, pool), append(c.clients, client)
 	return client, pool

@@ -8,8 +8,10 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
 )
 
@@ -22,22 +24,23 @@ const (
 
 // The kinds of ill work.
 const (
-	hangs   = "whose handler hangs"
-	locked  = "that a transaction keeps locked"
-	unknown = "of a kind that the process does not know"
+	hangs    = "whose handler hangs"
+	vanished = "whose handler is in a statement when its server vanishes"
+	locked   = "that a transaction keeps locked"
+	unknown  = "of a kind that the process does not know"
 )
 
 // measureIll measures how much healthy work is done beside work that is ill: rows and jobs whose
-// handler hangs until its timeout, or that a transaction of the application keeps locked, and jobs
-// that the process does not know.
+// handler hangs until its timeout, by itself or in a statement that is never answered, or that a
+// transaction of the application keeps locked, and jobs that the process does not know.
 func measureIll(ctx context.Context, l *lab, out *part) {
 	for _, work := range []struct {
 		of     string
 		kinds  []string
 		beside func(context.Context, *lab, string) calm
 	}{
-		{"rows of a consumer", []string{hangs, locked}, healthyRows},
-		{"jobs", []string{hangs, locked, unknown}, healthyJobs},
+		{"rows of a consumer", []string{hangs, vanished, locked}, healthyRows},
+		{"jobs", []string{hangs, vanished, locked, unknown}, healthyJobs},
 	} {
 		alone := work.beside(ctx, l, "")
 		for _, kind := range work.kinds {
@@ -108,6 +111,26 @@ func hang(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
+// unanswered is a statement that gets no answer over the connections of silent, as if the server of
+// its connection had vanished.
+const unanswered = "SELECT 'unanswered'"
+
+// silent makes a pool open such connections.
+func silent(config *pgxpool.Config) {
+	wire := new(testkit.Wire)
+	wire.MuteEach(unanswered)
+	config.ConnConfig.DialFunc = wire.Dial
+}
+
+// fail does what an ill handler does.
+func fail(ctx context.Context, tx pgx.Tx, ill string) error {
+	if ill == vanished {
+		_, err := tx.Exec(ctx, unanswered)
+		return err
+	}
+	return hang(ctx)
+}
+
 // lockedBy keeps rows locked until the function that it returns is called.
 func (d *database) lockedBy(ctx context.Context, query string) (release func()) {
 	conn, end := connect(ctx, d.url)
@@ -129,10 +152,10 @@ func healthyRows(ctx context.Context, l *lab, ill string) calm {
 	m := &meter{}
 	running, stop := context.WithCancel(context.Background())
 	c.stop = stop
-	client, pool := c.process(ctx, 2*consumerWorkers+4)
-	handler := consumer.Each(func(ctx context.Context, _ pgx.Tx, row consumer.Row[order]) error {
+	client, pool := c.process(ctx, 2*consumerWorkers+4, silent)
+	handler := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[order]) error {
 		if strings.HasPrefix(row.Key, "ill") {
-			return hang(ctx)
+			return fail(ctx, tx, ill)
 		}
 		m.did(row.Value.Made)
 		return busy(ctx)
@@ -141,7 +164,7 @@ func healthyRows(ctx context.Context, l *lab, ill string) calm {
 		consumer.WithTimeout(illTimeout), consumer.WithMaxAttempts(1000, consumer.Backoff(time.Second, time.Second))))
 	c.running.Go(func() { _ = of.Run(running) })
 	c.insertAt(ctx, healthyPace, l.warm())
-	if ill == hangs { // while each hangs for the first time, its partition's other rows wait
+	if ill == hangs || ill == vanished { // while each hangs for the first time, its partition's other rows wait
 		for began := time.Now(); one[int](ctx, c.database, "SELECT count(*) FROM pgleases.consumer_blocked") < ones; c.insertAt(ctx, healthyPace, span) {
 			if time.Since(began) > patience {
 				check(fmt.Errorf("not all of %d ill rows have failed within %v", ones, patience))
@@ -162,18 +185,18 @@ func healthyJobs(ctx context.Context, l *lab, ill string) calm {
 	s := newScheduling(ctx, l, 0)
 	defer s.end()
 	ones, span := l.pick(10, illOnes), time.Duration(l.pick(1, 10))*time.Second
-	r := newRunner(ctx, s.url, "jobs", 0, runsAtOnce)
+	r := newRunner(ctx, s.url, "jobs", 0, runsAtOnce, silent)
 	s.runners = append(s.runners, r)
 	m := &meter{}
 	healthy := schedule.InTx(r.Scheduler, "healthy", func(ctx context.Context, _ pgx.Tx, run schedule.Run[made]) error {
 		m.did(run.Args.Made)
 		return busy(ctx)
 	})
-	hanging := schedule.InTx(r.Scheduler, "ill", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[struct{}]) error {
+	hanging := schedule.InTx(r.Scheduler, "ill", func(ctx context.Context, tx pgx.Tx, _ schedule.Run[struct{}]) error {
 		if ill == locked {
 			return nil // its end waits for the lock
 		}
-		return hang(ctx)
+		return fail(ctx, tx, ill)
 	}, schedule.WithTimeout(illTimeout), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Second, time.Second)))
 	if ill != "" {
 		must(hanging.EnqueueMany(ctx, make([]struct{}, ones)))

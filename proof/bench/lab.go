@@ -132,9 +132,12 @@ func (d *database) end() {
 	_ = d.drop()
 }
 
-func newPool(ctx context.Context, url string, connections int) *pgxpool.Pool {
+func newPool(ctx context.Context, url string, connections int, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	config := must(pgxpool.ParseConfig(url))
 	config.MaxConns = int32(connections)
+	for _, f := range configure {
+		f(config)
+	}
 	return must(pgxpool.NewWithConfig(ctx, config))
 }
 

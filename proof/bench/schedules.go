@@ -28,8 +28,10 @@ type runner struct {
 	ended chan error
 }
 
-func newRunner(ctx context.Context, url, id string, ttl time.Duration, atOnce int) *runner {
-	r := &runner{pool: newPool(ctx, url, atOnce+2), ended: make(chan error, 1)}
+func newRunner(
+	ctx context.Context, url, id string, ttl time.Duration, atOnce int, configure ...func(*pgxpool.Config),
+) *runner {
+	r := &runner{pool: newPool(ctx, url, atOnce+2, configure...), ended: make(chan error, 1)}
 	opts := []pgleases.Option{pgleases.WithClientID(id), pgleases.WithLogger(quiet)}
 	if ttl > 0 {
 		opts = append(opts, pgleases.WithTTL(ttl))

@@ -158,8 +158,6 @@ var detectors = map[string]detector{
 	"consumer crashes":  {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership|^TestUnavailable")},
 	"consumer batches":  {"consumer", consumed("^TestOneBatch|^TestEndFinishes")},
 	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler|^TestBackoffHolds")},
-	// All connections of a pool fall silent, on a real server.
-	"silence": {"proof", func(int) []string { return []string{"-test.run=^TestAllWorkGoesOn"} }},
 	// Callers of one lock on a machine that is too busy.
 	"overload": {"proof", func(int) []string { return []string{"-test.run=^TestLocksRecover"} }},
 	// Processes that work through a queue, on a real server.
@@ -192,10 +190,6 @@ var mutants = append(asleep(), []mutant{
 		l.validity.End()
 	}
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
-	}},
-	{"silent connections that stay in the pool", "silence", `after its client was back`, []edit{
-		{"internal/worker/conn.go", `range pool.AcquireAllIdle(context.Background())`, `range []*pgxpool.Conn(nil)`, 0},
-		{"internal/worker/conn.go", `if renewed.IsZero() || answered.After(renewed) {`, `if true {`, 0},
 	}},
 	{"a request for each caller of a lock", "overload", `nearly all callers give up|from 2 s after`, []edit{
 		{"lock/line.go", `	if of == nil || !c.mode.waits {`, `	if true {`, 0},
