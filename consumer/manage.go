@@ -143,11 +143,10 @@ func (m *Manager) change(ctx context.Context, verb, doing string, id *int64, res
 
 // explained adds to the error of a change what it means, and the remedy.
 func (m *Manager) explained(ctx context.Context, err error) error {
-	if !worker.AnsweredNo(err) {
+	var told *pgconn.PgError
+	if !errors.As(err, &told) {
 		return store.Advised(store.Caused(ctx, err))
 	}
-	var told *pgconn.PgError
-	errors.As(err, &told)
 	switch told.Code {
 	case "42704":
 		return wrap.Errorf("%w: %w", ErrNotFound, refusal{told})
@@ -160,7 +159,7 @@ func (m *Manager) explained(ctx context.Context, err error) error {
 	case "42501":
 		return fmt.Errorf("%w\n%s", err, m.missing(ctx))
 	}
-	return store.Advised(err)
+	return store.Advised(store.Caused(ctx, err))
 }
 
 // missing says which rights to give to a role that may not make a change.

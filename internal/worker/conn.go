@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/handlers"
@@ -307,17 +306,10 @@ func Change(ctx context.Context, pool *pgxpool.Pool, unknown error, f func(conte
 		committing = err == nil
 		return err
 	})
-	if err != nil && committing && !AnsweredNo(err) {
+	if err != nil && committing && !handlers.NotCommitted(err) {
 		return wrap.Errorf("%w: %w", unknown, err)
 	}
 	return err
-}
-
-// AnsweredNo reports whether a server answered with an error, and went on. Other errors mean that the
-// connection failed.
-func AnsweredNo(err error) bool {
-	var answer *pgconn.PgError
-	return errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR"
 }
 
 func inTx(
