@@ -4,10 +4,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +14,6 @@ import (
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/testkit"
-	"github.com/pgleases/pgleases/internal/timeguard"
 )
 
 const (
@@ -65,13 +62,6 @@ func (w *worker) pollsOften() {
 	testkit.Until(w.t, "it polls often", func() bool { return w.four() < 2*5*idlePoll })
 }
 
-// quieten waits until no notification is recent, without a look at polls.
-func quieten(t testing.TB) {
-	t.Helper()
-	began := time.Now()
-	testkit.Until(t, "no notification is recent", func() bool { return time.Since(began) > 2*quiet })
-}
-
 // late is an open transaction that has inserted a row.
 func (db *database) late() pgx.Tx {
 	db.t.Helper()
@@ -107,111 +97,6 @@ func TestIdleProcessPollsRarely(t *testing.T) {
 	db.exact(16)
 }
 
-// A process polls often while it cannot rely on notifications, or a row waits for another attempt.
-func TestIdleProcessPollsOften(t *testing.T) {
-	testkit.OnlyInCI(t)
-	t.Parallel()
-	for name, begin := range map[string]func(*database) *worker{
-		"there is no trigger": func(db *database) *worker {
-			db.exec("DROP TRIGGER consumer_inserted ON public.outbox")
-			return idler(db, consumer.Each(effect))
-		},
-		"the trigger is disabled": func(db *database) *worker {
-			db.exec("ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted")
-			return idler(db, consumer.Each(effect))
-		},
-		"the trigger wakes another consumer": func(db *database) *worker {
-			db.exec("DROP TRIGGER consumer_inserted ON public.outbox; CREATE TRIGGER consumer_inserted AFTER INSERT ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('others')")
-			return idler(db, consumer.Each(effect))
-		},
-		"its connection is through a pooler": func(db *database) *worker {
-			w := newWorker(db, consumer.Each(effect))
-			w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) {
-				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-					conn, err := new(net.Dialer).DialContext(ctx, network, address)
-					return &pooled{conn}, err
-				}
-			})
-			w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithoutMigration(), consumer.WithPoll(idlePoll)))(db.t)
-			w.QuietAfter(quiet)
-			return w.run()
-		},
-		"a row waits for another attempt": func(db *database) *worker {
-			w := idler(db, failing(1), backoff(time.Hour, time.Hour))
-			w.pollsRarely()
-			db.insert(1, 1)
-			testkit.Becomes(db.t, db.Pool, "it has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
-			return w
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := newDirectDatabase(t)
-			w := begin(db)
-			w.pollsOften()
-			testkit.OK(t, w.end())
-		})
-	}
-}
-
-// While a handler is at work, a process polls often: no poll sees what its partition waits for.
-func TestBusyProcessPollsOften(t *testing.T) {
-	testkit.OnlyInCI(t)
-	t.Parallel()
-	db := newDirectDatabase(t)
-	in, out := make(chan struct{}), make(chan struct{})
-	w := idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
-		close(in)
-		<-out
-		return nil
-	}))
-	release := closer(t, out)
-	w.pollsRarely()
-	db.insert(1, 1)
-	testkit.Receive(t, "a row is in hand", in)
-	w.pollsOften()
-	release()
-	db.empty("it is handled")
-	testkit.OK(t, w.end())
-}
-
-// The same holds for a poll that was under way when the handler ended.
-func TestPollBesideAJobIsNoReasonToPollRarely(t *testing.T) {
-	testkit.OnlyInCI(t)
-	t.Parallel()
-	timeguard.Run(t, func(t *timeguard.Try) {
-		const poll = time.Second
-		db := newDirectDatabase(t)
-		var calls atomic.Int64
-		var failed, again time.Time
-		var w *worker
-		w = idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
-			if calls.Add(1) > 1 {
-				again = time.Now()
-				return nil
-			}
-			quieten(t)
-			w.polled(2)
-			deliver := w.wire.Delay("pg_snapshot_xmin")
-			testkit.Until(t, "a poll is under way", w.wire.Delayed)
-			go func() {
-				testkit.Becomes(t, db.Pool, "the row has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
-				testkit.Until(t, "the job has ended", func() bool { return w.Stats().Failures > 0 })
-				deliver()
-			}()
-			failed = time.Now()
-			return errors.New("not yet")
-		}), consumer.WithPoll(poll), backoff(time.Millisecond, time.Millisecond))
-		w.waits()
-		db.insert(1, 1)
-		db.empty("it is handled")
-		testkit.OK(t, w.end())
-		if waited := again.Sub(failed); waited > 4*poll {
-			t.Missed(failed, 4*poll, "the second attempt came %v after the first", waited)
-		}
-	})
-}
-
 // The notification of an insert is suppressed shortly after another one. So a process polls often
 // until all transactions have ended that may have inserted then.
 func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
@@ -228,32 +113,38 @@ func TestOpenTransactionKeepsProcessPolling(t *testing.T) {
 	testkit.OK(t, w.end())
 }
 
-// The same if no poll can be sent before its time, because jobs work on all partitions.
-func TestOpenTransactionOfABusyTimeKeepsProcessPolling(t *testing.T) {
+// Behind a pooler, whose connections have other process numbers, a process does not rely on notifications.
+func TestProcessBehindAPoolerPollsOften(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
-	in, out := make(chan struct{}, 100), make(chan struct{})
-	release := closer(t, out)
-	w := idler(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
-		in <- struct{}{}
-		<-out
-		return nil
-	}))
-	w.pollsRarely()
-	db.insert(40, 40)
-	for range 3 {
-		testkit.Receive(t, "each worker has a batch, of all partitions together", in)
-	}
-	late := db.late()
-	db.notify()
-	quieten(t)
-	release()
-	db.empty("all is handled")
+	w := newWorker(db, consumer.Each(effect))
+	w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) {
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, address)
+			return &pooled{conn}, err
+		}
+	})
+	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect),
+		consumer.WithoutMigration(), consumer.WithPoll(idlePoll)))(t)
+	w.QuietAfter(quiet)
+	w.run()
 	w.pollsOften()
-	testkit.OK(t, late.Commit(t.Context()))
-	db.empty("a poll has found the row")
 	testkit.OK(t, w.end())
+}
+
+// Only an enabled trigger that wakes this consumer announces rows.
+func TestOnlyItsOwnTriggerAnnouncesRows(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const trigger = "CREATE TRIGGER consumer_inserted AFTER INSERT ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted"
+	expect(t, newWorker(db, consumer.Each(effect)).Announced(), true, "announced at first")
+	for _, change := range []string{
+		"ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted", "DROP TRIGGER consumer_inserted ON public.outbox", trigger + "('others')",
+	} {
+		db.exec(change)
+		expect(t, newWorker(db, consumer.Each(effect)).Announced(), false, "announced after "+change)
+	}
 }
 
 // pooled is a connection whose process number is not that of its server process.

@@ -49,6 +49,7 @@ type planner struct {
 	db         *db
 	exec       executor
 	ends       ends
+	announces  func() bool // notifications announce rows
 
 	events  chan func() // are called by the goroutine of loop
 	stopped <-chan struct{}
@@ -74,6 +75,7 @@ func newPlanner(
 			conn: listen.New(c.pool, c.options.schema, leaseOf+c.name),
 		},
 	}
+	p.announces = func() bool { return !untilEmpty && p.announced && p.poller.conn.Direct() }
 	p.exec = executor{
 		db: p.db, handler: c.handler, options: &c.options, times: &c.times, counts: &c.counts, log: c.log, share: share,
 		outage: outage{log: c.log}, trusted: func() bool { return !lease.TrustDeadline().IsZero() },
@@ -316,7 +318,7 @@ func (p *planner) answer(q *poll, err error) {
 		}
 		return
 	}
-	p.poller.succeeded(q, !p.untilEmpty && p.announced, idle)
+	p.poller.succeeded(q, p.announces(), idle)
 	p.poller.swept(q, now, p.times.sweep)
 	for _, number := range p.queue.swept(q.changed) {
 		p.exec.outage.left(number)

@@ -317,7 +317,7 @@ func (p *poller) failed(now time.Time, running bool) (log bool) {
 // idle if no job was at work meanwhile. If others have their turn after it, the next one comes soon.
 func (p *poller) succeeded(q *poll, announced, idle bool) {
 	all := p.turn.from == 0 && !q.partial
-	p.answered(q.took, p.after(q, announced && p.conn.Direct(), idle && all && !q.blocked))
+	p.answered(q.took, p.after(q, announced, idle && all && !q.blocked))
 	if q.partial {
 		p.soon()
 	}

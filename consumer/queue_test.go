@@ -252,7 +252,99 @@ func TestOverdueJobKeepsItsPartition(t *testing.T) {
 	}
 }
 
-// An answer that was under way while a job ended says nothing about its blocked rows.
+// Blocked rows whose handlers hang do not keep all slots: a row that comes meanwhile begins at once.
+func TestHungBlockedRowsLeaveSlots(t *testing.T) {
+	for _, size := range []int{2, 4, 10} {
+		p := newPlant(t, 20, size)
+		for n, of := range p.q.partitions[:15] {
+			of.blockedDue = []blockedRow{{id: int64(n)}}
+		}
+		p.takes = func(j *job) time.Duration {
+			if j.isRetry {
+				return time.Hour
+			}
+			return 20 * time.Millisecond
+		}
+		p.run(time.Minute)
+		if n := len(p.under); n != size/2 {
+			t.Errorf("%d slots: blocked rows have %d of them", size, n)
+		}
+		begun := false
+		p.began = func(j *job) { begun = begun || j.of[0].Number == 17 }
+		p.q.partitions[17].due, p.q.partitions[17].expect = true, 1
+		p.run(time.Millisecond)
+		if !begun {
+			t.Errorf("%d slots: the row of another partition has not begun", size)
+		}
+	}
+}
+
+// In one slot, the rows that are not blocked come after one blocked row, however many of these are due.
+func TestRowsComeAfterOneBlockedRow(t *testing.T) {
+	p := newPlant(t, 8, 1)
+	for n, of := range p.q.partitions[:7] {
+		of.blockedDue = []blockedRow{{id: int64(n + 1)}}
+	}
+	var order []int
+	p.began = func(j *job) {
+		if len(order) == 0 {
+			p.q.partitions[7].due, p.q.partitions[7].expect = true, 1
+		}
+		order = append(order, j.of[0].Number)
+	}
+	p.ends = func(_ *job, parts []*part) result {
+		parts[0].due = false
+		return result{parts: parts, handled: true}
+	}
+	p.run(time.Second)
+	if len(order) != 8 || order[1] != 7 {
+		t.Errorf("partitions began in the order %v, want 7 at the second place", order)
+	}
+}
+
+// The row that an operator retries comes before blocked rows of other partitions.
+func TestRetryOfAnOperatorComesFirst(t *testing.T) {
+	for of := range 6 {
+		p := newPlant(t, 6, 1)
+		for n, other := range p.q.partitions {
+			other.blockedDue = []blockedRow{{id: int64(n), asked: n == of}}
+		}
+		if j, _ := p.q.next(p.now, p.room); j.of[0].Number != of {
+			t.Errorf("the row of partition %d comes before that of %d, which an operator retries", j.of[0].Number, of)
+		}
+	}
+}
+
+// The backlog of a partition keeps no rows of others from a single slot.
+func TestBacklogKeepsNoOthersFromASlot(t *testing.T) {
+	p := newPlant(t, 8, 1)
+	backlog := p.q.partitions[0]
+	backlog.due, backlog.expect = true, p.room.rows
+	p.ends = func(_ *job, parts []*part) result {
+		for _, of := range parts {
+			of.answered, of.due, of.expect = true, of.Number == 0, p.room.rows
+		}
+		return result{parts: parts, handled: true}
+	}
+	p.run(time.Second)
+	jobs, last := 0, make(map[int]int)
+	p.began = func(j *job) {
+		jobs++
+		for _, of := range j.of {
+			last[of.Number] = jobs
+		}
+	}
+	for _, of := range p.q.partitions[1:] {
+		of.due, of.expect = true, 1
+	}
+	p.run(time.Second)
+	for n := 1; n < 8; n++ {
+		if last[n] == 0 || last[n] > 9 {
+			t.Errorf("partition %d came in job %d, want one of the next 9", n, last[n])
+		}
+	}
+}
+
 // A partition whose ownership is to end is forgotten. A batch that hangs in it beyond that does not
 // count it as slow again.
 func TestPartitionThatIsGoneIsNotSlow(t *testing.T) {
@@ -277,6 +369,7 @@ func TestPartitionThatIsGoneIsNotSlow(t *testing.T) {
 	}
 }
 
+// An answer that was under way while a job ended says nothing about its blocked rows.
 func TestOldAnswerBringsNoBlockedRowBack(t *testing.T) {
 	p := newPlant(t, 1, 1)
 	of := p.q.partitions[0]

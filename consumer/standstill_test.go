@@ -17,22 +17,6 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// Partitions with a backlog take turns, although the partitions after them have no rows.
-func TestPartitionsTakeTurns(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	for partition := range 3 {
-		db.put(slices.Repeat(db.customers(partition, 1), 8)...)
-	}
-	w := db.held(consumer.Each(effect), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1))
-	db.empty("all is handled")
-	testkit.OK(t, w.end())
-	db.exact(24)
-	if most := one[int](db, "SELECT max(n - r)::int FROM (SELECT n, 3 * row_number() OVER (PARTITION BY customer ORDER BY n) AS r FROM public.effects) AS e"); most > 3 {
-		t.Errorf("a row came %d rows later than in turns", most)
-	}
-}
-
 // A row that cannot be moved to the dead letters blocks its key, and nothing else.
 func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
@@ -215,84 +199,6 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 5, "failed attempts")
 }
 
-// Blocked rows whose handler hangs do not keep all workers.
-func TestHungBlockedRowsLeaveWorkers(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	for partition := range 4 {
-		db.put(db.customers(partition, 1)...)
-	}
-	db.block("true")
-	calls, hang := make(chan struct{}, 10), make(chan struct{})
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		if row.Attempt > 1 {
-			calls <- struct{}{}
-			<-hang
-		}
-		return effect(ctx, tx, row)
-	}), consumer.WithMaxRunning(4)).run()
-	end := closer(t, hang)
-	testkit.Receive(t, "a blocked row is in hand", calls)
-	testkit.Receive(t, "another is", calls)
-	db.put(db.customers(5, 1)...)
-	testkit.Becomes(t, db.Pool, "the row of another partition is handled", int64(1), "SELECT count(*) FROM public.effects")
-	end()
-	db.empty("all is handled")
-	testkit.OK(t, w.end())
-}
-
-// One worker handles blocked and other rows in turn.
-func TestBlockedRowsTakeTurnsWithOthers(t *testing.T) {
-	testkit.OnlyInCI(t)
-	t.Parallel()
-	db := newDatabase(t)
-	for partition := range 7 {
-		db.put(db.customers(partition, 1)...)
-	}
-	db.block("true")
-	let, first := make(chan struct{}), make(chan struct{})
-	begun := sync.OnceFunc(func() { close(first) })
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		begun()
-		<-let
-		return effect(ctx, tx, row)
-	}), consumer.WithMaxRunning(1)).run()
-	testkit.Receive(t, "a blocked row is in hand", first)
-	db.put(db.customers(7, 1)...)
-	db.allBegun()
-	w.polled(2)
-	close(let)
-	db.empty("all is handled")
-	testkit.OK(t, w.end())
-	expect(t, one[int](db, "SELECT n::int FROM public.effects WHERE attempt = 1"), 2, "place of the row that is not blocked")
-}
-
-// The backlog of a partition keeps no rows of others from a single worker.
-func TestBacklogKeepsNoOtherPartitions(t *testing.T) {
-	testkit.OnlyInCI(t)
-	t.Parallel()
-	db := newDatabase(t)
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 10000)", db.customers(0, 1)[0])
-	w := newWorker(db, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[Order]) error {
-		for _, row := range rows {
-			time.Sleep(time.Millisecond) // the work
-			if row.Partition > 0 {
-				return effects(ctx, tx, rows)
-			}
-		}
-		return nil
-	}), consumer.WithMaxRunning(1)).run()
-	testkit.Until(t, "it is at work", func() bool { return w.Stats().Rows > 500 })
-	for partition := 1; partition < partitions; partition++ {
-		db.put(db.customers(partition, 1)...)
-	}
-	testkit.Becomes(t, db.Pool, "the rows of other partitions are handled", int64(partitions-1), "SELECT count(DISTINCT customer) FROM public.effects WHERE id > 10000")
-	if one[int64](db, "SELECT count(*) FROM public.outbox") == 0 {
-		t.Error("they were handled behind the backlog")
-	}
-	testkit.OK(t, w.end())
-}
-
 // A blocked row that cannot be handled or skipped now keeps no other keys of its partition.
 func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
 	testkit.OnlyInCI(t)
@@ -392,33 +298,6 @@ func TestRetryBehindManyBlockedRows(t *testing.T) {
 	if first.Load() > second.Load() || second.Load() > 400 {
 		t.Errorf("%d calls until the first, and %d until the second", first.Load(), second.Load())
 	}
-	testkit.OK(t, w.end())
-}
-
-// An operator's retry does not wait for blocked rows of other partitions.
-func TestOperatorsRetryComesFirst(t *testing.T) {
-	t.Parallel()
-	db := newDatabase(t)
-	for partition := range 6 {
-		db.put(db.customers(partition, 1)...)
-	}
-	db.block("true")
-	calls, next := make(chan int64, 10), make(chan struct{})
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		calls <- row.ID
-		<-next
-		return effect(ctx, tx, row)
-	}), consumer.WithMaxRunning(1)).run()
-	end := closer(t, next)
-	first := testkit.Receive(t, "a row is in hand", calls)
-	db.allBegun()
-	retried := (first+2)%6 + 1 // behind others
-	db.retry(retried)
-	w.polled(2)
-	next <- struct{}{}
-	expect(t, testkit.Receive(t, "a call", calls), retried, "the next row")
-	end()
-	db.empty("all is handled")
 	testkit.OK(t, w.end())
 }
 
