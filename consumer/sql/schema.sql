@@ -10,7 +10,7 @@ CREATE TABLE IF NOT EXISTS pgleases.consumer_version (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS consumer_version_one_row ON pgleases.consumer_version ((true));
 ALTER TABLE pgleases.consumer_version REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.consumer_version IS 'One row: the version of the tables of package consumer, and the oldest code that can use them.';
+COMMENT ON TABLE pgleases.consumer_version IS 'This table has one row, with the version of the tables of package consumer, and the oldest code that can use them.';
 COMMENT ON COLUMN pgleases.consumer_version.version IS 'The version of these tables. Migrations only add.';
 COMMENT ON COLUMN pgleases.consumer_version.min_code IS 'The oldest code that can run here, by the version of the tables that it knows.';
 
@@ -34,16 +34,16 @@ COMMENT ON TABLE pgleases.consumers IS 'The consumers, each with its queue table
 COMMENT ON COLUMN pgleases.consumers.name IS 'The consumer''s name. The name of its lease is "consumer/" and this name.';
 COMMENT ON COLUMN pgleases.consumers.queue IS 'The queue table, with its schema, quoted where that is needed.';
 COMMENT ON COLUMN pgleases.consumers.id_column IS 'The column with the rows'' IDs.';
-COMMENT ON COLUMN pgleases.consumers.key_column IS 'The column with the keys; null: the partition is the key.';
+COMMENT ON COLUMN pgleases.consumers.key_column IS 'The column with the keys. It is null if the partition is the key.';
 COMMENT ON COLUMN pgleases.consumers.partition_column IS 'The column with the partitions.';
-COMMENT ON COLUMN pgleases.consumers.time_column IS 'The column with the time at which a row was inserted; null: there is none.';
+COMMENT ON COLUMN pgleases.consumers.time_column IS 'The column with the time at which a row was inserted. It is null if there is none.';
 COMMENT ON COLUMN pgleases.consumers.partitions IS 'Number of the lease''s partitions.';
 COMMENT ON COLUMN pgleases.consumers.since IS 'When the consumer was first opened.';
-COMMENT ON COLUMN pgleases.consumers.paused_at IS 'When an operator paused it; null: it is not paused.';
+COMMENT ON COLUMN pgleases.consumers.paused_at IS 'When an operator paused it. It is null if it is not paused.';
 COMMENT ON COLUMN pgleases.consumers.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers.paused_reason IS 'Why.';
 COMMENT ON COLUMN pgleases.consumers.looked_at IS 'When a process last looked for the oldest row, which one of them does each minute.';
-COMMENT ON COLUMN pgleases.consumers.first_id IS 'The lowest ID of a row whose key was not blocked then; null: there was none, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers.first_id IS 'The lowest ID of a row whose key was not blocked then. It is null if there was none, or no index begins with the ID.';
 COMMENT ON COLUMN pgleases.consumers.first_since IS 'When this ID was first found to be the lowest.';
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_owners (
@@ -63,7 +63,7 @@ COMMENT ON COLUMN pgleases.consumer_owners.partition IS 'The partition''s number
 COMMENT ON COLUMN pgleases.consumer_owners.begun IS 'The epoch of the last owner.';
 COMMENT ON COLUMN pgleases.consumer_owners.ended IS 'The epoch of the last owner that ended in order.';
 COMMENT ON COLUMN pgleases.consumer_owners.crashed IS 'The epoch of the last owner that crashed or was cut off.';
-COMMENT ON COLUMN pgleases.consumer_owners.watched_to IS 'After a crash: the highest ID of a row at that time. Owners note each batch before it is handled, until they have passed this ID. Null: no notes are needed.';
+COMMENT ON COLUMN pgleases.consumer_owners.watched_to IS 'After a crash: the highest ID of a row at that time. Owners note each batch before it is handled, until they have passed this ID. It is null if no notes are needed.';
 COMMENT ON COLUMN pgleases.consumer_owners.note_first IS 'The lowest ID of the batch in hand, if it was noted.';
 COMMENT ON COLUMN pgleases.consumer_owners.note_last IS 'The highest ID of that batch.';
 
@@ -97,17 +97,17 @@ COMMENT ON COLUMN pgleases.consumer_blocked.partition IS 'The row''s partition.'
 COMMENT ON COLUMN pgleases.consumer_blocked.id IS 'The row''s ID.';
 COMMENT ON COLUMN pgleases.consumer_blocked.key IS 'The row''s key.';
 COMMENT ON COLUMN pgleases.consumer_blocked.version IS 'The xmin of the row when it failed. A row that was changed since has its attempts anew.';
-COMMENT ON COLUMN pgleases.consumer_blocked.content IS 'A hash of the row when it failed, with its length: see consumer_content. A restore, and ALTER TABLE that rewrites the table, change the xmin of each row and not its content. Null: it is not known.';
+COMMENT ON COLUMN pgleases.consumer_blocked.content IS 'A hash of the row when it failed, with its length: see consumer_content. A restore, and ALTER TABLE that rewrites the table, change the xmin of each row and not its content. It is null if it is not known.';
 COMMENT ON COLUMN pgleases.consumer_blocked.attempts IS 'How many attempts failed.';
 COMMENT ON COLUMN pgleases.consumer_blocked.crashes IS 'How many processes crashed while they handled the row alone, and the attempt under way.';
 COMMENT ON COLUMN pgleases.consumer_blocked.error IS 'The error of the last attempt.';
 COMMENT ON COLUMN pgleases.consumer_blocked.since IS 'When the row first blocked its key.';
 COMMENT ON COLUMN pgleases.consumer_blocked.failed_at IS 'When the last attempt failed.';
-COMMENT ON COLUMN pgleases.consumer_blocked.next_at IS 'When the row is handled again; infinity: not before an operator retries or skips it, or the row changes.';
+COMMENT ON COLUMN pgleases.consumer_blocked.next_at IS 'When the row is handled again. It is infinity if it waits until an operator retries or skips it, or the row changes.';
 COMMENT ON COLUMN pgleases.consumer_blocked.asked IS 'An operator retries or skips the row, and no attempt was made since: it comes before others that are due.';
-COMMENT ON COLUMN pgleases.consumer_blocked.crashed IS 'The epoch of the owner that crashed while the row was in its batch: the row is a crash suspect. Null: it is none.';
+COMMENT ON COLUMN pgleases.consumer_blocked.crashed IS 'The epoch of the owner that crashed while the row was in its batch, so that the row is a crash suspect. It is null if it is no suspect.';
 COMMENT ON COLUMN pgleases.consumer_blocked.charged IS 'The epoch of the owner that handles this crash suspect, and has counted the attempt already.';
-COMMENT ON COLUMN pgleases.consumer_blocked.skipped_by IS 'The operator who skips the row: its owner moves it to the dead letters. Null: it is not skipped.';
+COMMENT ON COLUMN pgleases.consumer_blocked.skipped_by IS 'The operator who skips the row. Its owner moves it to the dead letters. It is null if it is not skipped.';
 COMMENT ON COLUMN pgleases.consumer_blocked.skipped_reason IS 'Why.';
 
 CREATE TABLE IF NOT EXISTS pgleases.consumer_dead_letters (
@@ -277,7 +277,7 @@ EXCEPTION WHEN insufficient_privilege OR undefined_table OR undefined_column OR 
     first_id := NULL;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.consumer_backlog(pgleases.consumers) IS 'Part of consumers_status: what waits in a consumer''s queue table. Null: the caller may not read it, or it is gone.';
+COMMENT ON FUNCTION pgleases.consumer_backlog(pgleases.consumers) IS 'Part of consumers_status. It returns what waits in a consumer''s queue table, or null if the caller may not read it, or it is gone.';
 
 CREATE OR REPLACE VIEW pgleases.consumers_status AS
 SELECT c.name AS consumer,
@@ -310,17 +310,17 @@ COMMENT ON COLUMN pgleases.consumers_status.consumer IS 'The consumer''s name. T
 COMMENT ON COLUMN pgleases.consumers_status.queue IS 'The queue table.';
 COMMENT ON COLUMN pgleases.consumers_status.partitions IS 'Number of the lease''s partitions.';
 COMMENT ON COLUMN pgleases.consumers_status.owned IS 'How many of them a live client owns.';
-COMMENT ON COLUMN pgleases.consumers_status.waiting IS 'Rows in the table; 1000 means 1,000 or more.';
-COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs; null: there is none, the queue has no column for the time, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers_status.waiting IS 'Rows in the table. 1000 means 1,000 or more.';
+COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs. It is null if there is none, the queue has no column for the time, or no index begins with the ID.';
 COMMENT ON COLUMN pgleases.consumers_status.timed IS 'The queue has a column for the time, and an index begins with the ID, so oldest is known.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_keys IS 'Keys whose rows wait, because a row failed or may have crashed a process.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_for IS 'How long the oldest of these rows has blocked its key.';
-COMMENT ON COLUMN pgleases.consumers_status.dead_letters IS 'Rows in consumer_dead_letters; 1000 means 1,000 or more.';
-COMMENT ON COLUMN pgleases.consumers_status.unhandled IS 'Rows that no process handles, because their partition is null or out of range, 1,000 at most; null also if no index begins with the partition.';
-COMMENT ON COLUMN pgleases.consumers_status.paused_at IS 'When an operator paused it; null: it is not paused.';
+COMMENT ON COLUMN pgleases.consumers_status.dead_letters IS 'Rows in consumer_dead_letters. 1000 means 1,000 or more.';
+COMMENT ON COLUMN pgleases.consumers_status.unhandled IS 'Rows that no process handles, because their partition is null or out of range, at most 1,000. It is null also if no index begins with the partition.';
+COMMENT ON COLUMN pgleases.consumers_status.paused_at IS 'When an operator paused it. It is null if it is not paused.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
-COMMENT ON COLUMN pgleases.consumers_status.first_id IS 'The lowest ID of a row whose key is not blocked, among the 1,000 rows with the lowest IDs; null: there is none, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers_status.first_id IS 'The lowest ID of a row whose key is not blocked, among the 1,000 rows with the lowest IDs. It is null if there is none, or no index begins with the ID.';
 
 -- Notes the oldest row of a queue table, for pgleases doctor: if it stays the oldest for long, no row is handled, and if
 -- no process has looked for long, their reads fail. A process calls it each minute.
@@ -367,7 +367,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_operator FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_operator(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs on consumers: begins one, and returns its actor.';
+COMMENT ON FUNCTION pgleases.consumer_operator(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs on consumers. It begins one, and returns its actor.';
 
 -- Ends a verb: records it, and wakes the processes of the consumer.
 --   p_id: the row; null: the change is of the consumer, or of all its rows
@@ -380,7 +380,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_changed FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_changed(pg_catalog.text, pg_catalog.text, bigint, int, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs on consumers: records one, and wakes the processes of the consumer.';
+COMMENT ON FUNCTION pgleases.consumer_changed(pg_catalog.text, pg_catalog.text, bigint, int, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs on consumers. It records one, and wakes the processes of the consumer.';
 
 CREATE OR REPLACE FUNCTION pgleases.consumer_pause(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -397,7 +397,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_pause FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_pause(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Pauses a consumer: its processes take no rows until it is resumed. Returns whether it was not paused before.';
+COMMENT ON FUNCTION pgleases.consumer_pause(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Pauses a consumer. Its processes take no rows until it is resumed. Returns whether it was not paused before.';
 
 CREATE OR REPLACE FUNCTION pgleases.consumer_resume(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -433,7 +433,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_retry_rows FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_retry_rows(pg_catalog.text, bigint) IS 'Part of consumer_retry and consumer_retry_all: makes a blocked row due, or all if p_id is null.';
+COMMENT ON FUNCTION pgleases.consumer_retry_rows(pg_catalog.text, bigint) IS 'Part of consumer_retry and consumer_retry_all. It makes a blocked row due, or all if p_id is null.';
 
 CREATE OR REPLACE FUNCTION pgleases.consumer_retry(p_consumer pg_catalog.text, p_id bigint, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -489,7 +489,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_no_row FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_no_row(pg_catalog.text, bigint) IS 'Part of consumer_retry and consumer_skip: raises the error for a row that blocks no key.';
+COMMENT ON FUNCTION pgleases.consumer_no_row(pg_catalog.text, bigint) IS 'Part of consumer_retry and consumer_skip. It raises the error for a row that blocks no key.';
 
 -- Processes that begin meanwhile wait, and then find no consumer. The queue table and the dead letters stay.
 CREATE OR REPLACE FUNCTION pgleases.consumer_delete(p_consumer pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text) RETURNS void
@@ -534,7 +534,7 @@ BEGIN
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.consumer_take_letter FROM PUBLIC;
-COMMENT ON FUNCTION pgleases.consumer_take_letter(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Part of consumer_return: takes a dead letter, and records who did that and why.';
+COMMENT ON FUNCTION pgleases.consumer_take_letter(pg_catalog.text, bigint, pg_catalog.text, pg_catalog.text) IS 'Part of consumer_return. It takes a dead letter, and records who did that and why.';
 
 -- Returns a dead letter to its queue table, with its ID and the other columns that both have. It runs with the rights of
 -- its caller, who needs SELECT and INSERT on the table, and sets no search_path: triggers of the table run as in any insert.

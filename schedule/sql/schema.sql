@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schedule_version (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS schedule_version_one_row ON pgleases.schedule_version ((true));
 ALTER TABLE pgleases.schedule_version REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.schedule_version IS 'One row: the version of the tables of package schedule, and the oldest code that can use them.';
+COMMENT ON TABLE pgleases.schedule_version IS 'This table has one row, with the version of the tables of package schedule, and the oldest code that can use them.';
 COMMENT ON COLUMN pgleases.schedule_version.version IS 'The version of these tables. Migrations only add.';
 COMMENT ON COLUMN pgleases.schedule_version.min_code IS 'The oldest code that can run here, by the version of the tables that it knows.';
 
@@ -103,35 +103,35 @@ COMMENT ON COLUMN pgleases.schedules.rule IS 'The rule that says when it ticks.'
 COMMENT ON COLUMN pgleases.schedules.anchor IS 'The instant from which a rule of Every counts: when the rule was set.';
 COMMENT ON COLUMN pgleases.schedules.missed IS 'Which of the ticks run that passed while no process could run them: latest, none or all.';
 COMMENT ON COLUMN pgleases.schedules.overlap IS 'What happens to ticks that pass during a run: skip or buffer.';
-COMMENT ON COLUMN pgleases.schedules.grace IS 'How late a tick may begin; 0: no limit, unless missed does not allow late ticks.';
+COMMENT ON COLUMN pgleases.schedules.grace IS 'How late a tick may begin. 0 means that there is no limit, unless missed does not allow late ticks.';
 COMMENT ON COLUMN pgleases.schedules.jitter IS 'Each run is delayed by less than this.';
 COMMENT ON COLUMN pgleases.schedules.pause_after IS 'After this number of consecutive failed ticks it is paused; null: never.';
 COMMENT ON COLUMN pgleases.schedules.declared IS 'The code declares the schedule, and only processes with such code run it.';
 COMMENT ON COLUMN pgleases.schedules.cursor IS 'Every tick up to this instant has its outcome in the history, and no later tick has.';
-COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'The local time in the rule''s zone at the cursor; null: the cursor is not a tick.';
-COMMENT ON COLUMN pgleases.schedules.due IS 'When the owner runs it next: at the next tick, or sooner. infinity: it is paused, or has no further tick.';
-COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded; null: no tick did.';
-COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began; null: it has never run.';
-COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended; null: it has never run.';
-COMMENT ON COLUMN pgleases.schedules.tick IS 'The tick after the cursor that has begun and has no outcome yet; null: no such tick.';
+COMMENT ON COLUMN pgleases.schedules.cursor_local IS 'The local time in the rule''s zone at the cursor. It is null if the cursor is not a tick.';
+COMMENT ON COLUMN pgleases.schedules.due IS 'When the owner runs it next: at the next tick, or sooner. It is infinity if it is paused, or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules.succeeded IS 'The last tick that succeeded. It is null if no tick did.';
+COMMENT ON COLUMN pgleases.schedules.ran_from IS 'When the last run began. It is null if it has never run.';
+COMMENT ON COLUMN pgleases.schedules.ran_until IS 'When the last run ended. It is null if it has never run.';
+COMMENT ON COLUMN pgleases.schedules.tick IS 'The tick after the cursor that has begun and has no outcome yet. It is null if there is no such tick.';
 COMMENT ON COLUMN pgleases.schedules.tick_local IS 'The local time of that tick in the rule''s zone.';
 COMMENT ON COLUMN pgleases.schedules.tick_missed IS 'The number of ticks before it that it stands for.';
-COMMENT ON COLUMN pgleases.schedules.began IS 'When the first attempt at that tick began; null: no attempt has begun.';
+COMMENT ON COLUMN pgleases.schedules.began IS 'When the first attempt at that tick began. It is null if no attempt has begun.';
 COMMENT ON COLUMN pgleases.schedules.attempts IS 'The failed attempts at that tick.';
 COMMENT ON COLUMN pgleases.schedules.outages IS 'How many attempts in a row found that something is away. They do not count as failed.';
 COMMENT ON COLUMN pgleases.schedules.error IS 'The error of the last failed attempt.';
-COMMENT ON COLUMN pgleases.schedules.retry_at IS 'The next attempt begins no earlier; null: the first attempt is due or under way.';
+COMMENT ON COLUMN pgleases.schedules.retry_at IS 'The next attempt begins no earlier. It is null if the first attempt is due or under way.';
 COMMENT ON COLUMN pgleases.schedules.crashes IS 'The processes that crashed while they ran that tick, without the first, and with the one that runs it now as a crash suspect.';
 COMMENT ON COLUMN pgleases.schedules.crash_epoch IS 'The epoch under which the last of these crashes was counted, until the run has ended.';
-COMMENT ON COLUMN pgleases.schedules.call IS 'The mark of the call outside of a transaction that has begun; null: no such call.';
+COMMENT ON COLUMN pgleases.schedules.call IS 'The mark of the call outside of a transaction that has begun. It is null if there is no such call.';
 COMMENT ON COLUMN pgleases.schedules.call_epoch IS 'The epoch of that call.';
 COMMENT ON COLUMN pgleases.schedules.call_once IS 'That call is made at most once, whatever the kind is now.';
 COMMENT ON COLUMN pgleases.schedules.call_began IS 'When that call began.';
 COMMENT ON COLUMN pgleases.schedules.call_ends IS 'When the timeout of that call ends.';
 COMMENT ON COLUMN pgleases.schedules.failures IS 'The number of consecutive failed ticks.';
 COMMENT ON COLUMN pgleases.schedules.revision IS 'Rises with every edit.';
-COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused; null: it is not paused.';
-COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why the owner cannot run it, for example an unregistered kind; null: it can.';
+COMMENT ON COLUMN pgleases.schedules.paused_at IS 'When it was paused. It is null if it is not paused.';
+COMMENT ON COLUMN pgleases.schedules.blocked_reason IS 'Why the owner cannot run it, for example an unregistered kind. It is null if it can.';
 COMMENT ON COLUMN pgleases.schedules.blocked_since IS 'When it became blocked. A tick does not become too late while its schedule is blocked.';
 COMMENT ON COLUMN pgleases.schedules.registered IS 'When a process last stored or declared it: at its start, and once a day.';
 COMMENT ON COLUMN pgleases.schedules.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another.';
@@ -182,27 +182,27 @@ COMMENT ON COLUMN pgleases.jobs.partition IS 'The key''s partition in the group'
 COMMENT ON COLUMN pgleases.jobs.kind IS 'The name of the handler.';
 COMMENT ON COLUMN pgleases.jobs.name IS 'Of an extra run the name of the schedule; otherwise the unique key, or empty.';
 COMMENT ON COLUMN pgleases.jobs.trigger IS 'job: enqueued; manual, backfill: an extra run of a schedule; retry: a tick or job that runs once more.';
-COMMENT ON COLUMN pgleases.jobs.unique_key IS 'At most one live job of the group and kind has it; null: it has no unique key.';
+COMMENT ON COLUMN pgleases.jobs.unique_key IS 'At most one live job of the group and kind has it. It is null if it has no unique key.';
 COMMENT ON COLUMN pgleases.jobs.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.jobs.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
-COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
-COMMENT ON COLUMN pgleases.jobs.rule IS 'Of an extra run, the rule that its schedule had, for its zone; null: it is not of a schedule.';
+COMMENT ON COLUMN pgleases.jobs.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at. It is null if there is no window.';
+COMMENT ON COLUMN pgleases.jobs.rule IS 'Of an extra run, the rule that its schedule had, for its zone. It is null if it is not of a schedule.';
 COMMENT ON COLUMN pgleases.jobs.at IS 'The time of WithTime or WithDelay; by default when it was enqueued.';
 COMMENT ON COLUMN pgleases.jobs.due IS 'When the owner runs it next; infinity: never.';
-COMMENT ON COLUMN pgleases.jobs.began IS 'When the first attempt at it began; null: no attempt has begun.';
+COMMENT ON COLUMN pgleases.jobs.began IS 'When the first attempt at it began. It is null if no attempt has begun.';
 COMMENT ON COLUMN pgleases.jobs.attempts IS 'The failed attempts at it.';
 COMMENT ON COLUMN pgleases.jobs.outages IS 'How many attempts in a row found that something is away. They do not count as failed.';
 COMMENT ON COLUMN pgleases.jobs.error IS 'The error of the last failed attempt.';
-COMMENT ON COLUMN pgleases.jobs.retry_at IS 'The next attempt begins no earlier; null: the first attempt is due or under way.';
+COMMENT ON COLUMN pgleases.jobs.retry_at IS 'The next attempt begins no earlier. It is null if the first attempt is due or under way.';
 COMMENT ON COLUMN pgleases.jobs.crashes IS 'The processes that crashed while they ran it, without the first, and with the one that runs it now as a crash suspect.';
 COMMENT ON COLUMN pgleases.jobs.crash_epoch IS 'The epoch under which the last of these crashes was counted, until the run has ended.';
-COMMENT ON COLUMN pgleases.jobs.call IS 'The mark of the call outside of a transaction that has begun; null: no such call.';
+COMMENT ON COLUMN pgleases.jobs.call IS 'The mark of the call outside of a transaction that has begun. It is null if there is no such call.';
 COMMENT ON COLUMN pgleases.jobs.call_epoch IS 'The epoch of that call.';
 COMMENT ON COLUMN pgleases.jobs.call_once IS 'That call is made at most once, whatever the kind is now.';
 COMMENT ON COLUMN pgleases.jobs.call_began IS 'When that call began.';
 COMMENT ON COLUMN pgleases.jobs.call_ends IS 'When the timeout of that call ends.';
-COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced. 0: it repeats a tick.';
-COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why the owner cannot run it; null: it can.';
+COMMENT ON COLUMN pgleases.jobs.revision IS 'Rises when the job is replaced. It is 0 if it repeats a tick.';
+COMMENT ON COLUMN pgleases.jobs.blocked_reason IS 'Why the owner cannot run it. It is null if it can.';
 COMMENT ON COLUMN pgleases.jobs.blocked_since IS 'When it became blocked.';
 COMMENT ON COLUMN pgleases.jobs.nonce IS 'Identifies it in idempotency keys, because a failover that has lost it may give its id to another. A retry has that of the job or schedule that it repeats; a job that is replaced gets another.';
 
@@ -220,9 +220,9 @@ COMMENT ON TABLE pgleases.schedule_slots IS 'The slots of each kind with a limit
 COMMENT ON COLUMN pgleases.schedule_slots.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_slots.kind IS 'The kind.';
 COMMENT ON COLUMN pgleases.schedule_slots.slot IS 'The number of the slot, from 0. A process takes only slots below its own limit.';
-COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'The partition of a call outside of a transaction; null: no such call has the slot.';
+COMMENT ON COLUMN pgleases.schedule_slots.partition IS 'The partition of a call outside of a transaction. It is null if no such call has the slot.';
 COMMENT ON COLUMN pgleases.schedule_slots.epoch IS 'The epoch of that partition. When its ownership has ended, the slot is free.';
-COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as in the column call of the schedule or job; null: no such call has the slot.';
+COMMENT ON COLUMN pgleases.schedule_slots.run IS 'The call, as in the column call of the schedule or job. It is null if no such call has the slot.';
 COMMENT ON COLUMN pgleases.schedule_slots.turn IS 'How often the slot was taken or freed by such calls. The newest version of a row has the highest turn and is found first, so versions that an old snapshot keeps are not read.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_owners (
@@ -276,8 +276,8 @@ CREATE INDEX IF NOT EXISTS history_by_time ON pgleases.history USING brin (ended
 COMMENT ON TABLE pgleases.history IS 'The outcomes of ticks and jobs. One row for each run, and one for ticks that passed together without a run.';
 COMMENT ON COLUMN pgleases.history.id IS 'Rises with time.';
 COMMENT ON COLUMN pgleases.history.source IS 'tick: the row is of a schedule''s ticks; extra: of an extra run of a schedule; job: of a job that was enqueued.';
-COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id; null: the row is of a job.';
-COMMENT ON COLUMN pgleases.history.job IS 'The job''s id; null: the row is of a schedule''s ticks. For a job, since and until are the job''s time at, and ticks is 1.';
+COMMENT ON COLUMN pgleases.history.schedule IS 'The schedule''s id. It is null if the row is of a job.';
+COMMENT ON COLUMN pgleases.history.job IS 'The job''s id. It is null if the row is of a schedule''s ticks. For a job, since and until are the job''s time at, and ticks is 1.';
 COMMENT ON COLUMN pgleases.history.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.history.name IS 'The name of the schedule or job.';
 COMMENT ON COLUMN pgleases.history.kind IS 'The kind of the schedule or job at that time.';
@@ -287,18 +287,18 @@ COMMENT ON COLUMN pgleases.history.ticks IS 'The number of ticks that the row co
 COMMENT ON COLUMN pgleases.history.outcome IS 'succeeded; failed; unknown: a handler of AtMostOnce was called, and its result is not known; missed: too late, by the policy for late ticks; skipped: the previous run was still under way; canceled: by an edit, a resume, a deletion or a cancel.';
 COMMENT ON COLUMN pgleases.history.error IS 'The error of a failure. Of what an operator canceled, the actor and the reason.';
 COMMENT ON COLUMN pgleases.history.attempts IS 'The attempts of a run.';
-COMMENT ON COLUMN pgleases.history.epoch IS 'The epoch of its partition; null: no run.';
-COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began; null: no run.';
+COMMENT ON COLUMN pgleases.history.epoch IS 'The epoch of its partition. It is null if there is no run.';
+COMMENT ON COLUMN pgleases.history.started_at IS 'When the run began. It is null if there is no run.';
 COMMENT ON COLUMN pgleases.history.ended_at IS 'When this row was written.';
 COMMENT ON COLUMN pgleases.history.key IS 'Of a job that did not succeed, its key. A retry needs this and the following columns.';
 COMMENT ON COLUMN pgleases.history.args IS 'Of a job that did not succeed, its arguments.';
 COMMENT ON COLUMN pgleases.history.priority IS 'Of a job that did not succeed, its priority.';
-COMMENT ON COLUMN pgleases.history.unique_key IS 'Of a job that did not succeed, its unique key; null: it had no such key.';
-COMMENT ON COLUMN pgleases.history.begins IS 'Of a tick or an extra run that did not succeed, the start of the window that ends at until; null: no window.';
+COMMENT ON COLUMN pgleases.history.unique_key IS 'Of a job that did not succeed, its unique key. It is null if it had no such key.';
+COMMENT ON COLUMN pgleases.history.begins IS 'Of a tick or an extra run that did not succeed, the start of the window that ends at until. It is null if there is no window.';
 COMMENT ON COLUMN pgleases.history.rule IS 'Of a tick or an extra run that did not succeed, the rule that its schedule had.';
 COMMENT ON COLUMN pgleases.history.nonce IS 'Of a job that did not succeed, the value that identifies it in idempotency keys.';
 COMMENT ON COLUMN pgleases.history.revision IS 'Of a job that did not succeed, its revision.';
-COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again; null: it was not retried.';
+COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again. It is null if it was not retried.';
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (
     id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -320,7 +320,7 @@ COMMENT ON COLUMN pgleases.schedule_changes.at IS 'When the change was made.';
 COMMENT ON COLUMN pgleases.schedule_changes.verb IS 'pause, resume, delete, trigger, backfill, cancel, retry or retry_failed.';
 COMMENT ON COLUMN pgleases.schedule_changes.group_name IS 'The group.';
 COMMENT ON COLUMN pgleases.schedule_changes.name IS 'The name of the schedule or job; empty for a job without a name, and for several jobs.';
-COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id; null: the change is of a job.';
+COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id. It is null if the change is of a job.';
 COMMENT ON COLUMN pgleases.schedule_changes.job IS 'The job that was canceled or enqueued; null for no job, or several.';
 COMMENT ON COLUMN pgleases.schedule_changes.args IS 'The arguments of the verb.';
 COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'The role that connected, and the name that it gave.';
@@ -416,40 +416,40 @@ CROSS JOIN LATERAL (
                 WHEN s.tick IS NOT NULL THEN 'retrying'
                 ELSE 'planned' END AS state
 ) AS e;
-COMMENT ON VIEW pgleases.schedules_status IS 'One row for each schedule: owner, state with its reason, and cursor. If there are many, fast with conditions on group_name and name; group_name, partition and due; blocked_reason or paused_at IS NOT NULL; failures > 0.';
+COMMENT ON VIEW pgleases.schedules_status IS 'One row for each schedule, with its owner, its state and the reason, and its cursor. If there are many schedules, a query is fast with a condition on group_name and name, or on group_name, partition and due, or with blocked_reason or paused_at IS NOT NULL, or with failures > 0.';
 COMMENT ON COLUMN pgleases.schedules_status.group_name IS 'The group whose processes run the schedule.';
 COMMENT ON COLUMN pgleases.schedules_status.name IS 'The name, unique in the group.';
 COMMENT ON COLUMN pgleases.schedules_status.kind IS 'The name of the handler.';
 COMMENT ON COLUMN pgleases.schedules_status.key IS 'Runs of one key of a group never overlap, except a call outside of a transaction in a process that was cut off.';
 COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The key''s partition in the lease schedule/GROUP.';
-COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs the schedule; null: no owner.';
+COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs the schedule. It is null if there is no owner.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'The rule that says when it ticks.';
 COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: its tick runs again at due; planned: not due yet.';
 COMMENT ON COLUMN pgleases.schedules_status.why IS 'The reason for the state, if it is known.';
-COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded; null: no tick did.';
-COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'The outcome of the last tick with an outcome; null: no tick has one, or it is no longer in the history.';
-COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began; null: no run has ended.';
+COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded. It is null if no tick did.';
+COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'The outcome of the last tick with an outcome. It is null if no tick has one, or it is no longer in the history.';
+COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began. It is null if no run has ended.';
 COMMENT ON COLUMN pgleases.schedules_status.ran_until IS 'When that run ended.';
-COMMENT ON COLUMN pgleases.schedules_status.due IS 'When the owner runs it next, usually at the next tick; infinity: it is paused, or has no further tick.';
-COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has been blocked, or its tick has been due, run included; null: not due.';
+COMMENT ON COLUMN pgleases.schedules_status.due IS 'When the owner runs it next, usually at the next tick. It is infinity if it is paused, or has no further tick.';
+COMMENT ON COLUMN pgleases.schedules_status.lateness IS 'How long it has been blocked, or its tick has been due, run included. It is null if it is not due.';
 COMMENT ON COLUMN pgleases.schedules_status.failures IS 'The number of consecutive failed ticks.';
 COMMENT ON COLUMN pgleases.schedules_status.attempts IS 'The failed attempts at the current tick.';
 COMMENT ON COLUMN pgleases.schedules_status.crashes IS 'The processes that crashed while they ran that tick, without the first, and with the one that runs it now as a crash suspect.';
 COMMENT ON COLUMN pgleases.schedules_status.error IS 'The error of the last failed attempt; otherwise, if failures is not 0, of the last failed tick.';
-COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
-COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused; null: it is not paused.';
-COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why the owner cannot run it; null: it can.';
+COMMENT ON COLUMN pgleases.schedules_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity. It is null if there is no such run.';
+COMMENT ON COLUMN pgleases.schedules_status.paused_at IS 'When it was paused. It is null if it is not paused.';
+COMMENT ON COLUMN pgleases.schedules_status.blocked_reason IS 'Why the owner cannot run it. It is null if it can.';
 COMMENT ON COLUMN pgleases.schedules_status.blocked_since IS 'When it became blocked. A tick does not become too late while its schedule is blocked.';
 COMMENT ON COLUMN pgleases.schedules_status.declared IS 'The code declares the schedule, and only processes with such code run it.';
 COMMENT ON COLUMN pgleases.schedules_status.registered IS 'When a process last stored or declared it: at its start, and once a day.';
 COMMENT ON COLUMN pgleases.schedules_status.args IS 'The arguments of the handler.';
 COMMENT ON COLUMN pgleases.schedules_status.missed IS 'Which of the ticks run that passed while no process could run them: latest, none or all.';
 COMMENT ON COLUMN pgleases.schedules_status.overlap IS 'What happens to ticks that pass during a run: skip or buffer.';
-COMMENT ON COLUMN pgleases.schedules_status.grace IS 'How late a tick may begin; 0: no limit, unless missed does not allow late ticks.';
+COMMENT ON COLUMN pgleases.schedules_status.grace IS 'How late a tick may begin. 0 means that there is no limit, unless missed does not allow late ticks.';
 COMMENT ON COLUMN pgleases.schedules_status.jitter IS 'Each run is delayed by less than this.';
 COMMENT ON COLUMN pgleases.schedules_status.pause_after IS 'After this number of consecutive failed ticks it is paused; null: never.';
 COMMENT ON COLUMN pgleases.schedules_status.id IS 'Identifies this schedule. A later schedule of the same name has another id.';
-COMMENT ON COLUMN pgleases.schedules_status.started_at IS 'When the run under way began; null: no run, or not visible to this role.';
+COMMENT ON COLUMN pgleases.schedules_status.started_at IS 'When the run under way began. It is null if there is no run, or it is not visible to this role.';
 
 CREATE OR REPLACE VIEW pgleases.jobs_status AS
 SELECT j.id,
@@ -501,7 +501,7 @@ CROSS JOIN LATERAL (
                 WHEN j.began IS NOT NULL THEN 'retrying'
                 ELSE 'planned' END AS state
 ) AS e;
-COMMENT ON VIEW pgleases.jobs_status IS 'One row for each job that has not ended: owner, and state with its reason. If there are many, fast with conditions on id; group_name, partition, priority and due; blocked_reason IS NOT NULL.';
+COMMENT ON VIEW pgleases.jobs_status IS 'One row for each job that has not ended, with its owner, its state and the reason. If there are many jobs, a query is fast with a condition on id, on group_name, partition, priority and due, or with blocked_reason IS NOT NULL.';
 COMMENT ON COLUMN pgleases.jobs_status.id IS 'Identifies this job. No later job has this id.';
 COMMENT ON COLUMN pgleases.jobs_status.group_name IS 'The group whose processes run the job.';
 COMMENT ON COLUMN pgleases.jobs_status.kind IS 'The name of the handler.';
@@ -509,20 +509,20 @@ COMMENT ON COLUMN pgleases.jobs_status.name IS 'Of an extra run the name of the 
 COMMENT ON COLUMN pgleases.jobs_status.trigger IS 'job: enqueued; manual, backfill: an extra run of a schedule; retry: a tick or job that runs once more.';
 COMMENT ON COLUMN pgleases.jobs_status.key IS 'Runs of one key of a group never overlap, except a call outside of a transaction in a process that was cut off.';
 COMMENT ON COLUMN pgleases.jobs_status.partition IS 'The key''s partition in the lease schedule/GROUP.';
-COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs the job; null: no owner.';
+COMMENT ON COLUMN pgleases.jobs_status.owner IS 'The client ID of that partition''s owner, which runs the job. It is null if there is no owner.';
 COMMENT ON COLUMN pgleases.jobs_status.priority IS '0 to 3. Of the jobs that are due, those of the highest priority begin first.';
 COMMENT ON COLUMN pgleases.jobs_status.state IS 'running; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: it runs again at due; planned: not due yet.';
 COMMENT ON COLUMN pgleases.jobs_status.why IS 'The reason for the state, if it is known.';
 COMMENT ON COLUMN pgleases.jobs_status.at IS 'The time of WithTime or WithDelay; by default when it was enqueued.';
 COMMENT ON COLUMN pgleases.jobs_status.due IS 'When the owner runs it next.';
-COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has been blocked or due, run included; null: not due.';
+COMMENT ON COLUMN pgleases.jobs_status.lateness IS 'How long it has been blocked or due, run included. It is null if it is not due.';
 COMMENT ON COLUMN pgleases.jobs_status.attempts IS 'The failed attempts.';
 COMMENT ON COLUMN pgleases.jobs_status.crashes IS 'The processes that crashed while they ran it, without the first, and with the one that runs it now as a crash suspect.';
 COMMENT ON COLUMN pgleases.jobs_status.error IS 'The error of the last failed attempt.';
-COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity; null: no such run.';
-COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why the owner cannot run it; null: it can.';
+COMMENT ON COLUMN pgleases.jobs_status.backend IS 'Of a run in a transaction, the pid in pg_stat_activity. It is null if there is no such run.';
+COMMENT ON COLUMN pgleases.jobs_status.blocked_reason IS 'Why the owner cannot run it. It is null if it can.';
 COMMENT ON COLUMN pgleases.jobs_status.blocked_since IS 'When it became blocked.';
-COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'At most one live job of the group and kind has it; null: it has no unique key.';
-COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at; null: no window.';
+COMMENT ON COLUMN pgleases.jobs_status.unique_key IS 'At most one live job of the group and kind has it. It is null if it has no unique key.';
+COMMENT ON COLUMN pgleases.jobs_status.begins IS 'Of a backfill or a retry, the start of the window that ends at the column at. It is null if there is no window.';
 COMMENT ON COLUMN pgleases.jobs_status.args IS 'The arguments of the handler.';
-COMMENT ON COLUMN pgleases.jobs_status.started_at IS 'When the run under way began; null: no run, or not visible to this role.';
+COMMENT ON COLUMN pgleases.jobs_status.started_at IS 'When the run under way began. It is null if there is no run, or it is not visible to this role.';

@@ -92,4 +92,4 @@ EXCEPTION WHEN invalid_parameter_value THEN
     RETURN '0';
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.check_interval() IS 'How often a transaction of a handler checks whether its client is still connected, milliseconds; 0: the operating system of the server does not support it.';
+COMMENT ON FUNCTION pgleases.check_interval() IS 'How often a transaction of a handler checks whether its client is still connected, milliseconds. It is 0 if the operating system of the server does not support it.';

@@ -16,10 +16,10 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     lost_locks  pg_catalog.text[] NOT NULL DEFAULT '{}',
     refused_leases pg_catalog.jsonb NOT NULL DEFAULT '{}'
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE pgleases.clients IS 'The live sessions: one row for each run of a client, renewed by its heartbeat.';
-COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client; a restart is a new session.';
+COMMENT ON TABLE pgleases.clients IS 'The live sessions, with one row for each run of a client, which its heartbeat renews.';
+COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client. A restart is a new session.';
 COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
-COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID: each new process draws a higher number, and only the process with the highest number may own partitions. Negative: an operator has revoked the session, and no heartbeat renews it.';
+COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID. Each new process draws a higher number, and only the process with the highest number may own partitions. It is negative if an operator has revoked the session, and no heartbeat renews it.';
 COMMENT ON COLUMN pgleases.clients.expires_at IS 'Last heartbeat plus TTL. After this time a client that has watched the clock for a TTL may evict the session.';
 COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive without a heartbeat.';
 COMMENT ON COLUMN pgleases.clients.host IS 'The host of its process.';
@@ -44,10 +44,10 @@ CREATE TABLE IF NOT EXISTS pgleases.identities (
 COMMENT ON TABLE pgleases.identities IS 'The newest process of each client ID. A row whose ID had no session for a day is deleted.';
 COMMENT ON COLUMN pgleases.identities.id IS 'The client''s ID.';
 COMMENT ON COLUMN pgleases.identities.incarnation IS 'The highest incarnation under this ID.';
-COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew the incarnation, so that its repeated registration draws no second one. The lowest 24 bits count the clients of one program; the other bits are random, and the same for the whole program. 0: an operator has evicted the client.';
+COMMENT ON COLUMN pgleases.identities.process IS 'Number of the client that drew the incarnation, so that its repeated registration draws no second one. The lowest 24 bits count the clients of one program. The other bits are random, and the same for the whole program. The number is 0 if an operator has evicted the client.';
 COMMENT ON COLUMN pgleases.identities.used_at IS 'When a session under this ID was last registered, ended or evicted.';
 COMMENT ON COLUMN pgleases.identities.takeovers IS 'How often a new process took the ID from one whose last heartbeat was less than half a TTL old, each time within 5 minutes of the time before. From 3 on, the next process waits until the last heartbeat is older.';
-COMMENT ON COLUMN pgleases.identities.taken_at IS 'When that last happened; -infinity: it never did.';
+COMMENT ON COLUMN pgleases.identities.taken_at IS 'When that last happened. It is -infinity if it never did.';
 COMMENT ON COLUMN pgleases.identities.taken_from IS 'The host and pid of the process from which it was last taken.';
 
 -- A function, because the server keeps a function's plans for each connection. As plain SQL, planned for every call, a

@@ -25,9 +25,9 @@ COMMENT ON TABLE pgleases.events IS 'Changes of members and partitions, with the
 COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote the event. To follow the events, read on from the last (tx, id), and only below pg_snapshot_xmin: no more rows are written there.';
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When the event was written.';
-COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name; null: the event concerns all leases.';
+COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name. It is null if the event concerns all leases.';
 COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), accepted (a promoted server), dropped; replaced, replaces (of the new lease); or an operator''s verb, of a consumer for example row skipped.';
-COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it, or ordered the override that has expired; null: the protocol did it automatically.';
+COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it, or ordered the override that has expired. It is null if the protocol did it automatically.';
 COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of an accepted server: its generation.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of the owner before; or of the client that left or was evicted.';
 COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of the owner after (null: no owner); or of the client that joined.';
@@ -42,7 +42,7 @@ CREATE TABLE IF NOT EXISTS pgleases.events_kept (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS events_kept_one_row ON pgleases.events_kept ((true));
 ALTER TABLE pgleases.events_kept REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.events_kept IS 'One row: how long events are kept. Change it with UPDATE.';
+COMMENT ON TABLE pgleases.events_kept IS 'This table has one row, which says how long events are kept. Change it with UPDATE.';
 COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions.';
 INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;
 

@@ -15,15 +15,15 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A lease that was dropped or replaced keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
-COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered from 0; 0: the lease was dropped or replaced.';
+COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered from 0. It is 0 if the lease was dropped or replaced.';
 COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the lease''s members, owners or targets; for a handover, with the announcement that follows it.';
 COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was created, or created again after a drop.';
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped or replaced, or of the lease that it replaced; new epochs are above it.';
-COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due; infinity: no plan is due.';
+COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due. It is infinity if no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
 COMMENT ON COLUMN pgleases.leases.next_partitions IS 'For a dropped lease: until next_until it can be created again only with this number of partitions.';
-COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop; -infinity: the lease was never dropped.';
-COMMENT ON COLUMN pgleases.leases.successor IS 'The lease that has replaced this one, which no session can join any more; null: it was not replaced.';
+COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop. It is -infinity if the lease was never dropped.';
+COMMENT ON COLUMN pgleases.leases.successor IS 'The lease that has replaced this one, which no session can join any more. It is null if it was not replaced.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.leases EXECUTE FUNCTION pgleases.emptied();
@@ -38,10 +38,10 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
-COMMENT ON TABLE pgleases.members IS 'The members: one row for each session and each lease that it joined.';
+COMMENT ON TABLE pgleases.members IS 'The members, with one row for each session and each lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
-COMMENT ON COLUMN pgleases.members.session IS 'The session that joined; it is a live member while it has a row in clients.';
-COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it; 0: it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
+COMMENT ON COLUMN pgleases.members.session IS 'The session that joined. It is a live member while it has a row in clients.';
+COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it. With 0 it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0.';
 COMMENT ON COLUMN pgleases.members.joined_generation IS 'Generation of the lease at that time: the order of the joins, whatever the clock does. If partitions are rarer than members, a free one goes to the member with the lowest, which has waited longest.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
@@ -65,13 +65,13 @@ CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner, lease
 COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
 COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it; null: no session does.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it. It is null if no session does.';
 COMMENT ON COLUMN pgleases.partitions.target IS 'The session that is to own it. If that is not the owner, the owner is asked to hand over.';
-COMMENT ON COLUMN pgleases.partitions.epoch IS 'Epoch (fencing token): rises with every change of owner, and never repeats.';
+COMMENT ON COLUMN pgleases.partitions.epoch IS 'The epoch (fencing token), which rises with every change of owner, and never repeats.';
 COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
-COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID of the preferred owner: it owned the partition when it went away, and gets it back. Null: it has no preferred owner, or has returned to it.';
+COMMENT ON COLUMN pgleases.partitions.preferred_owner_id IS 'The client ID of the preferred owner. It owned the partition when it went away, and gets it back. It is null if it has no preferred owner, or has returned to it.';
 COMMENT ON COLUMN pgleases.partitions.owned_since IS 'When this ownership began.';
-COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over; null: it is not asked.';
+COMMENT ON COLUMN pgleases.partitions.asked_at IS 'When the owner was asked to hand over. It is null if it is not asked.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.partitions EXECUTE FUNCTION pgleases.emptied();
 

@@ -14,13 +14,13 @@ CREATE TABLE IF NOT EXISTS pgleases.locks (
     PRIMARY KEY (name, ticket)
 ) WITH (autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0);
 CREATE INDEX IF NOT EXISTS locks_session ON pgleases.locks (session, nonce);
-COMMENT ON TABLE pgleases.locks IS 'The named locks: one row for each session that holds or awaits one. A name without a row is free.';
+COMMENT ON TABLE pgleases.locks IS 'The named locks, with one row for each session that holds or awaits one. A name without a row is free.';
 COMMENT ON COLUMN pgleases.locks.name IS 'The lock''s name.';
 COMMENT ON COLUMN pgleases.locks.ticket IS 'Place in the queue of this name. Holders come before sessions that wait.';
 COMMENT ON COLUMN pgleases.locks.session IS 'The session that holds or awaits the lock; without a row in clients it was evicted.';
 COMMENT ON COLUMN pgleases.locks.nonce IS 'Random number of this acquisition, drawn by the client.';
 COMMENT ON COLUMN pgleases.locks.shared IS 'Whether the session shares the lock, or waits to share it, with other sessions.';
-COMMENT ON COLUMN pgleases.locks.token IS 'Fencing token: rises with every acquisition, and never repeats. Null: the session waits.';
+COMMENT ON COLUMN pgleases.locks.token IS 'The fencing token, which rises with every acquisition, and never repeats. It is null if the session waits.';
 COMMENT ON COLUMN pgleases.locks.since IS 'Since when the session holds the lock, or waits for it.';
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.locks EXECUTE FUNCTION pgleases.emptied();
 
@@ -47,7 +47,7 @@ CREATE OR REPLACE FUNCTION pgleases.lock_mutex(p_name pg_catalog.text) RETURNS b
 LANGUAGE sql STABLE AS $pgleases_body$
     SELECT pg_catalog.hashtextextended(p_name, 'pgleases.server'::pg_catalog.regclass::bigint)
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock that protects the rows of a lock''s name. Two names may have the same key: they then wait for each other''s commits.';
+COMMENT ON FUNCTION pgleases.lock_mutex(pg_catalog.text) IS 'The key of the advisory lock that protects the rows of a lock''s name. Two names may have the same key. They then wait for each other''s commits.';
 
 CREATE OR REPLACE FUNCTION pgleases.lock_settings(p_lock_ms int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$

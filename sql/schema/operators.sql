@@ -18,9 +18,9 @@ CREATE INDEX IF NOT EXISTS overrides_lease ON pgleases.overrides (lease);
 ALTER TABLE pgleases.overrides REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.overrides IS 'The orders of operators, until they take them back. Only the functions drain, cordon, pause, freeze, pin and their opposites write to it.';
 COMMENT ON COLUMN pgleases.overrides.verb IS 'drain or cordon (a client); pause or freeze (a lease); pin (a partition to a client).';
-COMMENT ON COLUMN pgleases.overrides.lease IS 'The lease concerned; null: all leases.';
-COMMENT ON COLUMN pgleases.overrides.partition IS 'The partition concerned; null: all partitions.';
-COMMENT ON COLUMN pgleases.overrides.client IS 'The ID of the client concerned, whichever process has it; null: all clients.';
+COMMENT ON COLUMN pgleases.overrides.lease IS 'The lease concerned. It is null if the override concerns all leases.';
+COMMENT ON COLUMN pgleases.overrides.partition IS 'The partition concerned. It is null if the override concerns all partitions.';
+COMMENT ON COLUMN pgleases.overrides.client IS 'The ID of the client concerned, whichever process has it. It is null if the override concerns all clients.';
 COMMENT ON COLUMN pgleases.overrides.until IS 'When the override ends automatically: the next check for expired sessions deletes it. infinity: never.';
 COMMENT ON COLUMN pgleases.overrides.since IS 'When the override was last written.';
 COMMENT ON COLUMN pgleases.overrides.actor IS 'The operator that ordered it.';
@@ -50,7 +50,7 @@ BEGIN
     RETURN CASE WHEN coalesce(p_actor, '') = '' THEN session_user::text ELSE p_actor || ' (' || session_user || ')' END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: begins one, bounds how long its transaction stays open, and returns its actor.';
+COMMENT ON FUNCTION pgleases.operator(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators. It begins one, bounds how long its transaction stays open, and returns its actor.';
 
 -- A plan that has read its leases before an override finds other generations, and is not written. A client may join a
 -- lease while a verb runs. A join locks the client's row, so either the verb waits for the join and sees it, or the
@@ -71,7 +71,7 @@ BEGIN
     RETURN pgleases.leases_of(p_lease, p_client);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.override_locks(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Part of the verbs of operators: locks what an override concerns, makes a check due when it ends, and returns the leases.';
+COMMENT ON FUNCTION pgleases.override_locks(pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Part of the verbs of operators. It locks what an override concerns, makes a check due when it ends, and returns the leases.';
 
 CREATE OR REPLACE FUNCTION pgleases.override_written(
     p_leases pg_catalog.text[], p_cause pg_catalog.text, p_lease pg_catalog.text, p_partition int, p_client pg_catalog.text,
@@ -89,7 +89,7 @@ BEGIN
             (SELECT l.generation - 1 FROM pgleases.leases AS l WHERE l.name = p_lease));
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.override_written(pg_catalog.text[], pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: makes a plan of the leases due, and records the verb.';
+COMMENT ON FUNCTION pgleases.override_written(pg_catalog.text[], pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators. It makes a plan of the leases due, and records the verb.';
 
 CREATE OR REPLACE FUNCTION pgleases.override(
     p_verb pg_catalog.text, p_lease pg_catalog.text, p_partition int, p_client pg_catalog.text,
@@ -155,7 +155,7 @@ BEGIN
     PERFORM pgleases.override_written(names, p_verb, p_lease, p_partition, p_client, who, p_reason);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.override(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators: writes an override.';
+COMMENT ON FUNCTION pgleases.override(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Part of the verbs of operators. It writes an override.';
 
 CREATE OR REPLACE FUNCTION pgleases.take_back(
     p_verb pg_catalog.text, p_lease pg_catalog.text, p_partition int, p_client pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text)
@@ -176,7 +176,7 @@ BEGIN
     PERFORM pgleases.override_written(names, opposite, p_lease, p_partition, p_client, who, p_reason);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.take_back(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: takes an override back.';
+COMMENT ON FUNCTION pgleases.take_back(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators. It takes an override back.';
 
 CREATE OR REPLACE FUNCTION pgleases.leases_of(p_lease pg_catalog.text, p_client pg_catalog.text) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
@@ -232,7 +232,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('drain'::text, NULL::text, NULL::int, client, actor, reason, until, force);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Makes the client own no partitions: its work ends, then others get its partitions. Refused for the last client that works on a lease, unless forced.';
+COMMENT ON FUNCTION pgleases.drain(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, boolean) IS 'Makes the client own no partitions. Its work ends, and then others get its partitions. It is refused for the last client that works on a lease, unless it is forced.';
 
 CREATE OR REPLACE FUNCTION pgleases.undrain(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -240,7 +240,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.take_back('drain'::text, NULL::text, NULL::int, client, actor, reason);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back: the client gets its own partitions again.';
+COMMENT ON FUNCTION pgleases.undrain(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a drain back. The client gets its own partitions again.';
 
 CREATE OR REPLACE FUNCTION pgleases.cordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL, until pg_catalog.timestamptz DEFAULT 'infinity')
@@ -248,7 +248,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('cordon'::text, NULL::text, NULL::int, client, actor, reason, until, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Gives the client no further partitions; it keeps those that it has. If all members of a lease are cordoned, they still get the partitions without an owner.';
+COMMENT ON FUNCTION pgleases.cordon(pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Gives the client no further partitions. It keeps those that it has. If all members of a lease are cordoned, they still get the partitions without an owner.';
 
 CREATE OR REPLACE FUNCTION pgleases.uncordon(
     client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -297,7 +297,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.override('pin'::text, lease, partition, client, actor, reason, until, false);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Makes the client own the partition whenever the client works on the lease; otherwise another client owns it. The other partitions are shared as if there were no pinned ones.';
+COMMENT ON FUNCTION pgleases.pin(pg_catalog.text, int, pg_catalog.text, pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz) IS 'Makes the client own the partition whenever the client works on the lease. Otherwise another client owns it. The other partitions are shared as if there were no pinned ones.';
 
 CREATE OR REPLACE FUNCTION pgleases.unpin(
     lease pg_catalog.text, partition int, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL)
@@ -337,7 +337,7 @@ BEGIN
     RETURN revoked;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client: no heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. The client''s process ends; a process that starts later is admitted. Returns the number of revoked sessions.';
+COMMENT ON FUNCTION pgleases.evict_client(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Revokes the sessions of a client. No heartbeat renews them, guards refuse them at once, and others take over when they expire, within a TTL. The client''s process ends. A process that starts later is admitted. Returns the number of revoked sessions.';
 
 -- Not an override: the lease has no members that could obey one.
 CREATE OR REPLACE FUNCTION pgleases.drop_lease(
@@ -444,7 +444,7 @@ BEGIN
     FROM pgleases.leases AS l WHERE l.name IN (replace_lease.lease, replace_lease.successor) ORDER BY l.name = replace_lease.successor;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.replace_lease(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Replaces a lease that has no members by another one: closes it, so that joins of it are refused and name the successor, and creates the successor if it does not exist. Members that have expired count until they are evicted. If it creates the successor, its epochs are higher than all epochs of the replaced lease.';
+COMMENT ON FUNCTION pgleases.replace_lease(pg_catalog.text, pg_catalog.text, int, pg_catalog.text, pg_catalog.text) IS 'Replaces a lease that has no members by another one. It closes the lease, so that joins of it are refused and name the successor, and creates the successor if it does not exist. Members that have expired count until they are evicted. If it creates the successor, its epochs are higher than all epochs of the replaced lease.';
 
 REVOKE EXECUTE ON FUNCTION pgleases.drain, pgleases.undrain, pgleases.cordon, pgleases.uncordon, pgleases.pause, pgleases.resume,
     pgleases.freeze, pgleases.unfreeze, pgleases.pin, pgleases.unpin, pgleases.evict_client, pgleases.drop_lease, pgleases.replace_lease, pgleases.operator,

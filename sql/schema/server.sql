@@ -36,12 +36,12 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
 ) WITH (fillfactor = 10);
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.server IS 'One row: the server that has these tables, and when the next check for expired sessions is due.';
-COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. 0: no client has used these tables yet, and the first one accepts them. -1: they were rejected, or a new server generation was requested, and a client accepts them after it has watched.';
-COMMENT ON COLUMN pgleases.server.generation IS 'The server generation: new epochs are at least this number times 2^32, and no lower epoch passes a guard. It rises when a server is accepted.';
-COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due: no session can have expired before.';
+COMMENT ON TABLE pgleases.server IS 'This table has one row, with the server that has these tables, and when the next check for expired sessions is due.';
+COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. It is 0 if no client has used these tables yet, and the first one accepts them. It is -1 if they were rejected, or a new server generation was requested, and a client accepts them after it has watched.';
+COMMENT ON COLUMN pgleases.server.generation IS 'The server generation. New epochs are at least this number times 2^32, and no lower epoch passes a guard. It rises when a server is accepted.';
+COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due. No session can have expired before.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. If there are many, only some of their clients make the next check early.';
-COMMENT ON COLUMN pgleases.server.unwatched IS 'The shortest TTL of the sessions that had expired at the last check but were not evicted, because the client that made the check had watched the clock for less than their TTL; 0: no such session. A check is due for a client that has watched the clock for at least this time.';
+COMMENT ON COLUMN pgleases.server.unwatched IS 'The shortest TTL of the sessions that had expired at the last check but were not evicted, because the client that made the check had watched the clock for less than their TTL. It is 0 if there is no such session. A check is due for a client that has watched the clock for at least this time.';
 COMMENT ON COLUMN pgleases.server.checks IS 'Number of checks for expired sessions. It selects the part of the tables that the last check searched for orphans.';
 COMMENT ON COLUMN pgleases.server.left_behind IS 'Sessions that were evicted and may still have rows in members. The next check removes these rows.';
 
@@ -66,7 +66,7 @@ CREATE UNLOGGED TABLE IF NOT EXISTS pgleases.boot_marker (
     database pg_catalog.oid NOT NULL DEFAULT pgleases.present_database()
 );
 CREATE UNIQUE INDEX IF NOT EXISTS boot_marker_one_row ON pgleases.boot_marker ((true));
-COMMENT ON TABLE pgleases.boot_marker IS 'At most one row: a random number that a crash or a promotion removes.';
+COMMENT ON TABLE pgleases.boot_marker IS 'At most one row, with a random number that a crash or a promotion removes.';
 COMMENT ON COLUMN pgleases.boot_marker.marker IS 'The random number, drawn by the first client whose heartbeat finds no valid row.';
 COMMENT ON COLUMN pgleases.boot_marker.writer IS 'The transaction that wrote the row. If the row''s xmin is another one, the row came from a dump, and is not valid.';
 COMMENT ON COLUMN pgleases.boot_marker.database IS 'The database that the row was written in. In another one, a copy, the row is not valid.';
@@ -98,7 +98,7 @@ BEGIN
                      FROM pgleases.installation AS i), 0);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.tables_number() IS 'Identifies these tables in this database: differs in each restored dump, in each copy of the database, and after the tables were created again or emptied. 0: the row of installation is missing.';
+COMMENT ON FUNCTION pgleases.tables_number() IS 'Identifies these tables in this database. It differs in each restored dump, in each copy of the database, and after the tables were created again or emptied. It is 0 if the row of installation is missing.';
 
 -- The timeline is read from the name of the current WAL file, which changes at the moment of a promotion. Servers that
 -- were created separately, for example by pg_upgrade or from a dump, may be on timelines with the same number, so the
@@ -183,7 +183,7 @@ BEGIN
     DELETE FROM pgleases.boot_marker; -- so that each watch starts again
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.new_server_generation() IS 'Call it once in a server that was started from a copy of the files, before clients use it: later epochs are then above all epochs that were assigned after the copy was made. Restored dumps do not need it.';
+COMMENT ON FUNCTION pgleases.new_server_generation() IS 'Call it once in a server that was started from a copy of the files, before clients use it. Later epochs are then above all epochs that were assigned after the copy was made. Restored dumps do not need it.';
 REVOKE EXECUTE ON FUNCTION pgleases.new_server_generation() FROM PUBLIC;
 
 -- After TRUNCATE the tables have nothing in common with what clients know of them. So their number changes, and clients

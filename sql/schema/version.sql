@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS pgleases.schema_version (
 );
 CREATE UNIQUE INDEX IF NOT EXISTS schema_version_one_row ON pgleases.schema_version ((true));
 ALTER TABLE pgleases.schema_version REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.schema_version IS 'One row: the version of this schema, and which code can use it.';
+COMMENT ON TABLE pgleases.schema_version IS 'This table has one row, with the version of this schema, and which code can use it.';
 COMMENT ON COLUMN pgleases.schema_version.version IS 'Version of these tables. Migrations only add.';
 COMMENT ON COLUMN pgleases.schema_version.min_code IS 'The oldest code that can run here, given as the schema version that it was written for.';
 

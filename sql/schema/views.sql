@@ -10,10 +10,10 @@ SELECT p.lease,
        p.asked_at AS draining_since
 FROM pgleases.partitions AS p
 LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
-COMMENT ON VIEW pgleases.status IS 'Every partition: its owner, since when, and where it moves.';
+COMMENT ON VIEW pgleases.status IS 'Every partition, with its owner, since when it has that owner, and where it moves.';
 COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner, even if it has crashed, until another client evicts it; null: no owner.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner, even if it has crashed, until another client evicts it. It is null if there is no owner.';
 COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
 COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, if that is not the owner.';
@@ -47,7 +47,7 @@ CROSS JOIN LATERAL (
 CROSS JOIN LATERAL (
     SELECT CASE WHEN w.idle OR c.incarnation OPERATOR(pg_catalog.<) 0 THEN 0 ELSE m.weight END AS weight
 ) AS e;
-COMMENT ON VIEW pgleases.members_status IS 'Every live member of every lease: its last heartbeat, how many partitions it owns, and how many it should own.';
+COMMENT ON VIEW pgleases.members_status IS 'Every live member of every lease, with its last heartbeat, how many partitions it owns, and how many it should own.';
 COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
 COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat. Above the TTL it may be evicted.';
@@ -57,7 +57,7 @@ COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.members_status.session IS 'Its session.';
-COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides that concern this client or this lease, except pins; null: no override.';
+COMMENT ON COLUMN pgleases.members_status.overrides IS 'The overrides that concern this client or this lease, except pins. It is null if there is no override.';
 COMMENT ON COLUMN pgleases.members_status.metadata IS 'Data of the application about this client.';
 
 CREATE OR REPLACE VIEW pgleases.locks_status AS
@@ -76,17 +76,17 @@ SELECT l.name,
        l.token IS NOT NULL AND coalesce(l.name OPERATOR(pg_catalog.=) ANY (c.lost_locks), false) AS lost
 FROM pgleases.locks AS l
 LEFT JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) l.session;
-COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that is held or awaited: one row for each session that holds or awaits it.';
+COMMENT ON VIEW pgleases.locks_status IS 'Every named lock that is held or awaited, with one row for each session that holds or awaits it.';
 COMMENT ON COLUMN pgleases.locks_status.name IS 'The lock''s name.';
-COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID; null: the session was evicted, and the row is deleted soon, or when a guarded transaction ends.';
+COMMENT ON COLUMN pgleases.locks_status.client IS 'The client ID. It is null if the session was evicted, and the row is deleted soon, or when a guarded transaction ends.';
 COMMENT ON COLUMN pgleases.locks_status.state IS 'holds or waits.';
 COMMENT ON COLUMN pgleases.locks_status.shared IS 'Whether the session shares the lock, or waits to share it, with other sessions.';
 COMMENT ON COLUMN pgleases.locks_status.place IS 'Its place among all sessions that hold or await this lock, from 1.';
-COMMENT ON COLUMN pgleases.locks_status.token IS 'The fencing token of this acquisition; null: it waits.';
+COMMENT ON COLUMN pgleases.locks_status.token IS 'The fencing token of this acquisition. It is null if it waits.';
 COMMENT ON COLUMN pgleases.locks_status.since IS 'Since when it holds the lock, or waits.';
 COMMENT ON COLUMN pgleases.locks_status.heartbeat_age IS 'Time since its client''s last heartbeat. Above the TTL it may be evicted.';
 COMMENT ON COLUMN pgleases.locks_status.expires_in IS 'Time until its client may be evicted, if no further heartbeat arrives.';
 COMMENT ON COLUMN pgleases.locks_status.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.locks_status.pid IS 'The process ID on that host.';
 COMMENT ON COLUMN pgleases.locks_status.session IS 'Its session.';
-COMMENT ON COLUMN pgleases.locks_status.lost IS 'Whether the client has lost the lock, and has not released it: its work may go on, so the lock stays with it.';
+COMMENT ON COLUMN pgleases.locks_status.lost IS 'Whether the client has lost the lock, and has not released it. Its work may go on, so the lock stays with it.';

@@ -20,7 +20,7 @@ END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_operator FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_operator(pg_catalog.text, pg_catalog.text, pg_catalog.text)
-    IS 'Part of the verbs of operators on schedules and jobs: begins one, and returns its actor.';
+    IS 'Part of the verbs of operators on schedules and jobs. It begins one, and returns its actor.';
 
 -- Ends a verb: records it.
 --   p_schedule: the schedule; null: the change is of jobs
@@ -39,7 +39,7 @@ $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_changed FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_changed(
     pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, bigint, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text)
-    IS 'Part of the verbs of operators on schedules and jobs: records one.';
+    IS 'Part of the verbs of operators on schedules and jobs. It records one.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_lock(
     p_group pg_catalog.text, p_name pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text)
@@ -93,7 +93,7 @@ $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_resume FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_resume(
     pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.timestamptz, bigint, pg_catalog.text, pg_catalog.text)
-    IS 'Ends the pause of a schedule, which continues with its next tick. The passed ticks are canceled: p_until is where the cursor goes, p_canceled their number, and p_canceled_until the last of them. Returns whether it was paused.';
+    IS 'Ends the pause of a schedule, which continues with its next tick. The passed ticks are canceled. p_until is where the cursor goes, p_canceled their number, and p_canceled_until the last of them. Returns whether it was paused.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_catch_up(
     p_group pg_catalog.text, p_name pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text)
@@ -224,7 +224,7 @@ $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_retry_failed FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_retry_failed(
     pg_catalog.text, pg_catalog.text, pg_catalog.timestamptz, pg_catalog.text, pg_catalog.text)
-    IS 'Retries the ticks and jobs of a kind that failed at or after a time: the oldest 10,000 that were not retried. Returns the new jobs, and how many ticks and jobs it did not retry.';
+    IS 'Retries the ticks and jobs of a kind that failed at or after a time, at most the oldest 10,000 that were not retried. Returns the new jobs, and how many ticks and jobs it did not retry.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_cancel_job(
     p_group pg_catalog.text, p_job bigint, p_actor pg_catalog.text, p_reason pg_catalog.text)

@@ -24,7 +24,7 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_find(pg_catalog.text, pg_catalog.text)
-    IS 'Part of the verbs on schedules: returns the schedule of a name.';
+    IS 'Part of the verbs on schedules. It returns the schedule of a name.';
 
 -- Locks the schedule of a name until the end of the transaction, and returns it.
 CREATE OR REPLACE FUNCTION pgleases.schedule_take(p_group pg_catalog.text, p_name pg_catalog.text)
@@ -36,7 +36,7 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_take(pg_catalog.text, pg_catalog.text)
-    IS 'Part of the verbs on schedules: locks the schedule of a name, and returns it.';
+    IS 'Part of the verbs on schedules. It locks the schedule of a name, and returns it.';
 
 -- Returns a schedule as JSON.
 CREATE OR REPLACE FUNCTION pgleases.schedule_read(p_group pg_catalog.text, p_name pg_catalog.text)
@@ -88,7 +88,7 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_check_canceled(
     pgleases.schedules, pg_catalog.timestamptz, pg_catalog.timestamptz, bigint)
-    IS 'Part of schedule_resume and schedule_delete: checks which ticks they cancel.';
+    IS 'Part of schedule_resume and schedule_delete. It checks which ticks they cancel.';
 
 -- Ends the pause of a schedule, which continues with its next tick. The passed ticks are canceled.
 --   p_until, p_canceled_until, p_canceled: see schedule_check_canceled
@@ -250,7 +250,7 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_retry_entry(pgleases.history, pg_catalog.text, pg_catalog.jsonb)
-    IS 'Part of the retries: enqueues a job that runs a tick or job once more.';
+    IS 'Part of the retries. It enqueues a job that runs a tick or job once more.';
 
 -- Retries a job that has ended, and returns the new job.
 CREATE OR REPLACE FUNCTION pgleases.schedule_do_retry_job(p_group pg_catalog.text, p_job bigint)
