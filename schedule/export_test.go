@@ -3,6 +3,7 @@ package schedule
 import (
 	"time"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 )
 
@@ -23,6 +24,21 @@ func TrustsLast(readings ...[2]time.Duration) (trusted bool) {
 		trusted = c.heard(processStart.Add(r[0]+r[1]), processStart.Add(r[0]), processStart.Add(r[0]), defaultTimings.ClockDoubt)
 	}
 	return trusted
+}
+
+// AskedFor returns how many rows a poll asks for, in each partition and in all, while runs are under
+// way.
+func AskedFor(partitions, runs int) (most []int32, few, total int) {
+	p := newPoller(&defaultTimings, nil)
+	p.swept = time.Now()
+	var owned []*ownership
+	waiting := make(map[int]int)
+	for n := range partitions {
+		owned = append(owned, newOwnership(pgleases.Partition{Number: n}))
+		waiting[n] = runs / partitions
+	}
+	q := p.question(time.Now(), owned, leftOut{}, waiting)
+	return q.mostOf(), q.few, q.total
 }
 
 // Flattened returns an error of a handler as it leaves the handler's goroutine.

@@ -417,14 +417,14 @@ func (db *database) notePolls(column, value string) {
 
 // beforePolls makes each poll begin with a statement of PL/pgSQL.
 func (db *database) beforePolls(statement string) {
-	const arguments = "(text, int[], int[], bigint, bigint, bigint[], int[], int, text[], text[], bigint[], bigint[])"
+	const arguments = "(text, int[], int[], bigint, bigint, bigint[], int[], int, int, text[], text[], bigint[], bigint[])"
 	db.exec(`ALTER FUNCTION pgleases.schedule_poll` + arguments + ` RENAME TO schedule_look_before;
-		CREATE FUNCTION pgleases.schedule_poll(g text, p int[], fresh int[], since_us bigint, h bigint, further bigint[], most int[], total int, but text[], but_kinds text[],
+		CREATE FUNCTION pgleases.schedule_poll(g text, p int[], fresh int[], since_us bigint, h bigint, further bigint[], most int[], few int, total int, but text[], but_kinds text[],
 			schedules bigint[], jobs bigint[], OUT clock_us bigint, OUT took_us bigint,
 			OUT id bigint[], OUT job boolean[], OUT priority int[], OUT partition int[], OUT key text[], OUT kind text[], OUT due_us bigint[], OUT crashes int[], OUT gone_schedules bigint[], OUT gone_jobs bigint[]) LANGUAGE plpgsql AS $$ BEGIN
 			` + statement + `;
 			SELECT l.* INTO clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes, gone_schedules, gone_jobs
-			FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, further, most, total, but, but_kinds, schedules, jobs) AS l; END $$;
+			FROM pgleases.schedule_look_before(g, p, fresh, since_us, h, further, most, few, total, but, but_kinds, schedules, jobs) AS l; END $$;
 		GRANT EXECUTE ON FUNCTION pgleases.schedule_poll` + arguments + `, pgleases.schedule_look_before` + arguments + ` TO PUBLIC`)
 }
 

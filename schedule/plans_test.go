@@ -34,7 +34,7 @@ func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 	const noTrial = ", NULL, 0, 0, NULL, NULL, 0, NULL, NULL, NULL, false, NULL, NULL"
 	before := whole()
 	for _, call := range []string{
-		"pgleases.schedule_poll('" + group + "', '{1,2}', '{1}', 0, 2000000, '{0,0}', '{100,100}', 2000, '{}', '{}', '{1,2}', '{1,2}')",
+		"pgleases.schedule_poll('" + group + "', '{1,2}', '{1}', 0, 2000000, '{0,0}', '{100,100}', 10, 2000, '{}', '{}', '{1,2}', '{1,2}')",
 		"pgleases.schedule_place('" + group + "', 4, '{1}', '{1}')",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, false, 'mark', 10000, 10000, 5000) FROM " + owned,
 		"pgleases.schedule_close(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), now(), 1, NULL, NULL, NULL, NULL, 0" + noTrial +

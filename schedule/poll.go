@@ -36,6 +36,7 @@ type poll struct {
 	ahead             time.Duration
 	left              leftOut
 	least             int         // rows of each partition, besides those that wait there
+	few               int         // of these, also when those of higher priorities fill the answer
 	waiting           map[int]int // in each partition, what is due and need not be found
 	total             int         // rows in all
 	running           []subject   // what runs in this process
@@ -126,6 +127,7 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, waiti
 		return nil
 	}
 	q.least = min(pollMost, max(pollLeast, pollTotal/len(q.partitions)))
+	q.few = max(1, q.least/10)
 	q.waiting, q.total = waiting, pollTotal
 	for _, n := range waiting {
 		q.total += n
@@ -248,6 +250,14 @@ func (p *poller) idle(hasRoom bool, wait time.Duration) time.Duration {
 // each priority. Runs under way are still due there, and take no room of what may begin.
 func (q *poll) most(partition int) int { return q.least + q.waiting[partition] }
 
+// room returns from how many rows on the answer has only few of each lower priority.
+func (q *poll) room() (n int) {
+	for _, partition := range q.partitions {
+		n += q.most(int(partition))
+	}
+	return min(n, q.total)
+}
+
 // mostOf returns most of each partition.
 func (q *poll) mostOf() []int32 {
 	most := make([]int32, len(q.partitions))
@@ -271,7 +281,7 @@ func (q *poll) full() bool { return q.rows >= q.total }
 
 // crowded reports whether a partition may have more than the answer has.
 func (q *poll) crowded() bool {
-	if q.full() {
+	if q.rows >= q.room() {
 		return true
 	}
 	n := make(map[item]int) // of each partition, priority, and schedules or jobs

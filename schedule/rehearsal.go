@@ -79,7 +79,7 @@ func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	for n := range r.s.options.partitions {
 		r.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
 	}
-	all := &poll{partitions: r.all, fresh: r.all, least: 1, total: math.MaxInt32}
+	all := &poll{partitions: r.all, fresh: r.all, least: 1, few: 1, total: math.MaxInt32}
 	return r.s.db.sendPoll(life, r.s.db.pool, all, []string{})
 }
 
@@ -95,7 +95,8 @@ func (r *rehearsal) Drain() {
 func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err error) {
 	now := r.clock.now()
 	maps.DeleteFunc(r.held, func(_ subject, until time.Time) bool { return !until.After(now) })
-	look := &poll{partitions: r.all, ahead: math.MaxInt64, least: 1 + len(r.held), total: math.MaxInt32}
+	enough := 1 + len(r.held) // one that is not held
+	look := &poll{partitions: r.all, ahead: math.MaxInt64, least: enough, few: enough, total: math.MaxInt32}
 	err = r.s.db.sendPoll(ctx, r.s.db.pool, look, []string{})
 	var first *item
 	for _, it := range look.due {

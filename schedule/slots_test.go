@@ -460,7 +460,7 @@ func TestWaitingJobBehindAnOldSnapshotCostsOnePartition(t *testing.T) {
 	poll := func(further string) int {
 		t.Helper()
 		statement := fmt.Sprintf(`SELECT pgleases.schedule_poll('%s', ARRAY(SELECT generate_series(0, %d)), '{}', (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint,
-			2000000, ARRAY(SELECT (%s)::bigint FROM generate_series(0, %[2]d) AS n), array_fill(15, ARRAY[%[4]d]), 2000, '{}', '{}', '{}', '{}')`, group, partitions-1, further, partitions)
+			2000000, ARRAY(SELECT (%s)::bigint FROM generate_series(0, %[2]d) AS n), array_fill(15, ARRAY[%[4]d]), 1, 2000, '{}', '{}', '{}', '{}')`, group, partitions-1, further, partitions)
 		testkit.BlocksRead(t, db.Pool, statement) // the session may not know the tables yet
 		n := testkit.BlocksRead(t, db.Pool, statement)
 		t.Logf("%s: %d blocks", further, n)

@@ -207,7 +207,8 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) er
 		key, kind                    []string
 	}
 	err := q.QueryRow(
-		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(), p.ahead.Microseconds(), p.furtherBack(), p.mostOf(), p.total, keys,
+		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(),
+		p.ahead.Microseconds(), p.furtherBack(), p.mostOf(), p.few, p.total, keys,
 		append([]string{}, p.left.kinds...), schedules, jobs,
 	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes, &goneSchedules, &goneJobs)
 	if err != nil {

@@ -44,8 +44,8 @@ SELECT pgleases.schedule_place($1::pg_catalog.text, $2::int, $3::bigint[], $4::b
 
 -- poll: what is due.
 SELECT clock_us, took_us, id, job, priority, partition, key, kind, due_us, crashes, gone_schedules, gone_jobs
-FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::bigint[], $7::int[], $8::int,
-    $9::pg_catalog.text[], $10::pg_catalog.text[], $11::bigint[], $12::bigint[]);
+FROM pgleases.schedule_poll($1::pg_catalog.text, $2::int[], $3::int[], $4::bigint, $5::bigint, $6::bigint[],
+    $7::int[], $8::int, $9::int, $10::pg_catalog.text[], $11::pg_catalog.text[], $12::bigint[], $13::bigint[]);
 
 -- block: blocks a page of what is due of kinds that the process does not register.
 SELECT more, oldest::pg_catalog.text
