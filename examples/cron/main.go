@@ -48,9 +48,11 @@ func timetable(s *schedule.Scheduler) error {
 		return nil
 	}, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Minute)))
 	return errors.Join(
-		say.Add("poll", "every quarter of a minute", schedule.Every(15*time.Second), schedule.WithMissed(schedule.MissedAll)),
+		say.Add("poll", "every quarter of a minute", schedule.Every(15*time.Second),
+			schedule.WithMissed(schedule.MissedAll)),
 		say.Add("minute", "every minute", schedule.Cron("* * * * *", "UTC")),
-		say.Add("night", "at night in Berlin", schedule.Cron("30 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour)),
+		say.Add("night", "at night in Berlin", schedule.Cron("30 2 * * *", "Europe/Berlin"),
+			schedule.WithGrace(6*time.Hour)),
 		say.Add("week", "on the first of the month, and on Mondays", schedule.Cron("0 6 1 * MON", "UTC")),
 	)
 }

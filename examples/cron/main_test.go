@@ -45,7 +45,8 @@ func TestTimetableIsDeclaredAndListed(t *testing.T) {
 	t.Parallel()
 	url, owner := database(t)
 	end := start(t, url, timetable)
-	testkit.Becomes(t, owner, "all is declared", 4, "SELECT count(*) FROM pgleases.schedules WHERE declared AND due < 'infinity'")
+	testkit.Becomes(t, owner, "all is declared", 4,
+		"SELECT count(*) FROM pgleases.schedules WHERE declared AND due < 'infinity'")
 	end()
 }
 
@@ -67,7 +68,8 @@ func TestJobInSkippedHourRunsOnceWhenClocksJump(t *testing.T) {
 	at := time.Date(2026, 9, 6, 4, 0, 0, 0, time.UTC)
 	url, owner := database(t)
 	setClock := func(shows string) {
-		testkit.Execute(t, owner, `CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS $$ SELECT `+shows+` $$`)
+		testkit.Execute(t, owner, `CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz
+			LANGUAGE sql STABLE AS $$ SELECT `+shows+` $$`)
 	}
 	setClock("timestamptz '2026-09-06T03:59:59Z'") // where it stands still until the schedule is there
 	ticks := make(chan time.Time, 10)
@@ -79,12 +81,14 @@ func TestJobInSkippedHourRunsOnceWhenClocksJump(t *testing.T) {
 		return k.Add("job", true, schedule.Cron("0 0 * * *", "America/Santiago"))
 	})
 	testkit.Becomes(t, owner, "it is declared", 1, "SELECT count(*) FROM pgleases.schedules")
-	setClock("statement_timestamp() + (timestamptz '2026-09-06T03:59:59Z' - timestamptz '" + time.Now().Format(time.RFC3339Nano) + "')")
+	now := time.Now().Format(time.RFC3339Nano)
+	setClock("statement_timestamp() + (timestamptz '2026-09-06T03:59:59Z' - timestamptz '" + now + "')")
 	if tick := testkit.Receive(t, "it runs", ticks); !tick.Equal(at) {
 		t.Errorf("it ran for %v, not for %v", tick, at)
 	}
 	testkit.Becomes(t, owner, "it is done", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
-	if next := testkit.Value[time.Time](t, owner, "SELECT due FROM pgleases.schedules"); next.Before(at.Add(12 * time.Hour)) {
+	next := testkit.Value[time.Time](t, owner, "SELECT due FROM pgleases.schedules")
+	if next.Before(at.Add(12 * time.Hour)) {
 		t.Errorf("the next is at %v", next)
 	}
 	end()

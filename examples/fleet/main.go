@@ -47,7 +47,8 @@ const (
 )
 
 func main() {
-	if id := os.Getenv(envWorker); id != "" {
+	id := os.Getenv(envWorker)
+	if id != "" {
 		if err := work(id); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -90,7 +91,8 @@ func run(ctx context.Context) (problems []string, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, drop()) }()
-	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers, %d schedules of each second\n", ttl, partitions, show.Thousands(jobCount), customerCount, schedules)
+	fmt.Printf("TTL %v, %d partitions, %s jobs of %d customers, %d schedules of each second\n",
+		ttl, partitions, show.Thousands(jobCount), customerCount, schedules)
 	fmt.Printf("to look at it from another terminal: export DATABASE_URL='%s'\n", shownURL(databaseURL))
 
 	pool, err := connect(ctx, databaseURL)
@@ -104,7 +106,8 @@ func run(ctx context.Context) (problems []string, err error) {
 
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
-	crew := &show.Crew{Fail: fail, Env: func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + databaseURL} }}
+	env := func(id string) []string { return []string{envWorker + "=" + id, envURL + "=" + databaseURL} }
+	crew := &show.Crew{Fail: fail, Env: env}
 	f := &fleet{pool: pool, screen: show.Screen{Began: began}, crew: crew}
 	defer f.crew.KillAll()
 
@@ -135,7 +138,8 @@ func run(ctx context.Context) (problems []string, err error) {
 
 // shownURL is the database's URL, without the password if DATABASE_URL has named the server.
 func shownURL(databaseURL string) string {
-	if u, err := url.Parse(databaseURL); err == nil && os.Getenv("DATABASE_URL") != "" {
+	u, err := url.Parse(databaseURL)
+	if err == nil && os.Getenv("DATABASE_URL") != "" {
 		return u.Redacted()
 	}
 	return databaseURL

@@ -80,7 +80,9 @@ func newHandoff(from string, began time.Time, all []ownership) *handoff {
 func (h *handoff) observe(all []ownership) {
 	for _, o := range all {
 		before, concerned := h.epochs[o.Partition]
-		if _, seen := h.taken[o.Partition]; concerned && !seen && o.Owner != "" && o.Owner != h.from && o.Epoch > before {
+		_, seen := h.taken[o.Partition]
+		taken := o.Owner != "" && o.Owner != h.from && o.Epoch > before
+		if concerned && !seen && taken {
 			h.taken[o.Partition] = o.Since
 		}
 	}

@@ -48,7 +48,8 @@ func (f *fleet) line(done, rate int, all []ownership) string {
 			fmt.Fprintf(&b, " | %s (%s): %s", w.ID, state, ranges.Format(values))
 		}
 	}
-	if values, _ := owned(all, ""); len(values) > 0 {
+	values, _ := owned(all, "")
+	if len(values) > 0 {
 		fmt.Fprintf(&b, " | nobody: %s", ranges.Format(values))
 	}
 	return b.String()

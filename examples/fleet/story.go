@@ -39,7 +39,8 @@ func (f *fleet) story(ctx context.Context, deadline time.Time) error {
 	if err := f.steps(ctx, deadline); errors.Is(err, errNoTime) {
 		f.happened(event{
 			name: "end", what: "the time was over",
-			failure: "not everything came to its end in time: if the machine is busy, run it again when it has less to do",
+			failure: "not everything came to its end in time: " +
+				"if the machine is busy, run it again when it has less to do",
 		})
 	} else if err != nil {
 		return err
@@ -147,7 +148,8 @@ func (f *fleet) freezeOne(ctx context.Context) error {
 	if err := show.Pause(ctx, ttl+2*time.Second-time.Since(stopped)); err != nil {
 		return err
 	}
-	if h.thawed, err = databaseTime(ctx, f.pool); err != nil {
+	h.thawed, err = databaseTime(ctx, f.pool)
+	if err != nil {
 		return err
 	}
 	f.frozen = h
@@ -156,7 +158,8 @@ func (f *fleet) freezeOne(ctx context.Context) error {
 	if err := w.Thaw(); err != nil {
 		return fmt.Errorf("thaw %s: %w", w.ID, err)
 	}
-	if f.probe, err = h.ask(ctx, f.pool); err != nil {
+	f.probe, err = h.ask(ctx, f.pool)
+	if err != nil {
 		return err
 	}
 	e = event{

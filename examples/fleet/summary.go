@@ -95,7 +95,8 @@ func verdict(f figures, events []event, p probe) (problems []string) {
 		wrong("the guard let %d of %d outdated epochs pass", p.asked-p.refused, p.asked)
 	}
 	if f.Ran != f.Ticks || f.Outcomes != f.Ticks {
-		wrong("of %s ticks %s ran, and %s have an outcome", show.Thousands(f.Ticks), show.Thousands(f.Ran), show.Thousands(f.Outcomes))
+		wrong("of %s ticks %s ran, and %s have an outcome",
+			show.Thousands(f.Ticks), show.Thousands(f.Ran), show.Thousands(f.Outcomes))
 	}
 	if f.Doubles != 0 {
 		wrong("%s ticks ran more than once", show.Thousands(f.Doubles))
@@ -131,15 +132,19 @@ func summary(f figures, events []event, p probe, problems []string, took time.Du
 	line("  %6s left over", show.Thousands(f.Left))
 	line("  %6s done by an owner after the partition's next one had begun", show.Thousands(f.Outdated))
 	if p.asked > 0 {
-		line("  %6s done by the frozen worker, when it went on, under what it owned before", show.Thousands(f.AfterThaw))
-		line("\nThe guard refused %d of the %d epochs under which the frozen worker had owned, when asked after the thaw.", p.refused, p.asked)
+		line("  %6s done by the frozen worker, when it went on, under what it owned before",
+			show.Thousands(f.AfterThaw))
+		line("\nThe guard refused %d of the %d epochs under which the frozen worker had owned, "+
+			"when asked after the thaw.", p.refused, p.asked)
 	}
 
-	line("\nThe ticks of %d schedules: %s, of which %s ran, %s more than once; late by %s (median), by %s at most.", schedules,
-		show.Thousands(f.Ticks), show.Thousands(f.Ran), show.Thousands(f.Doubles), show.Seconds(f.Median), show.Seconds(f.Latest))
+	line("\nThe ticks of %d schedules: %s, of which %s ran, %s more than once; late by %s (median), by %s at most.",
+		schedules, show.Thousands(f.Ticks), show.Thousands(f.Ran), show.Thousands(f.Doubles),
+		show.Seconds(f.Median), show.Seconds(f.Latest))
 
 	if len(problems) == 0 {
-		line("\nAll is as it should be: %s jobs over %d partitions and %s ticks, none lost, none done twice, in %.1f s.",
+		line("\nAll is as it should be: %s jobs over %d partitions and %s ticks, "+
+			"none lost, none done twice, in %.1f s.",
 			show.Thousands(jobCount), partitions, show.Thousands(f.Ticks), took.Seconds())
 	} else {
 		line("\nNOT as it should be, after %.1f s:\n", took.Seconds())

@@ -127,7 +127,9 @@ func workAs(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id
 }
 
 // doNext does the next job of a partition, and reports whether there was one.
-func doNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, id string) (did bool, err error) {
+func doNext(
+	ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, id string,
+) (did bool, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if err := lease.Guard(ctx, tx, p); err != nil {
 			return err
@@ -137,7 +139,8 @@ func doNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pg
 				WHERE id = (SELECT id FROM pgleases_example.jobs WHERE partition = $1 AND done_at IS NULL ORDER BY id LIMIT 1) RETURNING id
 			)
 			INSERT INTO pgleases_example.job_runs (job, worker, epoch) SELECT id, $2, $3 FROM job`, p.Number, id, p.Epoch)
-		if did = tag.RowsAffected() > 0; did {
+		did = tag.RowsAffected() > 0
+		if did {
 			time.Sleep(pace)
 		}
 		return err
@@ -147,17 +150,22 @@ func doNext(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pg
 
 // scheduler writes a row for each tick of each second, in the transaction that also writes the
 // tick's outcome.
-func scheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id string) (*schedule.Scheduler, error) {
+func scheduler(
+	ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, id string,
+) (*schedule.Scheduler, error) {
 	s, err := schedule.New(ctx, client, pool, "fleet", schedule.WithMaxRunning(maxRunning))
 	if err != nil {
 		return nil, err
 	}
 	tick := schedule.InTx(s, "tick", func(ctx context.Context, tx pgx.Tx, r schedule.Run[struct{}]) error {
-		_, err := tx.Exec(ctx, "INSERT INTO pgleases_example.ticks (name, at, worker) VALUES ($1, $2, $3)", r.Name, r.At, id)
+		const insert = "INSERT INTO pgleases_example.ticks (name, at, worker) VALUES ($1, $2, $3)"
+		_, err := tx.Exec(ctx, insert, r.Name, r.At, id)
 		return err
 	}, schedule.WithIdleTimeout(time.Second)) // a worker that is frozen in a tick delays the next owner by no more
 	for n := range schedules {
-		if err := tick.Add(fmt.Sprintf("second/%d", n), struct{}{}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)); err != nil {
+		err := tick.Add(fmt.Sprintf("second/%d", n), struct{}{}, schedule.Every(time.Second),
+			schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
+		if err != nil {
 			return nil, err
 		}
 	}

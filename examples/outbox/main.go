@@ -53,13 +53,15 @@ FROM (SELECT *, number < lag(number) OVER (PARTITION BY customer ORDER BY n) AS 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	var err error
-	if url := os.Getenv(envURL); url != "" {
+	url := os.Getenv(envURL)
+	if url != "" {
 		ctx, stop = show.Told()
 		err = run(ctx, url, os.Getenv(envBroker), pgleases.WithTTL(2*time.Second))
 	} else {
 		err = demonstrate(ctx, time.Second)
 	}
-	if stop(); err != nil {
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "outbox:", err)
 		os.Exit(1)
 	}
@@ -81,7 +83,8 @@ func demonstrate(ctx context.Context, pace time.Duration) (err error) {
 	if err := consumer.Migrate(ctx, pool); err != nil {
 		return err
 	}
-	if _, err := pool.Exec(ctx, consumer.TableSQL("outbox", "", queue)+tables, pgx.QueryExecModeSimpleProtocol); err != nil {
+	ddl := consumer.TableSQL("outbox", "", queue) + tables
+	if _, err := pool.Exec(ctx, ddl, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
 	}
 	b := &broker{pool: pool, epochs: make(map[int]int64), seen: make(map[string]bool)}
@@ -91,7 +94,8 @@ func demonstrate(ctx context.Context, pace time.Duration) (err error) {
 	ctx, fail := context.WithCancelCause(ctx)
 	defer fail(nil)
 	screen := show.Screen{Began: began}
-	crew := &show.Crew{Fail: fail, Env: func(string) []string { return []string{envURL + "=" + databaseURL, envBroker + "=" + server.URL} }}
+	env := func(string) []string { return []string{envURL + "=" + databaseURL, envBroker + "=" + server.URL} }
+	crew := &show.Crew{Fail: fail, Env: env}
 	defer crew.KillAll()
 	var processes []*show.Worker
 	for _, id := range []string{"one", "two", "three"} {
@@ -134,7 +138,8 @@ func demonstrate(ctx context.Context, pace time.Duration) (err error) {
 	} {
 		wait(event.at * pace)
 		screen.Event("%s", event.what)
-		if err := event.do(); err != nil && show.CanFreeze {
+		err := event.do()
+		if err != nil && show.CanFreeze {
 			return err
 		}
 	}
@@ -142,13 +147,15 @@ func demonstrate(ctx context.Context, pace time.Duration) (err error) {
 	for left := 1; left > 0 && err == nil; wait(time.Since(began) + 100*time.Millisecond) {
 		err = pool.QueryRow(ctx, summary).Scan(&written, &received, &twice, &late, &dead, &left)
 	}
-	err = errors.Join(err, crew.CloseAll(ctx, 20*time.Second, func(_ *show.Worker, failure string) { fail(errors.New(failure)) }))
-	if err = errors.Join(err, context.Cause(ctx)); err != nil {
+	closed := crew.CloseAll(ctx, 20*time.Second, func(_ *show.Worker, failure string) { fail(errors.New(failure)) })
+	err = errors.Join(err, closed, context.Cause(ctx))
+	if err != nil {
 		crew.PrintLogs(os.Stderr)
 		return err
 	}
 	missing := written - dead - (received - twice)
-	screen.Event("%d rows written, %d received, %d dead letter; the broker dropped %d copies, and %d rows of lower epochs", written, received, dead, b.copies, b.lower)
+	screen.Event("%d rows written, %d received, %d dead letter; "+
+		"the broker dropped %d copies, and %d rows of lower epochs", written, received, dead, b.copies, b.lower)
 	screen.Event("%d twice, %d missing, %d out of order", twice, missing, late)
 	if twice != 0 || missing != 0 || late != 0 || dead != 1 {
 		return errors.New("not as promised")
@@ -161,7 +168,8 @@ func demonstrate(ctx context.Context, pace time.Duration) (err error) {
 func order(ctx context.Context, pool *pgxpool.Pool, customer string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		var number int
-		err := tx.QueryRow(ctx, "UPDATE customers SET orders = orders + 1 WHERE name = $1 RETURNING orders", customer).Scan(&number)
+		const next = "UPDATE customers SET orders = orders + 1 WHERE name = $1 RETURNING orders"
+		err := tx.QueryRow(ctx, next, customer).Scan(&number)
 		if err != nil {
 			return err
 		}
@@ -209,7 +217,9 @@ func (b *broker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, i)
 			return
 		}
-		if _, err := b.pool.Exec(context.WithoutCancel(r.Context()), "INSERT INTO received (customer, number) VALUES ($1, $2::text::int)", m.Customer, string(m.Payload)); err != nil {
+		const insert = "INSERT INTO received (customer, number) VALUES ($1, $2::text::int)"
+		ctx := context.WithoutCancel(r.Context())
+		if _, err := b.pool.Exec(ctx, insert, m.Customer, string(m.Payload)); err != nil {
 			w.WriteHeader(http.StatusServiceUnavailable)
 			return
 		}

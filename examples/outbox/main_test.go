@@ -29,7 +29,8 @@ func TestSummaryCountsWrongRows(t *testing.T) {
 	testkit.OK(t, consumer.Migrate(t.Context(), pool))
 	testkit.Execute(t, pool, consumer.TableSQL("outbox", "", queue)+tables)
 	// One customer has received 1, 3, 2 and 1 again, and misses 4. Of the other, 1 is left.
-	testkit.Execute(t, pool, `UPDATE customers SET orders = CASE name WHEN 'customer-1' THEN 4 WHEN 'customer-2' THEN 1 ELSE 0 END;
+	testkit.Execute(t, pool, `
+		UPDATE customers SET orders = CASE name WHEN 'customer-1' THEN 4 WHEN 'customer-2' THEN 1 ELSE 0 END;
 		INSERT INTO received (customer, number) SELECT 'customer-1', unnest('{1,3,2,1}'::int[]);
 		INSERT INTO outbox (customer, payload) VALUES ('customer-2', '1')`)
 	var got [6]int

@@ -42,7 +42,8 @@ func run(ctx context.Context, databaseURL, brokerURL string, options ...pgleases
 	return pgleases.Run(ctx, pool, func(ctx context.Context, client *pgleases.Client) error {
 		send := func(ctx context.Context, rows []consumer.Row[row]) error { return publish(ctx, brokerURL, rows) }
 		c, err := consumer.New(ctx, client, pool, "outbox", queue, consumer.AtLeastOnce(send),
-			consumer.WithOnFailure(consumer.OnFailureDeadLetter)) // a row that the broker refuses must not stop its customer
+			// a row that the broker refuses must not stop its customer
+			consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 		if err != nil {
 			return err
 		}

@@ -58,7 +58,8 @@ func (c *Crew) Start(id string) (*Worker, error) {
 	w.cmd.Env = append(os.Environ(), c.Env(id)...)
 	w.cmd.Stderr = &w.log
 	w.cmd.SysProcAttr = attributes()
-	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
+	w.stdin, err = w.cmd.StdinPipe()
+	if err != nil {
 		return nil, err
 	}
 	started := make(chan error, 1)
@@ -74,9 +75,11 @@ func (c *Crew) Start(id string) (*Worker, error) {
 		}
 		w.err = w.cmd.Wait()
 		close(w.done)
-		if state := w.State(); state == Working || state == Frozen {
+		state := w.State()
+		if state == Working || state == Frozen {
 			w.Set("ended")
-			c.Fail(fmt.Errorf("%s ended by itself (%v); the last that it logged:\n%s", id, w.cmd.ProcessState, w.log.String()))
+			c.Fail(fmt.Errorf("%s ended by itself (%v); the last that it logged:\n%s",
+				id, w.cmd.ProcessState, w.log.String()))
 		}
 	}()
 	if err := <-started; err != nil {

@@ -24,7 +24,9 @@ func TestNumbersAsPeopleReadThem(t *testing.T) {
 			t.Errorf("Thousands(%d) = %q, want %q", n, got, want)
 		}
 	}
-	for d, want := range map[time.Duration]string{12_600 * time.Microsecond: "13 ms", 2041 * time.Millisecond: "2.041 s"} {
+	for d, want := range map[time.Duration]string{
+		12_600 * time.Microsecond: "13 ms", 2041 * time.Millisecond: "2.041 s",
+	} {
 		if got := Seconds(d); got != want {
 			t.Errorf("Seconds(%v) = %q, want %q", d, got, want)
 		}
