@@ -42,7 +42,7 @@ const connectTimeout = 2 * time.Second
 // connect opens a connection of a client.
 func (w *world) connect(ctx context.Context, client string) (*faultyConn, error) {
 	f := w.faults(client, "connect")
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	ctx, cancel := context.WithTimeout(ctx, scaled(connectTimeout))
 	defer cancel()
 	if !wait(ctx, nil, f.before+f.after) {
 		return nil, context.Cause(ctx)

@@ -1,13 +1,19 @@
 // Command simulate plays histories of whole clients in simulated time, against the database in
 // memory, with an oracle after each statement:
 //
-//	go run ./simulate [-years N] [-seed S] [-overlay FILE]
+//	go run ./simulate [-years N] [-ttl D] [-every D] [-seed S] [-overlay FILE]
 //
-// In each history, clients of a few leases meet a quarter of an hour of trouble: networks are cut,
+// In each history, clients of a few leases meet about 90 steps of trouble: networks are cut,
 // processes stop or are killed, the database crashes, is promoted or restored, its clock steps, and
 // statements and answers are lost or come late. Then the trouble ends, and everything must be owned
 // again within a bound. The program prints how many client-years it has played and how many faults
-// hit, in an hour of one core.
+// hit, in an hour of one core, and how long it took until everything was owned again.
+//
+// By default, clients have a TTL of a minute, and there is a step of trouble each hour, which is
+// worse than most real systems. This plays many client-years. To play many faults instead, make both
+// times short:
+//
+//	go run ./simulate -years 0.01 -ttl 6s -every 10s
 //
 // A seed fixes the steps of trouble. Faults of single statements, and what clients draw themselves,
 // differ between two runs. So a history that failed is played again with fewer steps, several times
@@ -32,8 +38,10 @@ import (
 
 const (
 	year = 365 * 24 * time.Hour
-	// round is how many histories one run of the test plays.
+	// round is how many histories one run of the test plays at most.
 	round = 50
+	// Of a history, about.
+	clientsAtOnce, stepsOfTrouble = 4, 90
 	// tries is how often a number of steps is played before it counts as harmless.
 	tries = 5
 )
@@ -51,7 +59,9 @@ func main() {
 func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	flags := flag.NewFlagSet("simulate", flag.ContinueOnError)
 	flags.SetOutput(progress)
-	years := flags.Float64("years", 0.1, "how many `client-years` to play")
+	years := flags.Float64("years", 1, "how many `client-years` to play")
+	ttl := flags.Duration("ttl", time.Minute, "the `TTL` of most clients")
+	every := flags.Duration("every", time.Hour, "the mean `time` between two steps of trouble")
 	seed := flags.Uint64("seed", 1, "the `seed` of the first history; each next history adds 1")
 	overlay := flags.String("overlay", "", "a `file` for the compiler's flag -overlay, for example of a mutant")
 	if err := flags.Parse(args); err != nil {
@@ -60,20 +70,29 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	if *years <= 0 || flags.NArg() > 0 {
 		return fmt.Errorf("-years %v %v: give a number above 0, and no arguments", *years, flags.Args())
 	}
+	if *ttl < 3*time.Second || *ttl > 3*time.Minute { // a few clients have a third of it, or three times as much
+		return fmt.Errorf("-ttl %v: give 3s to 3m", *ttl)
+	}
+	if *every < time.Second || *every > 24*time.Hour {
+		return fmt.Errorf("-every %v: give 1s to 24h", *every)
+	}
 	dir, err := os.MkdirTemp("", "simulate")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	s := &simulation{binary: filepath.Join(dir, "engine.test"), faults: make(map[string]int)}
+	s := &simulation{binary: filepath.Join(dir, "engine.test"), ttl: *ttl, every: *every, faults: make(map[string]int)}
 	if err := s.build(ctx, *overlay); err != nil {
 		return err
 	}
-	for next := *seed; s.clients < time.Duration(*years*float64(year)); next += round {
-		failed, err := s.play(ctx, next)
+	next := *seed
+	for all := time.Duration(*years * float64(year)); s.clients < all; {
+		n := min(round, 1+int((all-s.clients)/(clientsAtOnce*stepsOfTrouble**every)))
+		failed, err := s.play(ctx, next, n)
 		if err != nil {
 			return err
 		}
+		next += uint64(n)
 		fmt.Fprintln(progress, s)
 		if failed != nil {
 			fmt.Fprint(out, s.report())
@@ -117,8 +136,8 @@ func (s *simulation) shrink(ctx context.Context, out io.Writer, failed history) 
 		high, trace = middle, again.trace
 	}
 	fmt.Fprintf(out, "the fewest steps with which it failed: %d\n\n%s\n", high, trace)
-	fmt.Fprintf(out, "to repeat: go test ./internal/engine -run %s -first-seed %d -seeds 1 -steps %d -count %d\n",
-		histories, failed.Seed, high, tries)
+	fmt.Fprintf(out, "to repeat: go test ./internal/engine -run %s -first-seed %d -seeds 1", histories, failed.Seed)
+	fmt.Fprintf(out, " -steps %d -ttl %v -every %v -count %d\n", high, s.ttl, s.every, tries)
 	return errors.New("a history failed")
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -19,6 +21,9 @@ const (
 	sound   = "e.trust.validity.Prolong(sent.Add(trusts))"
 	mutant  = "e.trust.validity.Prolong(sent.Add(trusts + 60_000_000_000))"
 )
+
+// patience bounds each test: a compiler that is busy, and a few rounds of histories.
+const patience = 10 * time.Minute
 
 func TestMutantIsFoundAndShrunk(t *testing.T) {
 	if testing.Short() {
@@ -36,8 +41,11 @@ func TestMutantIsFoundAndShrunk(t *testing.T) {
 	text := testkit.Must(json.Marshal(map[string]map[string]string{"Replace": replace}))(t)
 	testkit.OK(t, os.WriteFile(overlay, text, 0o644))
 	var out strings.Builder
-	if err := run(t.Context(), []string{"-overlay", overlay}, &out, t.Output()); err == nil {
-		t.Fatalf("the mutant was not found: %s", &out)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	args := []string{"-years", "0.1", "-ttl", "6s", "-every", "10s", "-overlay", overlay}
+	if err := run(ctx, args, &out, t.Output()); err == nil || ctx.Err() != nil {
+		t.Fatalf("the mutant was not found within %v: %v: %s", patience, err, &out)
 	}
 	shrunk := regexp.MustCompile(`failed after (\d+) steps: .*(?:\n.*)*the fewest steps .* failed: (\d+)\n`)
 	numbers := shrunk.FindStringSubmatch(out.String())
@@ -57,10 +65,15 @@ func TestHistoriesOfASeedAreTheSame(t *testing.T) {
 		t.Skip("builds the histories")
 	}
 	t.Parallel()
-	s := &simulation{binary: filepath.Join(t.TempDir(), "engine.test"), faults: make(map[string]int)}
-	testkit.OK(t, s.build(t.Context(), ""))
+	s := &simulation{
+		binary: filepath.Join(t.TempDir(), "engine.test"), ttl: time.Minute, every: time.Minute,
+		faults: make(map[string]int),
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	testkit.OK(t, s.build(ctx, ""))
 	steps := func() (all []int) {
-		for _, h := range testkit.Must(s.start(t.Context(), 7, 3, 20))(t) {
+		for _, h := range testkit.Must(s.start(ctx, 7, 3, 20))(t) {
 			all = append(all, h.Steps, h.Faults["network cut"], h.Faults["process killed"], h.Faults["clock stepped"])
 		}
 		return all
@@ -68,5 +81,16 @@ func TestHistoriesOfASeedAreTheSame(t *testing.T) {
 	first := steps()
 	if again := steps(); len(first) != 12 || first[0] != 20 || !slices.Equal(first, again) {
 		t.Errorf("they had %v, and then %v", first, again)
+	}
+}
+
+func TestTimesOutOfRangeAreRefused(t *testing.T) {
+	wrong := [][]string{{"-ttl", "1s"}, {"-ttl", "1h"}, {"-every", "0s"}, {"-every", "48h"}, {"-years", "0"}}
+	for _, args := range wrong {
+		var out strings.Builder
+		err := run(t.Context(), args, &out, t.Output())
+		if err == nil || !strings.Contains(err.Error(), args[0]+" ") || !strings.Contains(err.Error(), ": give ") {
+			t.Errorf("%v: %v", args, err)
+		}
 	}
 }
