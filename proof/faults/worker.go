@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -169,7 +170,12 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		if config.Lease == "" {
 			continue
 		}
-		leases[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0))
+		for began := time.Now(); ; pause(ctx, 50*time.Millisecond) {
+			leases[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0))
+			if !lacksRights(err) || time.Since(began) >= config.Patience {
+				break
+			}
+		}
 		if err != nil && clients[i].Err() == nil {
 			return err
 		}
@@ -219,6 +225,12 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		ended.Left = err.Error()
 	}
 	return tell(ended)
+}
+
+// lacksRights reports whether an error says that the role lacks rights, which a fault takes away.
+func lacksRights(err error) bool {
+	var refused *pgconn.PgError
+	return errors.As(err, &refused) && refused.Code == "42501"
 }
 
 // watch starts goroutines that watch the lease, and write under it, until ctx ends. The function
