@@ -68,6 +68,25 @@ func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
 }
 
+// A newer version may have written what it knows of a failed row in another way. The row keeps
+// blocking its key, and others are handled.
+func TestContentOfAnotherVersionStopsNoOtherRow(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(100, 5)
+	w := newWorker(db, poisoned(20, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return errors.New("no such order") }),
+		consumer.WithMaxAttempts(1, consumer.Backoff(time.Millisecond, time.Millisecond)))
+	w.SweepEvery(50 * time.Millisecond)
+	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left")
+	db.exec("UPDATE pgleases.consumer_blocked SET content = 'v2:abc', version = '1'")
+	w.run()
+	testkit.Becomes(t, db.Pool, "a sweep has seen it", true, "SELECT b.version = o.xmin::text FROM pgleases.consumer_blocked AS b JOIN public.outbox AS o USING (id)")
+	db.put(db.customers(0, 1)...)
+	testkit.Becomes(t, db.Pool, "another row is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer LIKE 'a%'")
+	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 1, "attempts of the blocked row")
+	testkit.OK(t, w.end())
+}
+
 // A restore, or a rewrite of the table, changes the xmin of each row and not what is in it. Rows
 // that have failed for good are not handled again because of that.
 func TestRewriteOfTheTableRetriesNoBlockedRow(t *testing.T) {
