@@ -36,8 +36,9 @@ const closeWithin = 10 * time.Second
 // must return only when its work has ended, as Lease.Run, leader.Run and the Run of a consumer or
 // scheduler do.
 //
-// Run returns nil for an orderly end: f has returned nil, or ctx has ended and f has returned an
-// error that wraps the cause. Otherwise it returns the error of NewClient or f. If f has returned
+// Run returns nil for an orderly end: f has returned nil, or ctx was canceled and f has returned an
+// error that wraps the cause. Otherwise it returns the error of NewClient or f, also if the deadline
+// of ctx has passed, because f may not have done all. If f has returned
 // nil although the client had ended, Run returns the client's error. If Close fails, its error is
 // joined.
 func Run(ctx context.Context, pool *pgxpool.Pool, f func(ctx context.Context, client *Client) error,
@@ -55,7 +56,7 @@ func Run(ctx context.Context, pool *pgxpool.Pool, f func(ctx context.Context, cl
 		err = errors.Join(err, client.Close(closing))
 	}()
 	err = f(client.lifetime(ctx), client)
-	if ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
+	if ctx.Err() == context.Canceled && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx))) {
 		return nil
 	}
 	ended := client.Err()

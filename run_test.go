@@ -3,7 +3,9 @@ package pgleases_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -48,6 +50,20 @@ func TestRunEndsInOrderWithItsContext(t *testing.T) {
 		}
 		hasLeft(t, pool, "orderly")
 	}
+}
+
+// A deadline is no order to end: what the function had to do may not be done.
+func TestRunReturnsThatItsDeadlineHasPassed(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	ctx, stop := context.WithTimeout(t.Context(), time.Second)
+	defer stop()
+	err := pgleases.Run(ctx, pool, func(ctx context.Context, _ *pgleases.Client) error {
+		<-ctx.Done()
+		return fmt.Errorf("rows are left: %w", context.Cause(ctx))
+	}, pgleases.WithClientID("late"))
+	wraps(t, "Run", err, context.DeadlineExceeded)
+	hasLeft(t, pool, "late")
 }
 
 func TestRunReturnsTheErrorOfItsFunction(t *testing.T) {
