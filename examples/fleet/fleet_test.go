@@ -11,7 +11,8 @@ import (
 )
 
 func good() (figures, []event, probe) {
-	return figures{Once: jobCount, Workers: 5, Ticks: 900, Outcomes: 900, Ran: 900}, []event{{name: "close"}, {name: "kill"}}, probe{asked: 32, refused: 32}
+	f := figures{Once: jobCount, Workers: 5, Ticks: 900, Outcomes: 900, Ran: 900}
+	return f, []event{{name: "close"}, {name: "kill"}}, probe{asked: 32, refused: 32}
 }
 
 func TestVerdictFindsEveryWrongFigure(t *testing.T) {
@@ -25,8 +26,10 @@ func TestVerdictFindsEveryWrongFigure(t *testing.T) {
 		{func(f *figures, _ []event, _ *probe) { f.Once-- }, "5,999 jobs were done once, not 6,000"},
 		{func(f *figures, _ []event, _ *probe) { f.Twice = 1 }, "1 jobs were done more than once"},
 		{func(f *figures, _ []event, _ *probe) { f.Left = 1200 }, "1,200 jobs are left over"},
-		{func(f *figures, _ []event, _ *probe) { f.Outdated = 3 }, "3 jobs were done by an owner after the next one had begun"},
-		{func(f *figures, _ []event, _ *probe) { f.AfterThaw = 2 }, "the frozen worker did 2 jobs under what it owned before"},
+		{func(f *figures, _ []event, _ *probe) { f.Outdated = 3 },
+			"3 jobs were done by an owner after the next one had begun"},
+		{func(f *figures, _ []event, _ *probe) { f.AfterThaw = 2 },
+			"the frozen worker did 2 jobs under what it owned before"},
 		{func(f *figures, _ []event, _ *probe) { f.Ran = 899 }, "of 900 ticks 899 ran, and 900 have an outcome"},
 		{func(f *figures, _ []event, _ *probe) { f.Outcomes = 899 }, "of 900 ticks 900 ran, and 899 have an outcome"},
 		{func(f *figures, _ []event, _ *probe) { f.Doubles = 2 }, "2 ticks ran more than once"},
@@ -78,8 +81,11 @@ func TestCountSeesWhatTheTablesSay(t *testing.T) {
 	testkit.OK(t, err)
 	h := &handoff{from: "a", thawed: thawed, epochs: map[int]int64{partition: 5}}
 	f, err := count(ctx, pool, h)
-	if want := (figures{Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Workers: 2,
-		Ticks: 6, Outcomes: 5, Ran: 4, Doubles: 1, Median: 30 * time.Millisecond, Latest: 3 * time.Second}); err != nil || f != want {
+	want := figures{
+		Once: 8, Twice: 1, Left: 1, Outdated: 1, AfterThaw: 1, Workers: 2,
+		Ticks: 6, Outcomes: 5, Ran: 4, Doubles: 1, Median: 30 * time.Millisecond, Latest: 3 * time.Second,
+	}
+	if err != nil || f != want {
 		t.Errorf("counted %+v, %v, want %+v", f, err, want)
 	}
 	if f, err := count(ctx, pool, nil); err != nil || f.AfterThaw != 0 {
@@ -98,12 +104,14 @@ func TestHandoffEndsWithTheLastPartition(t *testing.T) {
 	}{
 		{[]ownership{{0, "a", 5, began}, {1, "a", 7, began}, {2, "b", 9, began}}, false, time.Time{}},
 		{[]ownership{{0, "b", 6, after(3)}, {1, "", 8, time.Time{}}, {2, "b", 9, began}}, false, after(3)},
-		{[]ownership{{0, "b", 6, after(3)}, {1, "a", 9, after(5)}, {2, "b", 9, began}}, false, after(3)}, // itself, again
+		// itself, again
+		{[]ownership{{0, "b", 6, after(3)}, {1, "a", 9, after(5)}, {2, "b", 9, began}}, false, after(3)},
 		{[]ownership{{0, "c", 7, after(8)}, {1, "c", 10, after(6)}, {2, "c", 10, after(9)}}, true, after(6)},
 	} {
 		h.observe(step.rows)
 		if h.complete() != step.complete || !h.last().Equal(step.last) {
-			t.Errorf("after %v: complete %v at %v, want %v at %v", step.rows, h.complete(), h.last(), step.complete, step.last)
+			t.Errorf("after %v: complete %v at %v, want %v at %v",
+				step.rows, h.complete(), h.last(), step.complete, step.last)
 		}
 	}
 	all := []ownership{{0, "c", 7, after(8)}, {1, "b", 10, after(6)}, {2, "c", 10, after(9)}}

@@ -27,7 +27,8 @@ const (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
 	defer stop()
-	if err := run(ctx); err != nil && !errors.Is(err, context.Canceled) { // canceled: SIGTERM came before there was a client
+	// The error is context.Canceled if SIGTERM came before there was a client.
+	if err := run(ctx); err != nil && !errors.Is(err, context.Canceled) {
 		log.Fatal(err)
 	}
 }

@@ -41,7 +41,11 @@ func manifest(t *testing.T, name string) (apps.Deployment, core.Container) {
 }
 
 func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
-	for name, closing := range map[string]time.Duration{"worker.yaml": drainTimeout + closeTimeout, "run.yaml": duration(t, "run.yaml", "--grace") + 2*time.Second, "serve.yaml": 0} {
+	for name, closing := range map[string]time.Duration{
+		"worker.yaml": drainTimeout + closeTimeout,
+		"run.yaml":    duration(t, "run.yaml", "--grace") + 2*time.Second,
+		"serve.yaml":  0,
+	} {
 		d, c := manifest(t, name)
 		if d.APIVersion != "apps/v1" || d.Kind != "Deployment" {
 			t.Errorf("%s: %s %s", name, d.APIVersion, d.Kind)
@@ -57,11 +61,13 @@ func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
 				t.Errorf("%s: the selector wants %s=%s, the pod has %v", name, label, value, pod.Labels)
 			}
 		}
-		if grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second; grace < closing+2*time.Second {
+		grace := time.Duration(*pod.Spec.TerminationGracePeriodSeconds) * time.Second
+		if grace < closing+2*time.Second {
 			t.Errorf("%s: a grace period of %v, and the program may take %v and 2 s", name, grace, closing)
 		}
 		for _, variable := range []string{"POD_NAME", "DATABASE_URL"} {
-			if (variable != "POD_NAME" || name != "serve.yaml") && !slices.ContainsFunc(c.Env, func(e core.EnvVar) bool { return e.Name == variable && e.ValueFrom != nil }) {
+			set := func(e core.EnvVar) bool { return e.Name == variable && e.ValueFrom != nil }
+			if (variable != "POD_NAME" || name != "serve.yaml") && !slices.ContainsFunc(c.Env, set) {
 				t.Errorf("%s: no %s", name, variable)
 			}
 		}
@@ -174,7 +180,8 @@ func TestTheServiceLeadsToTheDashboard(t *testing.T) {
 			t.Errorf("the service selects %s=%s, the pod has %v", label, value, d.Spec.Template.Labels)
 		}
 	}
-	if listen := fmt.Sprintf("--listen=:%d", c.Ports[0].ContainerPort); !slices.Contains(c.Args, listen) || s.Spec.Ports[0].TargetPort.StrVal != c.Ports[0].Name {
+	listen := fmt.Sprintf("--listen=:%d", c.Ports[0].ContainerPort)
+	if !slices.Contains(c.Args, listen) || s.Spec.Ports[0].TargetPort.StrVal != c.Ports[0].Name {
 		t.Errorf("args %v, ports %v and %v: want %s", c.Args, c.Ports, s.Spec.Ports, listen)
 	}
 }
