@@ -96,6 +96,11 @@ var detectors = map[string]detector{
 	"closed": {"internal/engine", func(int) []string { return []string{"-test.run=FencedPartitionWaits"} }},
 	// Tests of each statement, and random concurrent statements, on a real server.
 	"statements": {"internal/store", func(int) []string { return []string{"-test.run=Plan|Guard|Release|PreferredOwner"} }},
+	// Two sessions that step through each other's statements, on a real server.
+	"interleaved plans":    {"proof/interleavings", interleaved("^plan, override$")},
+	"interleaved releases": {"proof/interleavings", interleaved("^release, (release|guard)$")},
+	"interleaved checks":   {"proof/interleavings", interleaved("^heartbeat, evict$")},
+	"interleaved locks":    {"proof/interleavings", interleaved("^lock, lock$")},
 	// Overrides, on a real server and in simulated time.
 	"overrides": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestRevokedSession|^TestClientOverrideCovers|^TestEveryChangeOf|^TestAVerbThatIsRefused"}
@@ -174,6 +179,10 @@ func consumed(tests string) func(int) []string {
 	return func(int) []string { return []string{"-test.run=" + tests, "-test.timeout=100s"} }
 }
 
+func interleaved(pairs string) func(int) []string {
+	return func(int) []string { return []string{"-test.run=^TestEveryInterleaving", "-pairs=" + pairs} }
+}
+
 func copies(scenario string) func(int) []string {
 	return func(int) []string {
 		return []string{"-test.run=^TestEpochsRiseOverAllCopiesOfAServer$/^" + scenario + "$"}
@@ -247,6 +256,24 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"claim without re-check", "statements", `after another's join`, []edit{
 		{"sql/schema/plans.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`, `WHERE l.name = r.name FOR`, 0},
+	}},
+	{"a plan that locks no lease", "interleaved plans", `was written over generation`, []edit{
+		{"sql/schema/plans.sql", `l.generation = r.generation FOR UPDATE) AS l);`, `l.generation = r.generation) AS l);`, 0},
+	}},
+	{"a repeated release that compares no epoch", "interleaved releases", `a release by \d+ under epoch \d+ changed`, []edit{
+		{"sql/schema/leases.sql", `(p.owner = p_session) IS TRUE AND p.epoch = b.epoch
+            FOR UPDATE`, `(p.owner = p_session) IS TRUE
+            FOR UPDATE`, 0},
+	}},
+	{"a guard that locks no row", "interleaved releases", `has passed, and is not of the owner`, []edit{
+		{"sql/schema/application.sql", `SELECT s.generation FROM pgleases.server AS s)
+    FOR KEY SHARE;`, `SELECT s.generation FROM pgleases.server AS s);`, 0},
+	}},
+	{"a check that compares no watch", "interleaved checks", `was evicted, though it expires at`, []edit{
+		{"sql/schema/expiry.sql", `c.expires_at < cutoff AND c.ttl <= watched AS expired`, `c.expires_at < cutoff AS expired`, 0},
+	}},
+	{"a lock without its mutex", "interleaved locks", `without a holder|two holders|duplicate key`, []edit{
+		{"sql/schema/locks.sql", `IF NOT pg_catalog.pg_try_advisory_xact_lock(pgleases.lock_mutex(p_name)) THEN`, `IF false THEN`, 0},
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
 		{"internal/engine/expiry.go", `watchLacks > 0`, `watchLacks > MaxTTL`, 0},
