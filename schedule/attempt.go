@@ -58,7 +58,8 @@ func (a *attempt) mayBeCommitted() bool { return a.called() && handlers.MayBeCom
 
 // attempt makes one attempt.
 func (e *execution) attempt() *attempt {
-	a, l, transact := new(attempt), limits{timeout: statementLimit, idle: statementLimit}, e.inGoroutine
+	a := new(attempt)
+	l, transact := limits{timeout: statementLimit, idle: statementLimit}, e.inGoroutine
 	if e.kind != nil {
 		l = e.kind.limits
 	}
@@ -86,7 +87,8 @@ func (e *execution) attempt() *attempt {
 			a.outcome = clockUnstable // it runs when the clock is trusted
 			return nil
 		}
-		if err := e.decide(ctx, tx, a, of); err != nil || a.outcome == callable {
+		err := e.decide(ctx, tx, a, of)
+		if err != nil || a.outcome == callable {
 			return err
 		}
 		if a.decided.run != nil {
@@ -139,7 +141,8 @@ func (e *execution) classify(a *attempt, err error, idle time.Duration) attemptO
 		return failed
 	}
 	// A transaction that has begun is not on a standby: its handler made it read-only.
-	if f := worker.Whose(err); f.Blameless() && f != worker.Standby {
+	whose := worker.Whose(err)
+	if whose.Blameless() && whose != worker.Standby {
 		return broke
 	}
 	return failed
@@ -156,7 +159,8 @@ func (a *attempt) byHandler(err error, idle time.Duration) bool {
 func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *attempt, of runnable) error {
 	r := of.common()
 	suspected := !r.Trying.countedBy(e.o.Epoch) && e.o.suspects(e.item, r)
-	a.of, a.row, a.opened, a.outcome = of, r, time.Now(), stepped
+	a.of, a.row = of, r
+	a.opened, a.outcome = time.Now(), stepped
 	var unreadable error
 	if e.kind != nil && !suspected {
 		a.bound, unreadable = e.parse(r)
@@ -175,7 +179,9 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 	}
 	switch {
 	case r.Trying.begun() != e.id && (r.Trying.calledOnce() || !k.calls.repeatable() && r.Trying.begun() != ""):
-		e.runLogger(a).Error("schedule: outcome unknown, handler called at most once", slog.Int64("epoch", r.Trying.Called))
+		e.runLogger(a).Error(
+			"schedule: outcome unknown, handler called at most once", slog.Int64("epoch", r.Trying.Called),
+		)
 		d.lost(r)
 		d.run = nil
 	case !k.calls.inTransaction() && r.Trying.begun() == e.id:
@@ -193,7 +199,8 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 // admit takes a slot. A call outside of the transaction, or of a crash suspect, is not made in this
 // transaction, which only records it.
 func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *attempt, suspected bool) error {
-	d, k, r := &a.decided, e.kind, a.row
+	d, r := &a.decided, a.row
+	k := e.kind
 	calls := !k.calls.inTransaction() && !suspected // the arguments of a suspect must be read first
 	taken, err := e.takeSlot(ctx, tx, calls)
 	switch {
@@ -213,7 +220,8 @@ func (e *execution) admit(ctx context.Context, tx *handlers.Transaction, a *atte
 	}
 	d.note(r, e.o.Epoch, suspected)
 	if calls {
-		d.Trying.Run, d.Trying.Called, d.Trying.Started, d.Trying.Ends = e.id, e.o.Epoch, r.Clock, r.Clock.Add(k.limits.timeout)
+		d.Trying.Run, d.Trying.Called = e.id, e.o.Epoch
+		d.Trying.Started, d.Trying.Ends = r.Clock, r.Clock.Add(k.limits.timeout)
 		d.Trying.Once = !k.calls.repeatable()
 	}
 	d.run, a.outcome = nil, noted

@@ -53,7 +53,8 @@ func (p *planner) blockStrange(ctx context.Context, unknown []item, until time.T
 		if !slices.Contains(p.strange.kinds, it.Kind) {
 			p.strange.kinds = append(p.strange.kinds, it.Kind)
 		}
-		if o := p.owned.get(it.Partition); o != nil && !slices.Contains(p.strange.in, o) {
+		o := p.owned.get(it.Partition)
+		if o != nil && !slices.Contains(p.strange.in, o) {
 			p.strange.in = append(p.strange.in, o)
 		}
 	}
@@ -77,7 +78,8 @@ func (p *planner) block(o *ownership, kinds []string, until time.Time) {
 		err := p.exec.forUs(o.ctx, o.Partition, p.s.db.block(kinds, until, further, found), nil)
 		if err != nil {
 			if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
-				p.s.log.Warn("schedule: run postponed", slog.Any("error", fmt.Errorf("partition %d: %w", o.Number, store.Advised(err))))
+				err = fmt.Errorf("partition %d: %w", o.Number, store.Advised(err))
+				p.s.log.Warn("schedule: run postponed", slog.Any("error", err))
 			}
 			return
 		}
@@ -110,10 +112,14 @@ func (d *db) block(kinds []string, until time.Time, more *bool, found *[]blocked
 	for _, kind := range kinds {
 		reasons = append(reasons, *storableText(errUnregistered(kind)))
 	}
-	args := []any{d.group, kinds, reasons, until.UnixMicro(), blockedLeast.Milliseconds(), blockedMost.Milliseconds(), blockPage, d.times.LockWait.Milliseconds()}
+	args := []any{
+		d.group, kinds, reasons, until.UnixMicro(), blockedLeast.Milliseconds(), blockedMost.Milliseconds(), blockPage,
+		d.times.LockWait.Milliseconds(),
+	}
 	return opening{d.statements.Block, args, func(row pgx.Row) error {
 		var text *string
-		if err := row.Scan(more, &text); err != nil || text == nil {
+		err := row.Scan(more, &text)
+		if err != nil || text == nil {
 			return err
 		}
 		return json.Unmarshal([]byte(*text), found)

@@ -32,7 +32,9 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 		a.own = a.byHandler(a.handler, e.kind.limits.idle) || worker.EndedContext(a.handler) && ctx.Err() == nil
 	case server.IsClosed():
 		a.own = true
-		a.handler = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
+		a.handler = errors.New(
+			"the handler returned nil after its connection was closed: it ignored the error of a statement",
+		)
 	default:
 		a.handler = tx.Left()
 	}
@@ -48,7 +50,8 @@ func (e *execution) parse(r *row) (bound boundHandler, err error) {
 	defer cancel()
 	defer handlers.Watch(ctx, e.db.times.Overrun, func() {
 		e.logger().Warn(
-			"schedule: arguments still being read after the timeout", nonEmpty("name", r.Name), slog.Any("cause", context.Cause(ctx)),
+			"schedule: arguments still being read after the timeout", nonEmpty("name", r.Name),
+			slog.Any("cause", context.Cause(ctx)),
 		)
 	})()
 	defer e.kind.counts.reading()()
@@ -72,7 +75,9 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 // context has ended, call logs that, because the partition waits for it.
 func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[json.RawMessage]) error {
 	returned := handlers.Watch(ctx, e.db.times.Overrun, func() {
-		e.runLogger(a).Warn("schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)))
+		e.runLogger(a).Warn(
+			"schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)),
+		)
 	})
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
@@ -92,8 +97,9 @@ func (e *execution) around(ctx context.Context, tx pgx.Tx, h boundHandler, run R
 		return h(ctx, tx, run)
 	}
 	info := Info{
-		Lease: leaseOf + e.db.group, Kind: e.kind.name, Trigger: string(run.Trigger), Name: run.Name, ID: run.Job, Key: run.Key,
-		At: run.At, Rows: 1, Partition: run.Partition, Epoch: run.Epoch, Attempt: run.Attempt,
+		Lease: leaseOf + e.db.group, Kind: e.kind.name, Trigger: string(run.Trigger),
+		Name: run.Name, ID: run.Job, Key: run.Key, At: run.At, Rows: 1,
+		Partition: run.Partition, Epoch: run.Epoch, Attempt: run.Attempt,
 	}
 	return handlers.Around(
 		func(next func(context.Context) error) error { return around(ctx, info, next) },
@@ -139,5 +145,6 @@ func (r *scheduleRow) describe(run *Run[json.RawMessage]) {
 }
 
 func (r *jobRow) describe(run *Run[json.RawMessage]) {
-	run.Trigger, run.Job, run.From = r.Trigger, r.ID, value(r.Begins).UTC()
+	run.Trigger, run.Job = r.Trigger, r.ID
+	run.From = value(r.Begins).UTC()
 }

@@ -40,7 +40,8 @@ func (c *serverClock) heard(shows, sent, answered time.Time, doubted time.Durati
 	case answered.Sub(c.doubt) < doubted:
 		return false
 	}
-	c.known, c.ahead, c.doubt = true, ahead, time.Time{}
+	c.known, c.ahead = true, ahead
+	c.doubt = time.Time{}
 	return true
 }
 

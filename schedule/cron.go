@@ -107,8 +107,10 @@ func parse(expression string) (*clock, error) {
 	for i, word := range words {
 		set, err := fields[i].parse(word)
 		if err != nil {
-			return nil, fmt.Errorf("field %d, the %s, is %q: %w; want %s, as in *, 5, 1-5, */2, 1-5/2, or a list of these",
-				i+1, fields[i].name, word, err, fields[i].want)
+			return nil, fmt.Errorf(
+				"field %d, the %s, is %q: %w; want %s, as in *, 5, 1-5, */2, 1-5/2, or a list of these",
+				i+1, fields[i].name, word, err, fields[i].want,
+			)
 		}
 		sets[i] = set
 	}
@@ -194,7 +196,8 @@ func (f field) parseRange(text string, stepped bool) (first, last int, err error
 
 // parseValue parses a number or a name.
 func (f field) parseValue(text string) (int, error) {
-	if i := slices.Index(f.names, strings.ToLower(text)); i >= 0 {
+	i := slices.Index(f.names, strings.ToLower(text))
+	if i >= 0 {
 		return f.first + i, nil
 	}
 	value, err := parseNumber(text)
@@ -281,13 +284,15 @@ func (c *clock) ceil(shown int64) (int64, bool) {
 	minute := (second + 59) / 60
 	for range rarest {
 		if c.isDay(date) {
-			if hour := minute / 60; hour < 24 {
-				if m := c.minute >> (minute % 60) << (minute % 60); c.hour>>hour&1 == 1 && m != 0 {
-					return date*day + hour*3600 + int64(bits.TrailingZeros64(m))*60, true
-				}
-				if h := c.hour >> (hour + 1) << (hour + 1); h != 0 {
-					return date*day + int64(bits.TrailingZeros64(h))*3600 + int64(bits.TrailingZeros64(c.minute))*60, true
-				}
+			hour := minute / 60
+			minutes := c.minute >> (minute % 60) << (minute % 60) // from minute on
+			if hour < 24 && c.hour>>hour&1 == 1 && minutes != 0 {
+				return date*day + hour*3600 + int64(bits.TrailingZeros64(minutes))*60, true
+			}
+			hours := c.hour >> (hour + 1) << (hour + 1) // after hour
+			if hour < 24 && hours != 0 {
+				first := int64(bits.TrailingZeros64(c.minute))
+				return date*day + int64(bits.TrailingZeros64(hours))*3600 + first*60, true
 			}
 		}
 		date, minute = date+1, 0
@@ -302,11 +307,13 @@ func (c *clock) floor(shown int64) (int64, bool) {
 	for range rarest {
 		if c.isDay(date) {
 			hour := minute / 60
-			if m := c.minute & (2<<(minute%60) - 1); c.hour>>hour&1 == 1 && m != 0 {
-				return date*day + hour*3600 + int64(bits.Len64(m)-1)*60, true
+			minutes := c.minute & (2<<(minute%60) - 1) // up to minute
+			if c.hour>>hour&1 == 1 && minutes != 0 {
+				return date*day + hour*3600 + int64(bits.Len64(minutes)-1)*60, true
 			}
-			if h := c.hour & (1<<hour - 1); h != 0 {
-				return date*day + int64(bits.Len64(h)-1)*3600 + int64(bits.Len64(c.minute)-1)*60, true
+			hours := c.hour & (1<<hour - 1) // before hour
+			if hours != 0 {
+				return date*day + int64(bits.Len64(hours)-1)*3600 + int64(bits.Len64(c.minute)-1)*60, true
 			}
 		}
 		date, minute = date-1, 24*60-1

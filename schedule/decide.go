@@ -41,7 +41,8 @@ func (r *scheduleRow) decide(k *kind, declared bool, epoch int64, unreadable err
 	case k == nil:
 		err = errUnregistered(r.Kind)
 	case r.Declared && !declared:
-		err = fmt.Errorf("only another version of the code declares it, last noted at %s UTC", r.Registered.UTC().Format(time.DateTime))
+		last := r.Registered.UTC().Format(time.DateTime)
+		err = fmt.Errorf("only another version of the code declares it, last noted at %s UTC", last)
 	}
 	if err == nil {
 		rule, err = Parse(r.Rule)
@@ -75,8 +76,8 @@ func (d *decision) begins(r *row, rule Rule, err error, epoch int64) bool {
 		return false
 	}
 	d.zone = rule.zone()
-	if t := r.Trying; t != nil && t.Again.After(r.Clock) {
-		d.Due = &t.Again
+	if r.Trying != nil && r.Trying.Again.After(r.Clock) {
+		d.Due = &r.Trying.Again
 		return false
 	}
 	return true
@@ -85,9 +86,11 @@ func (d *decision) begins(r *row, rule Rule, err error, epoch int64) bool {
 // decideTicks decides which ticks of a schedule are missed or skipped, and which one runs.
 func (r *scheduleRow) decideTicks(d *decision, rule Rule, now time.Time, epoch int64) {
 	begin := func(tick Tick, missed int64, began time.Time) {
-		d.run, d.missed, d.before, d.RanFrom = &tick, missed, d.cursor(), &began
+		d.run, d.missed = &tick, missed
+		d.before, d.RanFrom = d.cursor(), &began
 		d.Outcomes = append(d.Outcomes, newEntry{
-			Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now, Rule: r.Rule, Begins: r.Succeeded,
+			Since: d.Cursor, Until: tick.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now,
+			Rule: r.Rule, Begins: r.Succeeded,
 		})
 		d.moveTo(tick)
 	}
@@ -105,7 +108,8 @@ func (r *scheduleRow) decideTicks(d *decision, rule Rule, now time.Time, epoch i
 	}
 	// The last run was not one of several to catch up with, so ticks that passed during it are
 	// skipped.
-	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil && rule.ticksPassed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 {
+	if r.Policy.Overlap == OverlapSkip && r.RanUntil != nil &&
+		rule.ticksPassed(r.Anchor, r.cursor(), *r.RanFrom).Count == 0 {
 		// later ticks may have been delayed by jitter until the run ended
 		until := r.RanUntil.Add(-r.Policy.Jitter)
 		pass(rule.ticksPassed(r.Anchor, r.cursor(), until), OutcomeSkipped)
@@ -141,13 +145,17 @@ func (d *decision) wait(err error, since *time.Time, now time.Time, epoch int64)
 // done sets the outcome succeeded.
 func (d *decision) done() {
 	d.Outcomes[len(d.Outcomes)-1].Outcome = OutcomeSucceeded
-	d.Succeeded, d.Trying, d.Failures = &d.run.At, nil, new(int)
+	d.Succeeded, d.Failures = &d.run.At, new(int)
+	d.Trying = nil
 }
 
 // failed sets the result of a failed run: another attempt, or the outcome failed.
 func (d *decision) failed(of runnable, l limits, err error, now time.Time) {
 	tried := value(of.common().Trying)
-	t := trial{At: d.run.At, Local: d.run.Local, Missed: d.missed, Began: *d.RanFrom, Attempts: tried.Attempts, Error: tried.Error}
+	t := trial{
+		At: d.run.At, Local: d.run.Local, Missed: d.missed,
+		Began: *d.RanFrom, Attempts: tried.Attempts, Error: tried.Error,
+	}
 	now = now.Truncate(time.Microsecond) // the precision of the database
 	verdict, later := worker.Verdict(err)
 	d.Succeeded, d.Failures = nil, nil // done may have set them
@@ -177,7 +185,7 @@ func (d *decision) failed(of runnable, l limits, err error, now time.Time) {
 func (r *scheduleRow) countFailure(d *decision, now time.Time) {
 	failures := r.Failures + 1
 	d.Failures = &failures
-	if n := r.Policy.PauseAfter; n > 0 && failures >= n {
+	if r.Policy.PauseAfter > 0 && failures >= r.Policy.PauseAfter {
 		d.PausedAt, d.Due = &now, nil
 	}
 }
@@ -202,7 +210,8 @@ func (d *decision) note(r *row, epoch int64, suspected bool) {
 // lost sets the outcome unknown.
 func (d *decision) lost(r *row) {
 	last := &d.Outcomes[len(d.Outcomes)-1]
-	last.Outcome, last.Epoch, last.StartedAt = OutcomeUnknown, &r.Trying.Called, &r.Trying.Began
+	last.Outcome = OutcomeUnknown
+	last.Epoch, last.StartedAt = &r.Trying.Called, &r.Trying.Began
 	last.Error = storableText(errCutOff)
 	d.Trying = nil
 }
@@ -229,7 +238,8 @@ func (r *jobRow) decideRun(d *decision, now time.Time, epoch int64) {
 	}
 	d.run, d.RanFrom = &Tick{At: r.At, Local: r.At}, &began
 	d.Outcomes = []newEntry{{
-		Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now, Key: r.Key, Args: r.Args, Nonce: r.Nonce,
+		Since: r.At, Until: r.At, Ticks: 1, Attempts: r.attempts() + 1, Epoch: &epoch, StartedAt: &now,
+		Key: r.Key, Args: r.Args, Nonce: r.Nonce,
 	}}
 }
 

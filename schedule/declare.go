@@ -51,7 +51,8 @@ func (s *Scheduler) putDeclared(ctx context.Context) (fits bool, err error) {
 	}
 	rows = slices.DeleteFunc(rows, func(r *scheduleRow) bool { return r.stands(have[r.Name]) })
 	for few := range slices.Chunk(rows, together) {
-		if err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.eachOf(ctx, tx, few, s.put) }); err != nil {
+		err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.eachOf(ctx, tx, few, s.put) })
+		if err != nil {
 			return false, err
 		}
 	}
@@ -78,7 +79,9 @@ func (s *Scheduler) restore(ctx context.Context) error {
 		return err
 	}
 	for few := range slices.Chunk(rows, together) {
-		err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.eachOf(ctx, tx, few, s.putMissing) })
+		err := s.starting(ctx, func(ctx context.Context, tx pgx.Tx) error {
+			return s.eachOf(ctx, tx, few, s.putMissing)
+		})
 		if err != nil {
 			return err
 		}
@@ -121,9 +124,15 @@ func (s *Scheduler) eachOf(ctx context.Context, tx pgx.Tx, rows []*scheduleRow, 
 		}
 		switch {
 		case errors.Is(err, errUnknownRule): // it is blocked until a process knows the rule; others are stored
-			s.log.Warn("schedule: declaration not stored, old rule unknown here", slog.String("name", r.Name), slog.Any("error", err))
+			s.log.Warn(
+				"schedule: declaration not stored, old rule unknown here", slog.String("name", r.Name),
+				slog.Any("error", err),
+			)
 		case isUnreadable(err): // it stays as it is
-			s.log.Warn("schedule: declaration not stored, row unreadable", slog.String("name", r.Name), slog.Any("error", err))
+			s.log.Warn(
+				"schedule: declaration not stored, row unreadable", slog.String("name", r.Name),
+				slog.Any("error", err),
+			)
 		case err != nil:
 			return fmt.Errorf("put schedule %q: %w", r.Name, err)
 		}

@@ -28,7 +28,9 @@ func (s *Scheduler) put(ctx context.Context, tx pgx.Tx, want *scheduleRow, rule 
 }
 
 // create creates a schedule, and reports whether it did. It does not if there is one of its name.
-func (s *Scheduler) create(ctx context.Context, tx pgx.Tx, want *scheduleRow, rule Rule, now time.Time) (created bool, err error) {
+func (s *Scheduler) create(
+	ctx context.Context, tx pgx.Tx, want *scheduleRow, rule Rule, now time.Time,
+) (created bool, err error) {
 	begun := scheduleRow{row: row{Name: want.Name}, Policy: want.Policy, Anchor: now, Cursor: now}
 	return s.db.sendCreate(ctx, tx, want, now, begun.next(rule))
 }
@@ -51,11 +53,13 @@ func (s *Scheduler) replace(ctx context.Context, tx pgx.Tx, have, want *schedule
 	next, c := *have, canceled{}
 	if have.Rule != want.Rule {
 		var err error
-		if c, err = have.supersede(now); err != nil {
+		c, err = have.supersede(now)
+		if err != nil {
 			return err
 		}
 		// the cursor may be in the future, if the clock was set back
-		next.Anchor, next.Cursor, next.CursorLocal, next.Trying = now, c.until, nil, nil
+		next.Anchor, next.Cursor = now, c.until
+		next.CursorLocal, next.Trying = nil, nil
 	}
 	next.Policy = want.Policy
 	return s.db.sendReplace(ctx, tx, have.ID, want, now, next.next(rule), c)
@@ -63,7 +67,8 @@ func (s *Scheduler) replace(ctx context.Context, tx pgx.Tx, have, want *schedule
 
 // alike reports whether a schedule is already what the caller wants.
 func alike(r, have *scheduleRow) bool {
-	return r.Key == have.Key && r.Kind == have.Kind && have.SameArgs && r.Rule == have.Rule && r.Policy == have.Policy && r.Declared == have.Declared
+	return r.Key == have.Key && r.Kind == have.Kind && have.SameArgs && r.Rule == have.Rule &&
+		r.Policy == have.Policy && r.Declared == have.Declared
 }
 
 var errUnknownRule = errors.New("the ticks of its old rule are not known in this process")

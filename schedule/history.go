@@ -68,7 +68,9 @@ func (s *Scheduler) FailedJobs(ctx context.Context, before int64) iter.Seq2[Hist
 	return s.history(ctx, fmt.Sprintf("failed jobs of group %q", s.db.group), nil, before)
 }
 
-func (s *Scheduler) history(ctx context.Context, doing string, name *string, before int64) iter.Seq2[HistoryEntry, error] {
+func (s *Scheduler) history(
+	ctx context.Context, doing string, name *string, before int64,
+) iter.Seq2[HistoryEntry, error] {
 	return pages(doing, cmp.Or(before, math.MaxInt64), func(before int64) ([]HistoryEntry, error) {
 		return asked(ctx, s.db, func(ctx context.Context, q querier) ([]HistoryEntry, error) {
 			return s.db.sendHistory(ctx, q, name, before, page)
@@ -95,7 +97,9 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 			}
 			if err == nil {
 				err = s.db.within(ctx, func(ctx context.Context) error {
-					return s.db.asking(ctx, func(ctx context.Context, q querier) error { return s.db.sendPlace(ctx, q, nil) })
+					return s.db.asking(ctx, func(ctx context.Context, q querier) error {
+						return s.db.sendPlace(ctx, q, nil)
+					})
 				})
 			}
 			if err != nil && !failing && ctx.Err() == nil {

@@ -48,7 +48,8 @@ type Enqueuer struct{ scheduler *Scheduler }
 // process runs the group. It does not close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := onlyOptions("NewEnqueuer", opts, "WithSchema", "WithPartitions")
-	if err = cmp.Or(err, wrong(pool == nil, "schedule: new enqueuer: pool is nil"), checkGroup(group)); err != nil {
+	err = cmp.Or(err, wrong(pool == nil, "schedule: new enqueuer: pool is nil"), checkGroup(group))
+	if err != nil {
 		return nil, err
 	}
 	s := &Scheduler{options: o, times: defaultTimings}
@@ -151,7 +152,9 @@ func (k *Jobs[Args]) EnqueueMany(ctx context.Context, args []Args, opts ...JobOp
 }
 
 // EnqueueManyTx is EnqueueMany in the caller's transaction.
-func (k *Jobs[Args]) EnqueueManyTx(ctx context.Context, tx pgx.Tx, args []Args, opts ...JobOption) (ids []int64, err error) {
+func (k *Jobs[Args]) EnqueueManyTx(
+	ctx context.Context, tx pgx.Tx, args []Args, opts ...JobOption,
+) (ids []int64, err error) {
 	return k.enqueue(ctx, callersTx(tx), args, opts)
 }
 
@@ -169,7 +172,8 @@ type inTx func(context.Context, func(context.Context, pgx.Tx) error) error
 func (s *Scheduler) ownTx() inTx {
 	return func(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 		err := s.db.inTx(ctx, f)
-		if p := s.planner.Load(); p != nil && err == nil {
+		p := s.planner.Load()
+		if p != nil && err == nil {
 			p.pollSoon()
 		}
 		return err
@@ -234,7 +238,8 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, r
 			opt(&j)
 		}
 		j.Args, err = writtenArgs(a)
-		if err = cmp.Or(err, j.check(len(args))); err != nil {
+		err = cmp.Or(err, j.check(len(args)))
+		if err != nil {
 			return 0, nil, err
 		}
 		switch {
@@ -253,10 +258,16 @@ func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, r
 func (j *newJob) check(together int) error {
 	in, at := time.Duration(*cmp.Or(j.InMicro, new(int64)))*time.Microsecond, *cmp.Or(j.At, &processStart)
 	return cmp.Or(
-		wrong(j.Priority < 0 || j.Priority >= priorities, "priority %d is out of range: 0 to %d", j.Priority, priorities-1),
+		wrong(
+			j.Priority < 0 || j.Priority >= priorities,
+			"priority %d is out of range: 0 to %d", j.Priority, priorities-1,
+		),
 		wrong(j.InMicro != nil && j.At != nil, "WithDelay and WithTime exclude each other"),
 		wrong(in < 0, "a delay of %v is negative", in),
-		wrong(at.Year() < 1 || at.Year() > 9999 || at.IsZero(), "the time %v is out of range: after the year 1, before 10000", at),
+		wrong(
+			at.Year() < 1 || at.Year() > 9999 || at.IsZero(),
+			"the time %v is out of range: after the year 1, before 10000", at,
+		),
 		wrong(j.UniqueKey != nil && together > 1, "WithUnique is for one job: call Enqueue for each"),
 		wrong(j.onConflict < OnConflictReject || j.onConflict > OnConflictReplace,
 			"%v is not OnConflictReject, OnConflictIgnore or OnConflictReplace", j.onConflict),
@@ -330,7 +341,9 @@ func (s *Scheduler) Jobs(ctx context.Context, filter JobFilter) iter.Seq2[Job, e
 	return pages(fmt.Sprintf("list jobs of group %q", s.db.group), filter.After, func(after int64) ([]Job, error) {
 		switch filter.State {
 		case "", StatePlanned, StateDue, StateRunning, StateRetrying, StateBlocked:
-			return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Job, error) { return s.db.sendJobs(ctx, q, filter, after) })
+			return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Job, error) {
+				return s.db.sendJobs(ctx, q, filter, after)
+			})
 		}
 		return nil, fmt.Errorf("%q is not the state of a job", filter.State)
 	}, func(j Job) int64 { return j.ID })

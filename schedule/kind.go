@@ -103,12 +103,16 @@ type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 // late, while its process does not know its kind. Run, and every method of the Kind, return each
 // error of a registration: a name that is taken, empty or longer than 255 bytes, or an invalid
 // option.
-func InTx[Args any](s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
+func InTx[Args any](
+	s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption,
+) *Kind[Args] {
 	return register(s, &kind{name: name}, handler, opts)
 }
 
 // register registers a kind.
-func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx.Tx, Run[Args]) error, opts []KindOption) *Kind[Args] {
+func register[Args any](
+	s *Scheduler, k *kind, handler func(context.Context, pgx.Tx, Run[Args]) error, opts []KindOption,
+) *Kind[Args] {
 	k.parse = func(text json.RawMessage) (_ boundHandler, err error) {
 		defer handlers.Caught(&err)
 		var args Args
@@ -127,7 +131,9 @@ func register[Args any](s *Scheduler, k *kind, handler func(context.Context, pgx
 		err = errors.Join(err, errors.New("handler is nil"))
 	}
 	if !k.calls.repeatable() && k.limits.attempts > 1 {
-		err = errors.Join(err, errors.New("WithMaxAttempts is not valid for AtMostOnce, which never calls a handler again"))
+		err = errors.Join(err, errors.New(
+			"WithMaxAttempts is not valid for AtMostOnce, which never calls a handler again",
+		))
 	}
 	s.registry.register(k, errors.Join(checkName("kind", k.name), err))
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
@@ -167,7 +173,9 @@ func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule,
 // you can. Put several schedules in the order of
 // their names: two transactions with different orders can deadlock. If a transaction that is not
 // visible to this one created the schedule, PutTx fails with SQLSTATE 40001.
-func (k *Kind[Args]) PutTx(ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption) error {
+func (k *Kind[Args]) PutTx(
+	ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption,
+) error {
 	return k.put(ctx, callersTx(tx), name, args, rule, opts)
 }
 
@@ -185,7 +193,8 @@ func (k *Kind[Args]) put(ctx context.Context, in inTx, name string, args Args, r
 // row returns the schedule that the caller wants.
 func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOption) (*scheduleRow, error) {
 	text, err := writtenArgs(args)
-	if err = errors.Join(k.check(), cmp.Or(rule.Err(), err)); err != nil {
+	err = errors.Join(k.check(), cmp.Or(rule.Err(), err))
+	if err != nil {
 		return nil, err
 	}
 	r := &scheduleRow{row: row{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}}

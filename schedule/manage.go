@@ -69,7 +69,9 @@ func (s *Scheduler) Resume(ctx context.Context, name string, mode ResumeMode) er
 			return s.db.sendResume(ctx, tx, name, passed)
 		})
 	case ResumeCatchUp:
-		return s.change(ctx, verb, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendCatchUp(ctx, tx, name) })
+		return s.change(ctx, verb, func(ctx context.Context, tx pgx.Tx) error {
+			return s.db.sendCatchUp(ctx, tx, name)
+		})
 	}
 	return fmt.Errorf("schedule: %s: ResumeMode(%d) is neither ResumeFromNow nor ResumeCatchUp", verb, mode)
 }
@@ -116,7 +118,8 @@ func (s *Scheduler) delete(ctx context.Context, name string, check func(*schedul
 // the schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of
 // this name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
-	return inOneChange(ctx, s, "trigger "+s.named("schedule %q", name), func(ctx context.Context, tx pgx.Tx) (int64, error) {
+	verb := "trigger " + s.named("schedule %q", name)
+	return inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (int64, error) {
 		return s.db.sendTrigger(ctx, tx, name)
 	})
 }
@@ -133,7 +136,9 @@ const maxBackfill = 1000
 // returns ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	verb := "backfill " + s.named("schedule %q", name)
-	r, err := asked(ctx, s.db, func(ctx context.Context, q querier) (*scheduleRow, error) { return s.db.sendRead(ctx, q, name) })
+	r, err := asked(ctx, s.db, func(ctx context.Context, q querier) (*scheduleRow, error) {
+		return s.db.sendRead(ctx, q, name)
+	})
 	if err != nil {
 		return nil, wrap.Errorf("schedule: %s: %w", verb, store.Advised(err))
 	}
@@ -207,9 +212,12 @@ func (s *Scheduler) RetryTick(ctx context.Context, name string, tick time.Time) 
 // Retry do: the oldest 10,000 that were not retried. It returns the IDs of the new jobs. It also
 // returns how many ticks and jobs it did not retry, because their outcome is unknown, their
 // schedule was deleted, or a live job has their unique key.
-func (s *Scheduler) RetryFailed(ctx context.Context, kind string, since time.Time) (ids []int64, refused int, err error) {
+func (s *Scheduler) RetryFailed(
+	ctx context.Context, kind string, since time.Time,
+) (ids []int64, refused int, err error) {
 	verb := fmt.Sprintf("retry failed runs of kind %q of group %q", kind, s.db.group)
-	if err = checkName("kind", kind); err != nil {
+	err = checkName("kind", kind)
+	if err != nil {
 		return nil, 0, wrap.Errorf("schedule: %s: %w", verb, err)
 	}
 	ids, err = inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (retries []int64, err error) {
@@ -239,13 +247,17 @@ func (s *Scheduler) named(format string, of any) string {
 
 // change makes a change that returns only an error.
 func (s *Scheduler) change(ctx context.Context, verb string, f func(context.Context, pgx.Tx) error) error {
-	_, err := inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (struct{}, error) { return struct{}{}, f(ctx, tx) })
+	_, err := inOneChange(ctx, s, verb, func(ctx context.Context, tx pgx.Tx) (struct{}, error) {
+		return struct{}{}, f(ctx, tx)
+	})
 	return err
 }
 
 // inOneChange makes a change in a transaction, and returns what f does. verb says what f changes, and
 // how.
-func inOneChange[T any](ctx context.Context, s *Scheduler, verb string, f func(context.Context, pgx.Tx) (T, error)) (result T, err error) {
+func inOneChange[T any](
+	ctx context.Context, s *Scheduler, verb string, f func(context.Context, pgx.Tx) (T, error),
+) (result T, err error) {
 	committing := false // so an error is that of the commit
 	err = s.ownTx()(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
 		result, err = f(ctx, tx)

@@ -37,7 +37,9 @@ func Schema(opts ...Option) (string, error) {
 	return part.DDL(o.schema), nil
 }
 
-func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
+func withConn(
+	ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error,
+) error {
 	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) })
 	return bridge.OpenError(ctx, "schedule", doing, schema, err)
 }

@@ -135,7 +135,8 @@ func WithReason(reason, actor string) Option {
 
 func newOptions(opts []Option) (options, error) {
 	o := options{
-		schema: "pgleases", partitions: 128, drain: 10 * time.Second, retention: 7 * 24 * time.Hour, retentionFailed: 30 * 24 * time.Hour,
+		schema: "pgleases", partitions: 128, drain: 10 * time.Second,
+		retention: 7 * 24 * time.Hour, retentionFailed: 30 * 24 * time.Hour,
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -145,19 +146,31 @@ func newOptions(opts []Option) (options, error) {
 	}
 	o.logger = logqueue.Logger(cmp.Or(o.logger, slog.Default()))
 	return o, errors.Join(
-		wrong(o.partitions < 1 || o.partitions > maxPartitions, "schedule: WithPartitions: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions),
-		wrong(o.gave("WithMaxRunning") && o.maxRunning < 1, "schedule: WithMaxRunning: at most %d runs at once is out of range: 1 or more", o.maxRunning),
+		wrong(
+			o.partitions < 1 || o.partitions > maxPartitions,
+			"schedule: WithPartitions: %d partitions is out of range: 1 to %d", o.partitions, maxPartitions,
+		),
+		wrong(
+			o.gave("WithMaxRunning") && o.maxRunning < 1,
+			"schedule: WithMaxRunning: at most %d runs at once is out of range: 1 or more", o.maxRunning,
+		),
 		wrong(o.drain < 0, "schedule: WithDrainTimeout: drain of %v is negative", o.drain),
 		wrong(
-			o.retention != 0 && o.retention < minRetention || o.retentionFailed != 0 && o.retentionFailed < minRetention,
-			"schedule: WithRetention: retention of %v and %v is out of range: each 1h or more, or 0 for good", o.retention, o.retentionFailed,
+			o.retention != 0 && o.retention < minRetention ||
+				o.retentionFailed != 0 && o.retentionFailed < minRetention,
+			"schedule: WithRetention: retention of %v and %v is out of range: each 1h or more, or 0 for good",
+			o.retention, o.retentionFailed,
 		),
 		wrong(
 			o.gave("WithReason") && (o.reason == "" || len(o.reason) > 4000 || len(o.actor) > 255),
-			"schedule: WithReason: the reason has %d bytes, the actor %d: give 1 to 4,000 bytes to a reason, and 255 at most to an actor",
+			"schedule: WithReason: the reason has %d bytes, the actor %d: "+
+				"give 1 to 4,000 bytes to a reason, and 255 at most to an actor",
 			len(o.reason), len(o.actor),
 		),
-		wrong(o.schema == "", `schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`),
+		wrong(
+			o.schema == "",
+			`schedule: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`,
+		),
 	)
 }
 
@@ -239,10 +252,11 @@ func WithKey(key string) ScheduleOption { return func(r *scheduleRow) { r.Key = 
 
 // inMicros rounds a duration up to whole microseconds, so that a short one is not none.
 func inMicros(d time.Duration) time.Duration {
-	if short := d.Truncate(time.Microsecond); short < d {
+	short := d.Truncate(time.Microsecond)
+	if short < d {
 		return short + time.Microsecond
 	}
-	return d.Truncate(time.Microsecond)
+	return short
 }
 
 // check checks the options of a schedule.
@@ -250,8 +264,14 @@ func (r *scheduleRow) check() error {
 	p := r.Policy
 	return errors.Join(
 		cmp.Or(
-			wrong(p.Missed < MissedLatest || p.Missed > MissedAll, "%v is not MissedLatest, MissedNone or MissedAll", p.Missed),
-			wrong(p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer, "Overlap(%d) is not OverlapSkip or OverlapBuffer", p.Overlap),
+			wrong(
+				p.Missed < MissedLatest || p.Missed > MissedAll,
+				"%v is not MissedLatest, MissedNone or MissedAll", p.Missed,
+			),
+			wrong(
+				p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer,
+				"Overlap(%d) is not OverlapSkip or OverlapBuffer", p.Overlap,
+			),
 			wrong(p.Grace < 0, "grace of %v is negative", p.Grace),
 			wrong(p.PauseAfter < 0, "WithPauseAfter(%d) is out of range: 1 or more, or 0 for never", p.PauseAfter),
 			wrong(p.Jitter < 0 || p.Jitter > 24*time.Hour, "jitter of %v is out of range: 0 to 24h", p.Jitter),
@@ -342,7 +362,10 @@ func newLimits(opts []KindOption) (limits, error) {
 		wrong(l.timeout < time.Millisecond || l.timeout > day, "timeout %v is out of range: 1ms to 24h", l.timeout),
 		wrong(l.idle < time.Millisecond || l.idle > day, "idle limit %v is out of range: 1ms to 24h", l.idle),
 		wrong(l.crashes < 2 || l.crashes > 100, "%d crashes is out of range: 2 to 100", l.crashes),
-		wrong(l.limited && (l.concurrent < 1 || l.concurrent > 1000), "limit of %d runs at once is out of range: 1 to 1000", l.concurrent),
+		wrong(
+			l.limited && (l.concurrent < 1 || l.concurrent > 1000),
+			"limit of %d runs at once is out of range: 1 to 1000", l.concurrent,
+		),
 		wrong(l.attempts < 1 || l.attempts > 1000, "%d attempts is out of range: 1 to 1000", l.attempts),
 		backoff,
 	)

@@ -45,7 +45,9 @@ type outside struct {
 // The call holds no connection, and costs three transactions. WithTimeout, WithMaxAttempts and
 // WithMaxCrashes apply as for InTx; WithIdleTimeout applies to Run.Guarded. Errors of the
 // registration are returned as for InTx.
-func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
+func AtLeastOnce[Args any](
+	s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption,
+) *Kind[Args] {
 	return outsideKind(s, name, atLeastOnce, handler, opts)
 }
 
@@ -66,11 +68,15 @@ func AtLeastOnce[Args any](s *Scheduler, name string, handler func(ctx context.C
 // The call holds no connection. WithTimeout applies as for InTx, and WithIdleTimeout to
 // Run.Guarded. WithMaxCrashes has no effect, and WithMaxAttempts is an error. Errors of the
 // registration are returned as for InTx.
-func AtMostOnce[Args any](s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption) *Kind[Args] {
+func AtMostOnce[Args any](
+	s *Scheduler, name string, handler func(ctx context.Context, r Run[Args]) error, opts ...KindOption,
+) *Kind[Args] {
 	return outsideKind(s, name, atMostOnce, handler, opts)
 }
 
-func outsideKind[Args any](s *Scheduler, name string, n calls, handler func(context.Context, Run[Args]) error, opts []KindOption) *Kind[Args] {
+func outsideKind[Args any](
+	s *Scheduler, name string, n calls, handler func(context.Context, Run[Args]) error, opts []KindOption,
+) *Kind[Args] {
 	var inTx func(context.Context, pgx.Tx, Run[Args]) error
 	if handler != nil {
 		inTx = func(ctx context.Context, _ pgx.Tx, r Run[Args]) error { return handler(ctx, r) }
@@ -96,7 +102,9 @@ func (r Run[Args]) IdempotencyKey() string {
 // pgleases.ErrNotOwner. It is safe for concurrent use.
 func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	if r.outside == nil {
-		return errors.New("schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: use the transaction of InTx")
+		return errors.New(
+			"schedule: Guarded is for handlers of AtLeastOnce and AtMostOnce: use the transaction of InTx",
+		)
 	}
 	if f == nil {
 		return errors.New("schedule: guarded: the function is nil; pass the one that works in the transaction")
@@ -107,11 +115,14 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 // callOutside calls a handler outside of a transaction, and records its outcome.
 func (e *execution) callOutside(a *attempt) result {
 	run := e.run(a)
-	run.outside = &outside{a.of.idempotencyKey(e.db.group, run.At), func(ctx context.Context, f func(pgx.Tx) error) error {
+	guarded := func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
 		open := e.db.open(new(runnable), e.item.subject, e.id, l.timeout+time.Second, l.idle)
-		return e.fromHandler(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error { return f(tx.ForHandler()) })
-	}}
+		return e.fromHandler(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
+			return f(tx.ForHandler())
+		})
+	}
+	run.outside = &outside{a.of.idempotencyKey(e.db.group, run.At), guarded}
 	ctx, cancel := e.limited()
 	defer cancel()
 	err := e.call(ctx, nil, a, run)
@@ -126,7 +137,8 @@ func (e *execution) callOutside(a *attempt) result {
 	case e.o.ctx.Err() != nil && e.kind.calls.repeatable() && !decisive(err): // the next owner calls it again
 		e.logBrokenOff(a)
 	default:
-		a.decided.doubtful = !e.kind.calls.repeatable() && !decisive(err) && (ctx.Err() != nil || errors.As(err, new(handlers.CutShort)))
+		cut := ctx.Err() != nil || errors.As(err, new(handlers.CutShort))
+		a.decided.doubtful = cut && !e.kind.calls.repeatable() && !decisive(err)
 		if context.Cause(ctx) == ErrTimeout {
 			err = timedOut{err}
 		}

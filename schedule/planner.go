@@ -48,7 +48,10 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	s.counts.polled.Set(time.Now())
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), parked: make(chan subject), answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1), cancels: make(map[subject]context.CancelCauseFunc),
+		gotSlot: make(chan string), parked: make(chan subject),
+		answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1),
+		cancels: make(map[subject]context.CancelCauseFunc),
+
 		queue:  newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
@@ -233,7 +236,9 @@ func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	trusted := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt)
 	switch {
 	case !trusted && !doubted:
-		p.s.log.Warn("schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected))
+		p.s.log.Warn(
+			"schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected),
+		)
 	case trusted && doubted:
 		p.s.log.Warn("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected))
 	}
@@ -255,7 +260,9 @@ func (p *planner) begin() time.Duration {
 			continue
 		}
 		if !p.queue.began(it, now) {
-			itemLogger(p.s.log, it).Warn("schedule: crash suspect started beside other runs", slog.Int("crashes", it.Crashes))
+			itemLogger(p.s.log, it).Warn(
+				"schedule: crash suspect started beside other runs", slog.Int("crashes", it.Crashes),
+			)
 		}
 		ctx, cancel := context.WithCancelCause(o.ctx)
 		p.cancels[it.subject] = cancel
@@ -297,7 +304,9 @@ func (p *planner) end(f finish) {
 	now := time.Now()
 	since, wasAway := p.queue.outages.Since(f.Kind)
 	if p.queue.end(f, now) {
-		p.s.log.Warn("schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind), slog.Any("error", f.away))
+		p.s.log.Warn(
+			"schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind), slog.Any("error", f.away),
+		)
 	}
 	if wasAway && !p.queue.isAway(f.Kind) {
 		lasted := now.Sub(since).Round(time.Millisecond)

@@ -114,7 +114,8 @@ func (p *poller) question(now time.Time, owned []*ownership, left leftOut, waiti
 	case q.sweep:
 		q.since = time.Time{}
 	case now.Sub(p.behind) >= p.times.Poll:
-		q.since, p.behind, p.news = q.since.Add(-farBehind), now, false
+		q.since = q.since.Add(-farBehind)
+		p.behind, p.news = now, false
 	case p.news: // otherwise the poll is only for more of what was found before
 		q.since, p.news = q.since.Add(-behind), false
 	}
@@ -226,7 +227,8 @@ func (p *poller) lower(partition int, t time.Time) {
 // ended records the end of a run. queued says whether an item of its key is queued, short whether
 // fewer items are queued than can run at once.
 func (p *poller) ended(f finish, queued, short bool) {
-	if _, ok := p.passed[f.Key]; ok && !queued || p.crowded && short {
+	_, passed := p.passed[f.Key]
+	if passed && !queued || p.crowded && short {
 		p.more = true
 	}
 	p.lower(f.Partition, f.from) // a schedule that catches up is due earlier than it was

@@ -144,7 +144,8 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	}
 	if q.bands[at.band][at.index].Crashes > 0 && len(q.running) > 0 { // no other item begins before it
 		q.hold(now)
-		if left = q.holdLeft(now); left > 0 {
+		left = q.holdLeft(now)
+		if left > 0 {
 			return item{}, min(wait, left), false
 		}
 	}
@@ -199,14 +200,16 @@ func (q *queue) first(of health, now, server time.Time) (p place, wait time.Dura
 	wait = q.times.Poll
 	for n := priorities - 1; n >= 0; n-- {
 		for i, it := range q.bands[n] {
-			if early := max(it.due().Sub(server), it.earliest.Sub(now)); early > 0 {
+			early := max(it.due().Sub(server), it.earliest.Sub(now))
+			if early > 0 {
 				wait = min(wait, early)
 				break
 			}
 			if q.healthOf(it, now) != of {
 				continue
 			}
-			if after := q.mustWait(it, now); after > 0 {
+			after := q.mustWait(it, now)
+			if after > 0 {
 				wait = min(wait, after)
 				continue
 			}
@@ -239,7 +242,8 @@ func (q *queue) remove(p place, now time.Time) item {
 // mustWait returns after which time to ask again whether an item may begin beside the running
 // items; 0: it may begin now.
 func (q *queue) mustWait(it item, now time.Time) time.Duration {
-	if after := max(q.waitsForSlot(it, now), q.waitsForOutage(it, now)); after > 0 {
+	after := max(q.waitsForSlot(it, now), q.waitsForOutage(it, now))
+	if after > 0 {
 		return after
 	}
 	if _, busy := q.keys[it.Key]; busy {
@@ -430,7 +434,8 @@ func (q *queue) slowBy() map[worker.Reason]int {
 		if _, slow := q.slots.Slow(it.piece()); !slow {
 			continue
 		}
-		if why := q.slots.Why(it.piece()); slices.Contains(worker.Reasons, why) {
+		why := q.slots.Why(it.piece())
+		if slices.Contains(worker.Reasons, why) {
 			n[why]++
 		}
 	}
@@ -439,7 +444,8 @@ func (q *queue) slowBy() map[worker.Reason]int {
 
 // insert inserts an item that is due again, in the order of due times.
 func (q *queue) insert(f finish) {
-	if _, runs := q.running[f.subject]; f.again == nil || runs {
+	_, runs := q.running[f.subject]
+	if f.again == nil || runs {
 		return
 	}
 	band := &q.bands[f.again.Priority]
@@ -494,7 +500,8 @@ func (q *queue) replace(due []item, left leftOut) (suspects int) {
 func (q *queue) earliest() map[int]time.Time {
 	first := make(map[int]time.Time)
 	note := func(it item, t time.Time) {
-		if at, known := first[it.Partition]; !known || t.Before(at) {
+		at, known := first[it.Partition]
+		if !known || t.Before(at) {
 			first[it.Partition] = t
 		}
 	}
@@ -548,7 +555,8 @@ func (q *queue) isAway(kind string) bool {
 
 // enough returns how many items of a kind are queued at least before polls may leave out the kind.
 func (q *queue) enough(kind string) int {
-	if limit := q.limit(kind); limit > 0 {
+	limit := q.limit(kind)
+	if limit > 0 {
 		return min(limit, pollLeast)
 	}
 	return pollLeast
@@ -622,7 +630,8 @@ func (q *queue) hasAll(kind string) bool {
 
 // endOfKind records at the end of a run whether the run had found a slot.
 func (q *queue) endOfKind(f finish, now time.Time) {
-	if q.ofKind[f.Kind]--; q.ofKind[f.Kind] == 0 {
+	q.ofKind[f.Kind]--
+	if q.ofKind[f.Kind] == 0 {
 		delete(q.ofKind, f.Kind)
 	}
 	s := q.scarce[f.Kind]

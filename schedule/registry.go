@@ -59,7 +59,8 @@ func (r *registry) kind(name string) *kind {
 
 // limit returns how many runs of a kind may be under way at once; 0: any number.
 func (r *registry) limit(name string) int {
-	if k := r.kind(name); k != nil && k.limits.limited {
+	k := r.kind(name)
+	if k != nil && k.limits.limited {
 		return k.limits.concurrent
 	}
 	return 0

@@ -12,6 +12,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -34,7 +35,9 @@ type rehearsal struct {
 const rehearsalLockWait = 100 * time.Millisecond
 
 func init() {
-	bridge.Rehearse = func(ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *bridge.Stage, opts any) (bridge.Process, error) {
+	bridge.Rehearse = func(
+		ctx context.Context, pool *pgxpool.Pool, schema, group string, stage *bridge.Stage, opts any,
+	) (bridge.Process, error) {
 		o, err := newOptions(append(opts.([]Option), WithSchema(schema), WithoutMigration()))
 		if err != nil {
 			return nil, err
@@ -43,7 +46,8 @@ func init() {
 		if err != nil {
 			return nil, err
 		}
-		s.stage, s.db.staged, s.times.LockWait = stage, true, rehearsalLockWait
+		s.stage, s.db.staged = stage, true
+		s.times.LockWait = rehearsalLockWait
 		r := &rehearsal{s: s, owned: make(map[int]*ownership), held: make(map[subject]time.Time)}
 		for n := range o.partitions {
 			r.all = append(r.all, int32(n))
@@ -77,7 +81,9 @@ func (r *rehearsal) Own(life context.Context, epoch int64) error {
 	clear(r.owned)
 	clear(r.held)
 	for n := range r.s.options.partitions {
-		r.owned[n] = &ownership{Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {}}
+		r.owned[n] = &ownership{
+			Partition: pgleases.Partition{Number: n, Epoch: epoch}, life: life, ctx: life, cancel: func(error) {},
+		}
 	}
 	all := &poll{partitions: r.all, fresh: r.all, least: 1, few: 1, total: math.MaxInt32}
 	return r.s.db.sendPoll(life, r.s.db.pool, all, []string{})
@@ -101,9 +107,7 @@ func (r *rehearsal) Step(ctx context.Context) (ran any, next time.Time, err erro
 	var first *item
 	for _, it := range look.due {
 		at := it.due()
-		if until, held := r.held[it.subject]; held && until.After(at) {
-			at = until
-		}
+		at = when.Later(at, r.held[it.subject]) // the zero time if it is not held
 		switch {
 		case !at.After(now) && (first == nil || it.Priority > first.Priority):
 			first = &it
@@ -137,12 +141,15 @@ func (unlimited) Take(context.Context) error { return nil }
 func (unlimited) Give()                      {}
 
 // fence is the fence of the process, which owns all partitions until its life ends.
-func (r *rehearsal) fence(batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error) error {
+func (r *rehearsal) fence(
+	batch *pgx.Batch, p pgleases.Partition, statement string, args []any, read func(pgx.Row) error,
+) error {
 	refused := wrap.Errorf("schedule: guard partition %d under epoch %d: %w", p.Number, p.Epoch, pgleases.ErrNotOwner)
 	if r.life.Err() != nil {
 		return refused
 	}
-	batch.Queue(statement, append([]any{leaseOf + r.s.db.group, p.Number, p.Epoch}, args...)...).QueryRow(func(row pgx.Row) error {
+	args = append([]any{leaseOf + r.s.db.group, p.Number, p.Epoch}, args...)
+	batch.Queue(statement, args...).QueryRow(func(row pgx.Row) error {
 		err := read(row)
 		if store.Refused(err) {
 			return refused

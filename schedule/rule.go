@@ -35,8 +35,9 @@ func Every(d time.Duration) Rule {
 	case d < time.Second:
 		r.err = fmt.Errorf("schedule: Every(%v): the interval must be at least 1s", d)
 	case d >= 24*time.Hour:
-		r.err = fmt.Errorf("schedule: Every(%v): the interval must be below 24h: Every counts elapsed time, so a day or more would drift against "+
-			"local clocks when they change; use Cron, for example Cron(\"0 2 * * *\", \"Europe/Berlin\") for each day at 2:00", d)
+		r.err = fmt.Errorf("schedule: Every(%v): the interval must be below 24h: "+
+			"Every counts elapsed time, so a day or more would drift against local clocks when they change; "+
+			"use Cron, for example Cron(\"0 2 * * *\", \"Europe/Berlin\") for each day at 2:00", d)
 	case d%time.Microsecond != 0:
 		r.err = fmt.Errorf("schedule: Every(%v): the interval must be whole microseconds", d)
 	}

@@ -72,7 +72,8 @@ type execution struct {
 // ctx ends if it is deleted meanwhile.
 func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
 	e := &execution{
-		executor: x, o: o, ctx: ctx, item: it, kind: x.registry.kind(it.Kind), id: rand.Text(), from: it.due(), cancel: func() {},
+		executor: x, o: o, ctx: ctx, item: it, kind: x.registry.kind(it.Kind),
+		id: rand.Text(), from: it.due(), cancel: func() {},
 	}
 	if err := e.makeSlots(); err != nil {
 		e.logger().Warn("schedule: run postponed", slog.Any("error", err))
@@ -203,7 +204,10 @@ func (e *execution) giveUp(a *attempt) result {
 	case a.outcome == changed:
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
-		e.logger().Warn("schedule: run rolled back, schedule locked by an edit", slog.String("name", a.row.Name), slog.Any("error", a.err))
+		e.logger().Warn(
+			"schedule: run rolled back, schedule locked by an edit", slog.String("name", a.row.Name),
+			slog.Any("error", a.err),
+		)
 	case !a.called(), a.outcome == broke && worker.Whose(a.err) == worker.Server: // the server may lack it for long
 		e.logger().Warn("schedule: run postponed", slog.Any("error", a.err))
 	default:
@@ -304,7 +308,10 @@ func (e *execution) logFailure(a *attempt, err error) {
 	case said == worker.Snoozed, said == worker.Away:
 	case a.decided.Trying != nil:
 		t := a.decided.Trying
-		e.runLogger(a).Warn("schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again), slog.Any("error", err))
+		e.runLogger(a).Warn(
+			"schedule: run failed, retry planned", slog.Int("attempt", t.Attempts), slog.Time("again", t.Again),
+			slog.Any("error", err),
+		)
 	case a.decided.doubtful:
 		e.runLogger(a).Error("schedule: outcome unknown, handler called at most once", slog.Any("error", err))
 	default:
@@ -356,7 +363,8 @@ func (e *execution) takeBack() {
 	}
 	step, trying := e.begun.decided.step, *e.begun.decided.Trying
 	step.Before = step.Cursor // as it was written
-	trying.Run, trying.Called, trying.Once = "", 0, false
+	trying.Run, trying.Called = "", 0
+	trying.Once = false
 	step.Trying, step.Outcomes = &trying, nil
 	life := e.writing()
 	_ = e.db.repeat(life, maxBreaks, passing, func() error { return e.write(life, e.begun.of, step, true) })
@@ -409,5 +417,8 @@ func itemLogger(log *slog.Logger, it item) *slog.Logger {
 	if it.Job {
 		of = "job"
 	}
-	return log.With(slog.Int64(of, it.ID), slog.String("key", it.Key), slog.String("kind", it.Kind), slog.Int("partition", it.Partition))
+	return log.With(
+		slog.Int64(of, it.ID), slog.String("key", it.Key), slog.String("kind", it.Kind),
+		slog.Int("partition", it.Partition),
+	)
 }

@@ -99,7 +99,8 @@ func (s *Scheduler) Get(ctx context.Context, name string) (Schedule, error) {
 		err = ErrNotFound
 	}
 	if err != nil {
-		return Schedule{}, wrap.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, store.Advised(err))
+		err = store.Advised(err)
+		return Schedule{}, wrap.Errorf("schedule: get schedule %q of group %q: %w", name, s.db.group, err)
 	}
 	return found[0], nil
 }
@@ -117,7 +118,8 @@ func pages[K, V any](doing string, first K, read func(after K) ([]V, error), key
 				return
 			}
 			for _, v := range rows {
-				if after = key(v); !yield(v, nil) {
+				after = key(v)
+				if !yield(v, nil) {
 					return
 				}
 			}
@@ -129,7 +131,8 @@ func pages[K, V any](doing string, first K, read func(after K) ([]V, error), key
 // List returns the schedules of the group by name. It reads page by page, so they are not of one
 // moment. With OnlyLate or OnlyBlocked it returns 1,000 at most. An error ends the iteration.
 func (s *Scheduler) List(ctx context.Context, filter ScheduleFilter) iter.Seq2[Schedule, error] {
-	return pages(fmt.Sprintf("list schedules of group %q", s.db.group), filter.After, func(after string) ([]Schedule, error) {
+	doing := fmt.Sprintf("list schedules of group %q", s.db.group)
+	return pages(doing, filter.After, func(after string) ([]Schedule, error) {
 		switch filter.Only {
 		case "", OnlyLate, OnlyBlocked, OnlyPaused, OnlyFailing:
 			return asked(ctx, s.db, func(ctx context.Context, q querier) ([]Schedule, error) {

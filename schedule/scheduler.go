@@ -57,8 +57,9 @@ type timings struct {
 }
 
 var defaultTimings = timings{
-	Poll: time.Second, PollPause: 10 * time.Millisecond, PollLimit: 5 * time.Second, Sweep: time.Minute, Silence: listen.Silence,
-	ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Try: time.Minute, Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: statementLimit, LockWait: 5 * time.Second,
+	Poll: time.Second, PollPause: 10 * time.Millisecond, PollLimit: 5 * time.Second, Sweep: time.Minute,
+	Silence: listen.Silence, ClockDoubt: time.Minute, SuspectHold: 5 * time.Second, Try: time.Minute,
+	Overrun: 10 * time.Second, Look: 5 * time.Second, Answer: statementLimit, LockWait: 5 * time.Second,
 	Trim: time.Minute, Declare: time.Hour,
 }
 
@@ -74,7 +75,9 @@ func checkGroup(group string) error {
 // tables, unless WithoutMigration is given. ctx covers this call only.
 //
 // New returns an error for an invalid option, pgleases.ErrSchema, or an error of the database.
-func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
+func New(
+	ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, opts ...Option,
+) (*Scheduler, error) {
 	o, err := newOptions(opts)
 	err = errors.Join(
 		err,
@@ -88,11 +91,14 @@ func New(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group
 	return newScheduler(ctx, client, pool, group, o)
 }
 
-func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, o options) (s *Scheduler, err error) {
-	if size := int(pool.Config().MaxConns); o.maxRunning >= size {
+func newScheduler(
+	ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, group string, o options,
+) (s *Scheduler, err error) {
+	size := int(pool.Config().MaxConns)
+	if o.maxRunning >= size {
 		return nil, fmt.Errorf(
-			"schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning", o.maxRunning,
-			o.maxRunning, size,
+			"schedule: at most %d runs at once need a pool of more than %d connections, not %d: see WithMaxRunning",
+			o.maxRunning, o.maxRunning, size,
 		)
 	}
 	if err := checkGroup(group); err != nil {
@@ -112,7 +118,10 @@ func newScheduler(ctx context.Context, client *pgleases.Client, pool *pgxpool.Po
 	if err != nil {
 		return nil, err
 	}
-	s = &Scheduler{client: client, options: o, log: o.logger.With(slog.String("group", group)), times: defaultTimings, registry: newRegistry()}
+	s = &Scheduler{
+		client: client, options: o, log: o.logger.With(slog.String("group", group)),
+		times: defaultTimings, registry: newRegistry(),
+	}
 	s.db = newDB(pool, group, o, &s.times)
 	s.db.log = s.log
 	if client != nil {
@@ -170,7 +179,8 @@ func (s *Scheduler) run(ctx context.Context) error {
 		defer cancel()
 		_ = lease.Leave(ctx) // on an error the partitions leave when the client does
 	}()
-	if err = s.join(ctx); err == nil && !fits { // the lease has been created again since
+	err = s.join(ctx)
+	if err == nil && !fits { // the lease has been created again since
 		_, err = s.putDeclared(ctx)
 	}
 	if err != nil {
@@ -193,7 +203,10 @@ func (s *Scheduler) run(ctx context.Context) error {
 	s.planner.Store(p)
 	defer s.planner.Store(nil)
 	if crowded, handlers, places := share.Crowded(); crowded {
-		s.log.Info("schedule: handlers take turns, the pool is small", slog.Int("handlers", handlers), slog.Int("at_once", places))
+		s.log.Info(
+			"schedule: handlers take turns, the pool is small", slog.Int("handlers", handlers),
+			slog.Int("at_once", places),
+		)
 	}
 	err = lease.Run(life, p.serve)
 	if life.Err() != nil && errors.Is(err, pgleases.ErrClosed) { // because of the Leave above

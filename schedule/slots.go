@@ -75,7 +75,9 @@ func (e *execution) freeSlot() {
 	}
 	_ = e.db.repeat(life, 1<<30, again, func() error {
 		return e.db.within(life, func(ctx context.Context) error {
-			return e.db.asking(ctx, func(ctx context.Context, q querier) error { return e.db.sendFreeSlot(ctx, q, e.kind.name, slot, e.id) })
+			return e.db.asking(ctx, func(ctx context.Context, q querier) error {
+				return e.db.sendFreeSlot(ctx, q, e.kind.name, slot, e.id)
+			})
 		})
 	})
 }
@@ -85,7 +87,8 @@ func (d *decision) waitForSlot(of runnable, k *kind) {
 	r := of.common()
 	st := step{Due: r.Due, Trying: r.Trying}
 	if s, is := of.(*scheduleRow); is {
-		st.Before, st.Cursor, st.CursorLocal = s.Cursor, s.Cursor, s.CursorLocal
+		st.Before, st.Cursor = s.Cursor, s.Cursor
+		st.CursorLocal = s.CursorLocal
 	}
 	*d = decision{step: st}
 	d.BlockedReason = storableText(fmt.Errorf("the limit of runs of kind %q is reached", k.name))

@@ -66,7 +66,10 @@ type KindStats struct {
 // safe for concurrent use, also before and after Run.
 func (s *Scheduler) Stats() Stats {
 	c := &s.counts
-	st := Stats{Polls: c.polls.Load(), PollErrors: c.pollErrors.Load(), PollTime: time.Duration(c.pollTime.Load()), Kinds: s.registry.stats()}
+	st := Stats{
+		Polls: c.polls.Load(), PollErrors: c.pollErrors.Load(), PollTime: time.Duration(c.pollTime.Load()),
+		Kinds: s.registry.stats(),
+	}
 	for _, k := range st.Kinds {
 		st.Running += k.Running
 	}
@@ -159,7 +162,8 @@ func (c *kindCounts) again(verdict worker.Fault) {
 func (c *kindCounts) wrote(outcomes []newEntry) {
 	c.count(func(k *KindStats) {
 		of := map[Outcome]*int64{
-			OutcomeSucceeded: &k.Succeeded, OutcomeFailed: &k.Failed, OutcomeUnknown: &k.Unknown, OutcomeMissed: &k.Missed, OutcomeSkipped: &k.Skipped,
+			OutcomeSucceeded: &k.Succeeded, OutcomeFailed: &k.Failed, OutcomeUnknown: &k.Unknown,
+			OutcomeMissed: &k.Missed, OutcomeSkipped: &k.Skipped,
 		}
 		for _, o := range outcomes {
 			if n := of[o.Outcome]; n != nil {

@@ -98,7 +98,8 @@ func (d *db) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) er
 
 func (d *db) inOneTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
 	return store.Advised(worker.InTx(ctx, d.line, d.pool, func(ctx context.Context, tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.LockWait.Milliseconds())); err != nil {
+		_, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.LockWait.Milliseconds()))
+		if err != nil {
 			return err
 		}
 		return f(ctx, tx)
@@ -210,7 +211,10 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) er
 		ctx, d.statements.Poll, d.group, p.partitions, append([]int32{}, p.fresh...), p.since.UnixMicro(),
 		p.ahead.Microseconds(), p.furtherBack(), p.mostOf(), p.few, p.total, keys,
 		append([]string{}, p.left.kinds...), schedules, jobs,
-	).Scan(&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes, &goneSchedules, &goneJobs)
+	).Scan(
+		&micro, &spent, &f.id, &f.job, &f.priority, &f.partition, &f.key, &f.kind, &f.due, &f.crashes,
+		&goneSchedules, &goneJobs,
+	)
 	if err != nil {
 		return err
 	}
@@ -218,8 +222,8 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) er
 	p.due, p.gone = make([]item, len(f.id)), nil
 	for i := range p.due {
 		p.due[i] = item{
-			subject: subject{f.id[i], f.job[i]}, Priority: f.priority[i], Partition: f.partition[i], Key: f.key[i], Kind: f.kind[i],
-			DueMicro: f.due[i], Crashes: f.crashes[i],
+			subject: subject{f.id[i], f.job[i]}, Priority: f.priority[i], Partition: f.partition[i],
+			Key: f.key[i], Kind: f.kind[i], DueMicro: f.due[i], Crashes: f.crashes[i],
 		}
 	}
 	for _, id := range goneSchedules {
@@ -233,7 +237,8 @@ func (d *db) sendPoll(ctx context.Context, q querier, p *poll, keys []string) er
 
 // begin sets crashed to whether the previous owner crashed while runs may have been under way.
 func (d *db) begin(crashed *bool) opening {
-	return opening{d.statements.Begin, []any{d.group, d.times.LockWait.Milliseconds()}, func(row pgx.Row) error { return row.Scan(crashed) }}
+	args := []any{d.group, d.times.LockWait.Milliseconds()}
+	return opening{d.statements.Begin, args, func(row pgx.Row) error { return row.Scan(crashed) }}
 }
 
 // end records that all runs have ended, including those with a counted crash.
@@ -333,14 +338,15 @@ func (d *db) endStatement(of runnable, run string, st *step) (statement string, 
 // closeArgs are the arguments of schedule_close.
 func closeArgs(r *scheduleRow, run string, st *step) []any {
 	args := []any{
-		r.ID, run, r.Revision, st.Before, st.Cursor, shownMicro(st.CursorLocal), st.Due, st.Succeeded, st.RanFrom, st.RanUntil,
-		st.Failures, st.PausedAt, st.BlockedReason,
+		r.ID, run, r.Revision, st.Before, st.Cursor, shownMicro(st.CursorLocal), st.Due, st.Succeeded,
+		st.RanFrom, st.RanUntil, st.Failures, st.PausedAt, st.BlockedReason,
 	}
 	t := value(st.Trying)
 	args = append(args, known(t.At), shownMicro(known(t.Local)), t.Missed)
 	args = append(args, trialArgs(st.Trying)...)
 	passed, ran := st.passed()
-	since, until, ticks, outcomes := []time.Time{}, []time.Time{}, []int64{}, []string{}
+	since, until := []time.Time{}, []time.Time{}
+	ticks, outcomes := []int64{}, []string{}
 	for _, f := range passed {
 		since, until = append(since, f.Since), append(until, f.Until)
 		ticks, outcomes = append(ticks, f.Ticks), append(outcomes, string(f.Outcome))
@@ -369,8 +375,8 @@ func endJobArgs(r *jobRow, run string, f newEntry) []any {
 func trialArgs(trying *trial) []any {
 	t := value(trying)
 	return []any{
-		known(t.Began), t.Attempts, t.Away, t.Error, known(t.Again), t.Crashes, known(t.Epoch), known(t.Run), known(t.Called), t.Once,
-		known(t.Started), known(t.Ends),
+		known(t.Began), t.Attempts, t.Away, t.Error, known(t.Again), t.Crashes, known(t.Epoch),
+		known(t.Run), known(t.Called), t.Once, known(t.Started), known(t.Ends),
 	}
 }
 
@@ -461,7 +467,8 @@ func (d *db) sendPause(ctx context.Context, tx pgx.Tx, name string) error {
 
 // sendResume ends the pause of a schedule that sendLock has locked, and cancels passed ticks.
 func (d *db) sendResume(ctx context.Context, tx pgx.Tx, name string, c canceled) error {
-	return d.verb(ctx, tx, d.statements.DoResume, d.statements.Resume, d.group, name, c.until, c.last, c.ticks).Scan(nil)
+	args := []any{d.group, name, c.until, c.last, c.ticks}
+	return d.verb(ctx, tx, d.statements.DoResume, d.statements.Resume, args...).Scan(nil)
 }
 
 // sendCatchUp ends the pause of a schedule, and keeps passed ticks.
@@ -471,7 +478,8 @@ func (d *db) sendCatchUp(ctx context.Context, tx pgx.Tx, name string) error {
 
 // sendDelete deletes a schedule that sendLock has locked, and cancels passed ticks.
 func (d *db) sendDelete(ctx context.Context, tx pgx.Tx, name string, c canceled) error {
-	return d.verb(ctx, tx, d.statements.DoDelete, d.statements.Delete, d.group, name, c.until, c.last, c.ticks).Scan(nil)
+	args := []any{d.group, name, c.until, c.last, c.ticks}
+	return d.verb(ctx, tx, d.statements.DoDelete, d.statements.Delete, args...).Scan(nil)
 }
 
 // sendTrigger returns the job of the extra run.
@@ -504,8 +512,11 @@ func (d *db) sendRetryJob(ctx context.Context, tx pgx.Tx, job int64) (id int64, 
 }
 
 // sendRetryFailed returns the new jobs, and how many ticks and jobs were not retried.
-func (d *db) sendRetryFailed(ctx context.Context, tx pgx.Tx, kind string, since time.Time) (ids []int64, refused int, err error) {
-	err = d.verb(ctx, tx, d.statements.DoRetryFailed, d.statements.RetryFailed, d.group, kind, since).Scan(&ids, &refused)
+func (d *db) sendRetryFailed(
+	ctx context.Context, tx pgx.Tx, kind string, since time.Time,
+) (ids []int64, refused int, err error) {
+	program, operator := d.statements.DoRetryFailed, d.statements.RetryFailed
+	err = d.verb(ctx, tx, program, operator, d.group, kind, since).Scan(&ids, &refused)
 	return ids, refused, err
 }
 
@@ -515,10 +526,13 @@ func (d *db) sendCancelJob(ctx context.Context, tx pgx.Tx, job int64) error {
 
 // sendGet locks a schedule for an edit. It returns the time, and the schedule; nil if it does not
 // exist.
-func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawMessage) (clock time.Time, r *scheduleRow, err error) {
+func (d *db) sendGet(
+	ctx context.Context, q querier, name string, args json.RawMessage,
+) (clock time.Time, r *scheduleRow, err error) {
 	var micro int64
 	var found *string
-	if err = q.QueryRow(ctx, d.statements.Get, d.group, name, string(args)).Scan(&micro, &found); err == nil {
+	err = q.QueryRow(ctx, d.statements.Get, d.group, name, string(args)).Scan(&micro, &found)
+	if err == nil {
 		r, err = decodeSchedule(found)
 		if err != nil {
 			err = unreadable{err}
@@ -529,14 +543,18 @@ func (d *db) sendGet(ctx context.Context, q querier, name string, args json.RawM
 
 // sendCreate reports whether a schedule is created. It is not if another transaction has created one
 // of its name.
-func (d *db) sendCreate(ctx context.Context, q querier, want *scheduleRow, now time.Time, due *time.Time) (created bool, err error) {
+func (d *db) sendCreate(
+	ctx context.Context, q querier, want *scheduleRow, now time.Time, due *time.Time,
+) (created bool, err error) {
 	args := append([]any{d.group, int32(d.partitions), want.Name}, wantedArgs(want, now, due)...)
 	err = q.QueryRow(ctx, d.statements.Create, args...).Scan(&created)
 	return created, err
 }
 
 // sendReplace edits a schedule that sendGet has locked.
-func (d *db) sendReplace(ctx context.Context, q querier, id int64, want *scheduleRow, now time.Time, due *time.Time, c canceled) error {
+func (d *db) sendReplace(
+	ctx context.Context, q querier, id int64, want *scheduleRow, now time.Time, due *time.Time, c canceled,
+) error {
 	args := append([]any{d.group, int32(d.partitions), id}, wantedArgs(want, now, due)...)
 	return void(ctx, q, d.statements.Replace, append(args, c.until, c.last, c.ticks)...)
 }
@@ -545,8 +563,8 @@ func (d *db) sendReplace(ctx context.Context, q querier, id int64, want *schedul
 func wantedArgs(want *scheduleRow, now time.Time, due *time.Time) []any {
 	p := want.Policy
 	return []any{
-		want.Key, want.Kind, string(want.Args), want.Rule, missedNames[p.Missed], overlapNames[p.Overlap], p.Grace.Microseconds(),
-		p.Jitter.Microseconds(), known(p.PauseAfter), want.Declared, now, due,
+		want.Key, want.Kind, string(want.Args), want.Rule, missedNames[p.Missed], overlapNames[p.Overlap],
+		p.Grace.Microseconds(), p.Jitter.Microseconds(), known(p.PauseAfter), want.Declared, now, due,
 	}
 }
 
@@ -556,12 +574,15 @@ func (d *db) sendDeclare(ctx context.Context, q querier, names []string) error {
 
 // sendDeclared returns the stored schedules among the declared ones, and how many partitions the
 // lease has; 0 if it does not exist.
-func (d *db) sendDeclared(ctx context.Context, q querier, declared []*scheduleRow) (have map[string]*scheduleRow, partitions int, err error) {
+func (d *db) sendDeclared(
+	ctx context.Context, q querier, declared []*scheduleRow,
+) (have map[string]*scheduleRow, partitions int, err error) {
 	var names, args, texts []string
 	for _, r := range declared {
 		names, args = append(names, r.Name), append(args, string(r.Args))
 	}
-	if err := q.QueryRow(ctx, d.statements.Declared, d.group, names, args, leaseOf+d.group).Scan(&texts, &partitions); err != nil {
+	err = q.QueryRow(ctx, d.statements.Declared, d.group, names, args, leaseOf+d.group).Scan(&texts, &partitions)
+	if err != nil {
 		return nil, 0, err
 	}
 	have = make(map[string]*scheduleRow, len(texts))
@@ -584,7 +605,9 @@ func (d *db) sendHistory(ctx context.Context, q querier, name *string, before in
 	return collect[HistoryEntry](ctx, q, d.statements.History, d.group, name, before, most)
 }
 
-func (d *db) sendTrim(ctx context.Context, q querier, failed bool, before time.Time, after int64) (upTo int64, more bool, err error) {
+func (d *db) sendTrim(
+	ctx context.Context, q querier, failed bool, before time.Time, after int64,
+) (upTo int64, more bool, err error) {
 	err = q.QueryRow(ctx, d.statements.Trim, d.group, failed, before, after, trimPage).Scan(&upTo, &more)
 	return upTo, more, err
 }
@@ -595,8 +618,11 @@ func (d *db) sendMakeSlots(ctx context.Context, q querier, k *kind) error {
 
 // sendTakeSlot returns the slot that a run has taken; nil if all were taken. run is nil if the
 // slot ends with the transaction.
-func (d *db) sendTakeSlot(ctx context.Context, tx *handlers.Transaction, k *kind, p pgleases.Partition, run *string) (slot *int, err error) {
-	err = tx.QueryRow(ctx, d.statements.TakeSlot, d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run).Scan(&slot)
+func (d *db) sendTakeSlot(
+	ctx context.Context, tx *handlers.Transaction, k *kind, p pgleases.Partition, run *string,
+) (slot *int, err error) {
+	args := []any{d.group, k.name, k.limits.concurrent, p.Number, p.Epoch, run}
+	err = tx.QueryRow(ctx, d.statements.TakeSlot, args...).Scan(&slot)
 	return slot, err
 }
 
@@ -611,11 +637,13 @@ func collect[T any](ctx context.Context, q querier, statement string, args ...an
 	rows, _ := q.Query(ctx, statement, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, func(r pgx.CollectableRow) (v T, err error) {
 		var text string
-		if err = r.Scan(&text); err != nil {
+		err = r.Scan(&text)
+		if err != nil {
 			return v, err
 		}
 		err = json.Unmarshal([]byte(text), &v)
-		if shown, ok := any(&v).(interface{ showUnreadable(error) }); ok && err != nil {
+		shown, ok := any(&v).(interface{ showUnreadable(error) })
+		if ok && err != nil {
 			shown.showUnreadable(unreadable{err})
 			err = nil
 		}

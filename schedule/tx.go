@@ -58,12 +58,16 @@ type opening struct {
 //	forUs          its own      no                  it leaves the transaction behind
 
 // forHandler is inGoroutine for an f that calls a handler, which may need the pool once more.
-func (t *transactions) forHandler(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+func (t *transactions) forHandler(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
 	return t.inPlace(life, func() error { return t.inGoroutine(life, p, open, f) })
 }
 
 // fromHandler is transact for an f of a handler, in whose goroutine it is called.
-func (t *transactions) fromHandler(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+func (t *transactions) fromHandler(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
 	return t.inPlace(life, func() error { return t.transact(life, p, open, f) })
 }
 
@@ -78,9 +82,13 @@ func (t *transactions) inPlace(life context.Context, f func() error) error {
 
 // forUs is transact for statements of this package only. If a tracer or a hook of the pool hangs,
 // it leaves the transaction behind. What open and f write must not be read after an error.
-func (t *transactions) forUs(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+func (t *transactions) forUs(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
 	limit := 3 * t.db.times.Answer // a connection, the opening and the commit
-	err := handlers.InTime(life, limit, t.db.times.Overrun, func(ctx context.Context) error { return t.transact(ctx, p, open, f) })
+	err := handlers.InTime(life, limit, t.db.times.Overrun, func(ctx context.Context) error {
+		return t.transact(ctx, p, open, f)
+	})
 	if errors.Is(err, handlers.ErrHangs) {
 		return worker.Lost(err)
 	}
@@ -90,7 +98,9 @@ func (t *transactions) forUs(life context.Context, p pgleases.Partition, open op
 // inGoroutine is transact in a goroutine of its own. If a tracer or a hook of the pool ends that,
 // it is an error of the connection, as a panic is. One goroutine for each transaction is cheaper
 // than one for each statement, whose stack would grow each time.
-func (t *transactions) inGoroutine(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+func (t *transactions) inGoroutine(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
 	var err error // of f, for example that a handler panicked
 	cut := handlers.Call(func() error {
 		err = t.transact(life, p, open, f)
@@ -104,7 +114,9 @@ func (t *transactions) inGoroutine(life context.Context, p pgleases.Partition, o
 
 // transact runs f in a transaction of the pool, and commits it if f did not. The answer of the
 // opening has arrived before f is called.
-func (t *transactions) transact(life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error) error {
+func (t *transactions) transact(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
 	var tx *handlers.Transaction
 	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		return t.db.traced(ctx, func() error {

@@ -41,7 +41,8 @@ func unreadableRow(text string, why error) (row, error) {
 // sendSetAside blocks a schedule or job whose row cannot be read.
 func (d *db) sendSetAside(ctx context.Context, tx *handlers.Transaction, of subject, why error) error {
 	return d.inTime(ctx, d.times.Answer, func(ctx context.Context) error {
-		return void(ctx, tx, d.statements.SetAside, of.ID, of.Job, *storableText(why), blockedLeast.Milliseconds(), blockedMost.Milliseconds())
+		args := []any{of.ID, of.Job, *storableText(why), blockedLeast.Milliseconds(), blockedMost.Milliseconds()}
+		return void(ctx, tx, d.statements.SetAside, args...)
 	})
 }
 

@@ -74,7 +74,8 @@ func (c *clock) span(at, local int64) span {
 	}
 	if s.start != never {
 		shown := s.start + s.offset
-		if left, ok := c.ceil(s.from); ok && left < shown {
+		left, ok := c.ceil(s.from)
+		if ok && left < shown {
 			s.makeUp = !c.matches(shown)
 		}
 	}
@@ -88,7 +89,8 @@ func (c *clock) bounds(at int64) span {
 	t := time.Unix(at, 0).In(c.location)
 	_, offset := t.Zone()
 	s := span{start: never, end: c.end(at), offset: int64(offset)}
-	if start, _ := t.ZoneBounds(); !start.IsZero() {
+	start, _ := t.ZoneBounds()
+	if !start.IsZero() {
 		s.start = start.Unix()
 		for end := c.end(s.start); end <= at; end = c.end(end) {
 			s.start = end

@@ -82,7 +82,8 @@ DECLARE
     who CONSTANT text := pgleases.schedule_operator('resume'::text, p_actor, p_reason);
     s   CONSTANT pgleases.schedules := pgleases.schedule_take(p_group, p_name);
 BEGIN
-    IF NOT pgleases.schedule_do_resume(p_group, p_name, p_until, p_canceled_until, p_canceled, who || ': ' || p_reason) THEN
+    IF NOT pgleases.schedule_do_resume(
+        p_group, p_name, p_until, p_canceled_until, p_canceled, who || ': ' || p_reason) THEN
         RETURN false;
     END IF;
     PERFORM pgleases.schedule_changed('resume'::text, p_group, p_name, s.id, NULL::bigint,
@@ -124,7 +125,8 @@ DECLARE
     who CONSTANT text := pgleases.schedule_operator('delete'::text, p_actor, p_reason);
     s   CONSTANT pgleases.schedules := pgleases.schedule_take(p_group, p_name);
 BEGIN
-    PERFORM pgleases.schedule_do_delete(p_group, p_name, p_until, p_canceled_until, p_canceled, who || ': ' || p_reason);
+    PERFORM pgleases.schedule_do_delete(
+        p_group, p_name, p_until, p_canceled_until, p_canceled, who || ': ' || p_reason);
     PERFORM pgleases.schedule_changed('delete'::text, p_group, p_name, s.id, NULL::bigint, '{}'::jsonb, who, p_reason);
 END
 $pgleases_body$;
@@ -160,8 +162,8 @@ DECLARE
     s   CONSTANT pgleases.schedules := pgleases.schedule_find(p_group, p_name);
     ids CONSTANT bigint[] := pgleases.schedule_do_backfill(p_group, p_name, p_begins, p_ticks);
 BEGIN
-    PERFORM pgleases.schedule_changed('backfill'::text, p_group, p_name, s.id, CASE WHEN cardinality(ids) = 1 THEN ids[1] END,
-        jsonb_build_object('after', p_after, 'until', p_until), who, p_reason);
+    PERFORM pgleases.schedule_changed('backfill'::text, p_group, p_name, s.id,
+        CASE WHEN cardinality(ids) = 1 THEN ids[1] END, jsonb_build_object('after', p_after, 'until', p_until), who, p_reason);
     RETURN ids;
 END
 $pgleases_body$;
@@ -218,7 +220,8 @@ DECLARE
 BEGIN
     SELECT r.ids, r.refused INTO ids, refused FROM pgleases.schedule_do_retry_failed(p_group, p_kind, p_since) AS r;
     PERFORM pgleases.schedule_changed('retry_failed'::text, p_group, ''::text, NULL::bigint, NULL::bigint,
-        jsonb_build_object('kind', p_kind, 'since', p_since, 'retried', cardinality(ids), 'refused', refused), who, p_reason);
+        jsonb_build_object('kind', p_kind, 'since', p_since, 'retried', cardinality(ids), 'refused', refused),
+        who, p_reason);
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_retry_failed FROM PUBLIC;

@@ -18,7 +18,8 @@ BEGIN
     SELECT * INTO s FROM pgleases.schedules AS r WHERE r.group_name = p_group AND r.name = p_name;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'group "%" has no schedule "%"', p_group, p_name
-            USING ERRCODE = 'undefined_object', HINT = format('pgleases schedules list %s shows its schedules.', p_group);
+            USING ERRCODE = 'undefined_object',
+                HINT = format('pgleases schedules list %s shows its schedules.', p_group);
     END IF;
     RETURN s;
 END
@@ -82,7 +83,8 @@ BEGIN
             AND p_canceled_until BETWEEN s.cursor AND p_until AND p_canceled >= 0) IS NOT TRUE THEN
         RAISE EXCEPTION 'the ticks of schedule "%" until % cannot be canceled: its cursor is at %',
             s.name, coalesce(p_until::text, 'null'), s.cursor
-            USING ERRCODE = 'invalid_parameter_value', HINT = 'Lock the schedule, and count the ticks between its cursor and now.';
+            USING ERRCODE = 'invalid_parameter_value',
+                HINT = 'Lock the schedule, and count the ticks between its cursor and now.';
     END IF;
 END
 $pgleases_body$;
@@ -177,8 +179,10 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET timezone = '
 DECLARE
     s CONSTANT pgleases.schedules := pgleases.schedule_find(p_group, p_name);
 BEGIN
-    IF cardinality(p_ticks) > 1000 OR EXISTS (SELECT FROM unnest(p_ticks) AS t (at) WHERE (t.at <= s.cursor) IS NOT TRUE) THEN
-        RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: its cursor is at %', p_name, s.cursor
+    IF cardinality(p_ticks) > 1000
+        OR EXISTS (SELECT FROM unnest(p_ticks) AS t (at) WHERE (t.at <= s.cursor) IS NOT TRUE) THEN
+        RAISE EXCEPTION 'these ticks of schedule "%" are more than 1000, or not all past: its cursor is at %',
+            p_name, s.cursor
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Backfill a shorter range, up to the cursor.';
     END IF;
     RETURN coalesce(pgleases.schedule_enqueue(p_group, 1, (
@@ -242,7 +246,8 @@ BEGIN
     END IF;
     retry := (pgleases.schedule_enqueue(h.group_name, 1, jsonb_build_array(p_job || '{"trigger": "retry"}')))[1];
     IF retry IS NULL THEN
-        RAISE EXCEPTION '% cannot be retried: there is a live job of kind "%" with its unique key "%"', p_what, h.kind, h.unique_key
+        RAISE EXCEPTION '% cannot be retried: there is a live job of kind "%" with its unique key "%"',
+            p_what, h.kind, h.unique_key
             USING ERRCODE = 'unique_violation', HINT = 'Wait for that job, or cancel it first.';
     END IF;
     UPDATE pgleases.history AS r SET retried = retry WHERE r.id = h.id;
@@ -292,10 +297,13 @@ BEGIN
                 'at', h.until, 'nonce', s.nonce, 'revision', 0, 'rule', h.rule, 'begins', h.begins)
             FROM pgleases.schedules AS s WHERE s.id = h.schedule));
     END IF;
-    RAISE EXCEPTION '% is not in the history of group "%"', what, p_group USING ERRCODE = 'undefined_object', HINT = coalesce(
-        (SELECT format('The run of this time was no tick, but job %s: retry that.', r.job) FROM pgleases.history AS r
-         WHERE r.group_name = p_group AND r.name = p_name AND r.until = p_tick AND r.job IS NOT NULL ORDER BY r.id DESC LIMIT 1),
-        'Pass TICK exactly as pgleases schedules history shows it, with its fraction. Old entries are deleted.');
+    RAISE EXCEPTION '% is not in the history of group "%"', what, p_group
+        USING ERRCODE = 'undefined_object', HINT = coalesce(
+            (SELECT format('The run of this time was no tick, but job %s: retry that.', r.job)
+             FROM pgleases.history AS r
+             WHERE r.group_name = p_group AND r.name = p_name AND r.until = p_tick AND r.job IS NOT NULL
+             ORDER BY r.id DESC LIMIT 1),
+            'Pass TICK exactly as pgleases schedules history shows it, with its fraction. Old entries are deleted.');
 END
 $pgleases_body$;
 
@@ -315,7 +323,8 @@ BEGIN
         WHERE r.group_name = p_group AND r.kind = p_kind AND r.outcome IN ('failed', 'unknown')
             AND r.retried IS NULL AND r.ended_at >= p_since
             -- a retry is of the last entry of a job
-            AND NOT EXISTS (SELECT FROM pgleases.history AS n WHERE n.job = r.job AND n.group_name = p_group AND n.id > r.id OFFSET 0)
+            AND NOT EXISTS (SELECT FROM pgleases.history AS n
+                            WHERE n.job = r.job AND n.group_name = p_group AND n.id > r.id OFFSET 0)
         ORDER BY r.id LIMIT 10000
     LOOP
         BEGIN
