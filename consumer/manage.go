@@ -143,6 +143,9 @@ func (m *Manager) change(ctx context.Context, verb, doing string, id *int64, res
 
 // explained adds to the error of a change what it means, and the remedy.
 func (m *Manager) explained(ctx context.Context, err error) error {
+	if worker.Whose(err) == worker.Standby {
+		return wrap.Errorf("%w\n%s", err, store.NoWrites)
+	}
 	var told *pgconn.PgError
 	if !errors.As(err, &told) {
 		return store.Advised(store.Caused(ctx, err))

@@ -11,10 +11,12 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/consumer/sql"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
@@ -62,6 +64,18 @@ func TestOperatorsPassOverStrayConnections(t *testing.T) {
 	for range 4 {
 		testkit.Must(manager.Pause(t.Context()))(t)
 	}
+}
+
+// Where writes are stopped, an operator's change is refused with its cause and the remedy.
+func TestManageObeysReadOnlyDefault(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	newWorker(db, consumer.Each(effect))
+	direct, _ := pgtest.DirectURL(db.url)
+	reads := testkit.Pool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	m := testkit.Must(consumer.Manage(t.Context(), reads, "orders", consumer.WithReason("why", "maria")))(t)
+	_, err := m.Pause(t.Context())
+	contains(t, err, "read-only transaction", "default_transaction_read_only: give the address of the primary")
 }
 
 // A row that is skipped goes to the dead letters, even if it was changed, and its key goes on.

@@ -12,6 +12,7 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -21,7 +22,9 @@ import (
 // Manage returns a Scheduler without a client, for operators and tools. It reads and changes the
 // schedules and jobs of a group; its Run returns an error. The options are WithSchema and
 // WithReason; any other is an error. It creates no tables: if they are missing or too old, it
-// returns pgleases.ErrSchema.
+// returns pgleases.ErrSchema. Its changes obey default_transaction_read_only, by which failover tools
+// and operators stop writes. A Scheduler of New and an Enqueuer write in spite of it, as their
+// application means them to.
 func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
 	o, err := onlyOptions("Manage", opts, "WithSchema", "WithReason")
 	switch {
@@ -31,7 +34,12 @@ func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Optio
 		return nil, errors.New("schedule: manage: pool is nil")
 	}
 	o.noMigration = true
-	return newScheduler(ctx, nil, pool, group, o)
+	s, err := newScheduler(ctx, nil, pool, group, o)
+	if err != nil {
+		return nil, err
+	}
+	s.db.inPool = worker.InOperatorsTx
+	return s, nil
 }
 
 // Pause pauses a schedule until Resume. If it is paused already, Pause has no effect. A run that is

@@ -256,6 +256,32 @@ func TestManageUnknownOutcome(t *testing.T) {
 	}
 }
 
+// Where writes are stopped by default_transaction_read_only, operators change nothing, and the
+// application's code goes on.
+func TestManageObeysReadOnlyDefault(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	books := schedule.InTx(w.Scheduler, "books", effect)
+	testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly))
+	job := testkit.Must(books.Enqueue(t.Context(), args{}, schedule.WithDelay(time.Hour)))(t)
+	direct, _ := pgtest.DirectURL(db.url)
+	reads := testkit.Pool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	for _, opts := range [][]schedule.Option{nil, {schedule.WithReason("why", "")}} {
+		m := testkit.Must(schedule.Manage(t.Context(), reads, group, opts...))(t)
+		_, triggered := m.Trigger(t.Context(), "close")
+		for verb, err := range map[string]error{
+			"cancel": m.Cancel(t.Context(), job), "pause": m.Pause(t.Context(), "close"), "trigger": triggered,
+		} {
+			expect(t, store.Code(err), "25006", "SQLSTATE of "+verb)
+		}
+	}
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 1, "jobs")
+	enqueuer := testkit.Must(schedule.NewEnqueuer(reads, group))(t)
+	testkit.Must(schedule.JobsOf[args](enqueuer, "books").Enqueue(t.Context(), args{}))(t)
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 2, "jobs, with that of the application")
+}
+
 // This host does not know the rule's zone, so the passed ticks are not known, and the change is
 // refused.
 func TestManageWithoutZone(t *testing.T) {

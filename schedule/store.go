@@ -66,13 +66,16 @@ type db struct {
 	staged     bool // the clock of a test counts
 
 	reason, actor string // of WithReason
-	around        func(context.Context, Info, func(context.Context) error) error
+	// inPool runs a function in a transaction of the pool
+	inPool func(context.Context, *worker.Line, *pgxpool.Pool, func(context.Context, pgx.Tx) error) error
+	around func(context.Context, Info, func(context.Context) error) error
 }
 
 func newDB(pool *pgxpool.Pool, group string, o options, times *timings) *db {
 	return &db{
 		pool: pool, group: group, partitions: o.partitions, statements: statementsFor(o.schema), times: times,
-		log: slog.New(slog.DiscardHandler), reason: o.reason, actor: o.actor, around: o.around,
+		log: slog.New(slog.DiscardHandler), reason: o.reason, actor: o.actor,
+		inPool: worker.InTx, around: o.around,
 	}
 }
 
@@ -97,7 +100,7 @@ func (d *db) inTx(ctx context.Context, f func(context.Context, pgx.Tx) error) er
 }
 
 func (d *db) inOneTx(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
-	return store.Advised(worker.InTx(ctx, d.line, d.pool, func(ctx context.Context, tx pgx.Tx) error {
+	return store.Advised(d.inPool(ctx, d.line, d.pool, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, fmt.Sprintf("SET LOCAL lock_timeout = %d", d.times.LockWait.Milliseconds()))
 		if err != nil {
 			return err

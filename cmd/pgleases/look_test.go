@@ -308,6 +308,8 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 	t.Parallel()
 	empty, database := pgtest.EmptyDatabase(t), pgtest.MigratedDatabase(t)
 	role := newRole(t, database)
+	direct, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t, testkit.Must(schedule.Schema())(t)))
+	stopped := direct + "&default_transaction_read_only=on" // so writes are stopped
 	for _, test := range []struct {
 		database, args string
 		want           string
@@ -317,6 +319,7 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 		{database, "list --schema none", `schema "none" is missing`},
 		{as(t, database, role), "list", "pgleases grants ROLE --for=reader"},
 		{as(t, database, role), "schedules pause reports close --reason why", "pgleases grants ROLE --for=schedule-operators"},
+		{stopped, "schedules pause reports close --reason why", "default_transaction_read_only: give the address of the primary"},
 		{as(t, database, role), "migrate --schema other", fmt.Sprintf("role %q may not create it", role)},
 		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
 		{"not a url", "clients", "cannot read the connection string"},

@@ -64,7 +64,7 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 			}
 			err = fmt.Errorf("%w\npgleases schedules list GROUP, schedules history GROUP SCHEDULE and jobs list GROUP show what there is", err)
 		case worker.Whose(err) == worker.Standby:
-			err = fmt.Errorf("%w\nthe server is a standby: give the address of the primary", err)
+			err = fmt.Errorf("%w\n%s", err, store.NoWrites)
 		case store.Denied(err):
 			err = fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", err, admin.ForScheduleOperators, schema)
 		}

@@ -125,7 +125,7 @@ func (a *Admin) failure(doing string, err error) error {
 	case store.Denied(err):
 		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.schema)
 	case worker.Whose(err) == worker.Standby:
-		remedy = "the server takes no writes, because it is a standby, or because of default_transaction_read_only: give the address of the primary"
+		remedy = store.NoWrites
 	case store.Full(err):
 		remedy = full
 	case store.Unprepared(err):

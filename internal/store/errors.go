@@ -90,6 +90,10 @@ func Caused(ctx context.Context, err error) error {
 const PrepareNothing = "behind a connection pooler, set default_query_exec_mode=exec in the pool's URL, " +
 	"or make the pooler keep prepared statements"
 
+// NoWrites is the remedy for a change that the server refused as read-only.
+const NoWrites = "the server takes no writes, because it is a standby, or because of " +
+	"default_transaction_read_only: give the address of the primary"
+
 // Advised adds the remedy to an error of a connection of the application.
 func Advised(err error) error {
 	if Unprepared(err) {

@@ -296,12 +296,17 @@ func InTx(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Co
 	return inTx(ctx, line, pool, handlers.ReadCommitted, f)
 }
 
-// Change is InTx for a change that an operator makes. It is read-only if its session is by default:
-// failover tools and operators set that to stop writes. If the commit is not answered, so that the
+// InOperatorsTx is InTx for a change that an operator makes. It is read-only if its session is by
+// default: failover tools and operators set that to stop writes.
+func InOperatorsTx(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, pgx.Tx) error) error {
+	return inTx(ctx, line, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+}
+
+// Change is InOperatorsTx for a change without a client. If the commit is not answered, so that the
 // change may have been made, the error wraps unknown.
 func Change(ctx context.Context, pool *pgxpool.Pool, unknown error, f func(context.Context, pgx.Tx) error) error {
 	committing := false
-	err := inTx(ctx, nil, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error {
+	err := InOperatorsTx(ctx, nil, pool, func(ctx context.Context, tx pgx.Tx) error {
 		err := f(ctx, tx)
 		committing = err == nil
 		return err
