@@ -247,7 +247,7 @@ func denied(ctx context.Context, conn *pgx.Conn, misfit *SchemaError, refusal er
 	var role, grant string
 	err := conn.QueryRow(ctx, names, pgx.QueryExecModeExec).Scan(&role, &grant)
 	if err != nil {
-		return fmt.Errorf("%s: %w", misfit.Text, err)
+		return fmt.Errorf("ask which role may not create the schema: %w", err)
 	}
 	who := fmt.Sprintf("%s, and role %q may not create", misfit.Text, role)
 	if Code(refusal) == "3F000" {
