@@ -44,6 +44,18 @@ func (db *database) prepare(key string) (commit func()) {
 	}
 }
 
+// insertLocked inserts a row of a key when it has locked the key.
+func (db *database) insertLocked(key string) error {
+	return pgx.BeginFunc(db.t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(db.t.Context(), "SELECT FROM public.customers WHERE name = $1 FOR NO KEY UPDATE", key)
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(db.t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ($1, '2')", key)
+		return err
+	})
+}
+
 // Rows of a prepared transaction are handled once after it is committed, however long it was prepared,
 // although polls have passed them meanwhile because a key of their partition is blocked. No row of
 // their key comes before them, because the transaction keeps its lock.
@@ -73,27 +85,27 @@ func TestRowsOfPreparedTransactions(t *testing.T) {
 			db.put(blocked, blocked)
 			testkit.Becomes(t, db.Pool, "a key is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 			const left = "SELECT count(*) FROM public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)"
-			for round, polls := range []int64{3, 20} { // in the second, sweeps come while it is prepared
-				commit := db.prepare(key)
+			rows := 0
+			for _, of := range []struct {
+				polls int64 // while it is prepared; sweeps come during many
+				later bool  // another writer of the key waits for it
+			}{{3, false}, {20, false}, {3, true}} {
+				commit, later := db.prepare(key), make(chan error, 1)
 				db.put(blocked, other)
 				testkit.Becomes(t, db.Pool, "a later row of another key is handled", int64(0), left)
-				later := make(chan error, 1)
-				go func() {
-					later <- pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-						_, err := tx.Exec(t.Context(), "SELECT FROM public.customers WHERE name = '"+key+"' FOR NO KEY UPDATE")
-						if err == nil {
-							_, err = tx.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('"+key+"', '2')")
-						}
-						return err
-					})
-				}()
-				w.polled(polls)
+				if of.later {
+					go func() { later <- db.insertLocked(key) }()
+				}
+				w.polled(of.polls)
 				expect(t, len(later), 0, "writers of the key that did not wait")
 				commit()
-				testkit.OK(t, testkit.Receive(t, "the later writer of the key", later))
+				rows++
+				if of.later {
+					testkit.OK(t, testkit.Receive(t, "the later writer of the key", later))
+					rows++
+				}
 				testkit.Becomes(t, db.Pool, "all is handled", int64(0), left)
-				rows := one[int](db, "SELECT count(*)::int FROM public.effects WHERE customer = $1", key)
-				expect(t, rows, 2*(round+1), "rows of the key with effects")
+				expect(t, one[int](db, "SELECT count(*)::int FROM public.effects WHERE customer = $1", key), rows, "rows of the key with effects")
 			}
 			testkit.OK(t, w.end())
 			db.exact(one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"))
