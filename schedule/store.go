@@ -645,9 +645,9 @@ func collect[T any](ctx context.Context, q querier, statement string, args ...an
 			return v, err
 		}
 		err = json.Unmarshal([]byte(text), &v)
-		shown, ok := any(&v).(interface{ showUnreadable(error) })
+		shown, ok := any(&v).(interface{ showUnreadable(string, error) })
 		if ok && err != nil {
-			shown.showUnreadable(unreadable{err})
+			shown.showUnreadable(text, err)
 			err = nil
 		}
 		return v, err

@@ -23,15 +23,18 @@ func (e unreadable) Error() string {
 
 func isUnreadable(err error) bool { return errors.As(err, new(unreadable)) }
 
+// An identity is what identifies a row that could not be decoded.
+type identity struct {
+	ID        int64  `json:"id"`
+	Name      string `json:"name"`
+	Key       string `json:"key"`
+	Kind      string `json:"kind"`
+	Partition int    `json:"partition"`
+}
+
 // unreadableRow returns what identifies a row that could not be decoded.
 func unreadableRow(text string, why error) (row, error) {
-	var of struct {
-		ID        int64  `json:"id"`
-		Name      string `json:"name"`
-		Key       string `json:"key"`
-		Kind      string `json:"kind"`
-		Partition int    `json:"partition"`
-	}
+	var of identity
 	if err := json.Unmarshal([]byte(text), &of); err != nil {
 		return row{}, unreadable{err}
 	}
@@ -46,6 +49,21 @@ func (d *db) sendSetAside(ctx context.Context, tx *handlers.Transaction, of subj
 	})
 }
 
-func (s *Schedule) showUnreadable(err error) { s.State, s.Why = StateBlocked, err.Error() }
+// showUnreadable shows what identifies a schedule in a text that cannot be decoded, and why not.
+func (s *Schedule) showUnreadable(text string, why error) {
+	var of identity
+	_ = json.Unmarshal([]byte(text), &of) // the fields that can be read are set
+	s.ID, s.Partition = of.ID, of.Partition
+	s.Name, s.Key = of.Name, of.Key
+	s.Kind = of.Kind
+	s.State, s.Why = StateBlocked, unreadable{why}.Error()
+}
 
-func (j *Job) showUnreadable(err error) { j.State, j.Why = StateBlocked, err.Error() }
+// showUnreadable is that of a Schedule.
+func (j *Job) showUnreadable(text string, why error) {
+	var of identity
+	_ = json.Unmarshal([]byte(text), &of)
+	j.ID, j.Kind = of.ID, of.Kind
+	j.Name, j.Key = of.Name, of.Key
+	j.State, j.Why = StateBlocked, unreadable{why}.Error()
+}

@@ -77,17 +77,18 @@ WHERE q.waiting > 0 AND NOT q.timed
 UNION ALL SELECT 'consumers', 'dead', s.consumer, s.dead_letters, '', 0, '' FROM s WHERE s.dead_letters > 0
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
 UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
-CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b WHERE b.consumer = s.consumer ORDER BY b.since LIMIT 1) AS b
+CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b
+    WHERE b.consumer = s.consumer AND (b.attempts > 0 OR b.crashed IS NOT NULL) ORDER BY b.since LIMIT 1) AS b -- not one that was only snoozed
 UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND NOT s.unattended AND s.oldest > 10 * s.long
-UNION ALL SELECT 'consumers', 'unlooked', s.consumer, s.waiting, s.queue, extract(epoch FROM clock_timestamp() - greatest(s.since, s.looked_at)), '' FROM s
+UNION ALL SELECT 'consumers', 'unlooked', s.consumer, s.waiting, s.queue, extract(epoch FROM clock_timestamp() - greatest(s.since, s.looked_at, '0001-01-02 UTC')), '' FROM s
 WHERE s.owned > 0 AND s.waiting > 0 AND greatest(s.since, s.looked_at) < clock_timestamp() - 10 * s.long
-UNION ALL SELECT 'consumers', 'still', s.consumer, s.waiting, s.first_id::text, extract(epoch FROM clock_timestamp() - s.first_since), '' FROM s
+UNION ALL SELECT 'consumers', 'still', s.consumer, s.waiting, s.first_id::text, extract(epoch FROM clock_timestamp() - greatest(s.first_since, '0001-01-02 UTC')), '' FROM s
 WHERE s.owned > 0 AND s.paused_at IS NULL AND NOT s.lease_paused AND s.first_id = s.noted AND s.first_since < clock_timestamp() - 10 * s.long
   AND (s.oldest > 10 * s.long) IS NOT TRUE AND greatest(s.since, s.looked_at) >= clock_timestamp() - 10 * s.long
 UNION ALL SELECT 'consumers', CASE WHEN q.waiting > 0 AND coalesce(q.oldest > 10 * q.long, true) THEN 'unattended' ELSE 'unused' END, q.consumer, 1, q.queue, 0,
     'rows that wait: ' || CASE WHEN q.waiting >= 1000 THEN '1000 or more' ELSE coalesce(q.waiting::text, 'unknown') END
 FROM queues AS q WHERE q.unattended AND q.paused_at IS NULL AND NOT q.lease_paused
-UNION ALL SELECT 'consumers', CASE WHEN s.paused_at < clock_timestamp() - interval '1 hour' THEN 'forgotten' ELSE 'paused' END, s.consumer, 1, s.queue, extract(epoch FROM clock_timestamp() - s.paused_at),
+UNION ALL SELECT 'consumers', CASE WHEN s.paused_at < clock_timestamp() - interval '1 hour' THEN 'forgotten' ELSE 'paused' END, s.consumer, 1, s.queue, extract(epoch FROM clock_timestamp() - least(greatest(s.paused_at, '0001-01-02 UTC'), '9999-12-30 UTC')),
     format('by %s since %s UTC: "%s"; rows that wait: %s', s.paused_by, to_char(s.paused_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS'), s.paused_reason, coalesce(s.waiting::text, 'unknown'))
 FROM s WHERE s.paused_at IS NOT NULL
 UNION ALL SELECT 'autovacuum', CASE WHEN v.on THEN 'behind' ELSE 'off' END, v.consumer, 1, v.queue, v.dead, '' FROM vacuums AS v
