@@ -43,10 +43,11 @@ func WithoutJitter(p BackoffPolicy) BackoffPolicy {
 }
 
 // PauseAfter returns the pause after this number of failed attempts. It is up to 10 % longer than
-// the policy says, at random.
+// the policy says, at random. A negative number, which somebody has written by hand, counts as none.
 func PauseAfter(failed int, p BackoffPolicy) time.Duration {
 	d := p.max
-	if doublings := failed - 1; doublings < 62 && p.min <= p.max>>doublings {
+	doublings := max(0, failed-1)
+	if doublings < 62 && p.min <= p.max>>doublings {
 		d = p.min << doublings
 	}
 	if !p.exact {
