@@ -79,7 +79,7 @@ func (p *planner) block(o *ownership, kinds []string, until time.Time) {
 		if err != nil {
 			if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
 				err = fmt.Errorf("partition %d: %w", o.Number, store.Advised(err))
-				p.s.log.Warn("schedule: run postponed", slog.Any("error", err))
+				p.exec.logPostponed(p.s.log, "", err)
 			}
 			return
 		}

@@ -80,6 +80,17 @@ func timeIsUp(err error) bool { return errors.As(err, new(timedOut)) }
 // passing reports whether a transaction of this package may succeed if it is repeated.
 func passing(err error) bool { return worker.Whose(err).Passes() }
 
+// remedied adds to the error of a record that the database refuses what to do about it.
+func remedied(err error) error {
+	switch {
+	case store.Denied(err):
+		return fmt.Errorf("%w; give the role what pgleases grants ROLE --for=schedules prints", err)
+	case lasts(err):
+		return fmt.Errorf("%w; remove what refuses it, such as a trigger on the table history", err)
+	}
+	return err
+}
+
 // moved reports whether an edit came first, or the step was committed before.
 func moved(err error) bool {
 	code := store.Code(err)

@@ -29,7 +29,7 @@ type planner struct {
 	wake     chan struct{} // of capacity 1: poll at once
 	finished chan finish
 	gotSlot  chan string  // the kind of a run that got a slot
-	parked   chan subject // a run of which a lock delays the record
+	parked   chan subject // a run that needs no place any more, see executor
 	answers  chan *poll   // of capacity 1
 
 	blockedAll chan struct{} // of capacity 1: what is due of strange kinds is blocked
@@ -57,7 +57,8 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	}
 	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop}
 	p.exec = executor{
-		within, &s.registry, s.log, func(kind string) { p.gotSlot <- kind }, func(of subject) { p.parked <- of },
+		within, &s.registry, s.log,
+		func(kind string) { p.gotSlot <- kind }, func(of subject) { p.parked <- of }, new(postponed),
 	}
 	return p
 }
@@ -282,7 +283,7 @@ func (p *planner) caught(ctx context.Context, o *ownership, it item) result {
 		return nil
 	})
 	if err != nil {
-		itemLogger(p.s.log, it).Warn("schedule: run postponed", slog.Any("error", err))
+		p.exec.logPostponed(itemLogger(p.s.log, it), it.Kind, err)
 	}
 	return r
 }
@@ -291,9 +292,9 @@ func (p *planner) caught(ctx context.Context, o *ownership, it item) result {
 func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 	if err := p.exec.noteRuns(o); err != nil {
 		if o.ctx.Err() == nil && !errors.Is(err, pgleases.ErrNotOwner) {
-			itemLogger(p.s.log, it).Warn("schedule: run postponed", slog.Any("error", err))
+			p.exec.logPostponed(itemLogger(p.s.log, it), it.Kind, err)
 		}
-		return result{outcome: gone, from: it.due()}
+		return result{outcome: gone, from: it.due(), slow: lasts(err), why: worker.Hung}
 	}
 	return p.exec.execute(ctx, o, it)
 }

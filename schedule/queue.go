@@ -10,7 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
-// mostParked is how many runs may wait for the record of their outcomes without a place.
+// mostParked is how many runs may wait for the record of their outcomes, or for the end of their
+// slots, without a place.
 const mostParked = 100
 
 // illMost is how long an item that took long itself waits at most for those of which only the kind is
@@ -68,7 +69,7 @@ type queue struct {
 	bands    [priorities][]item // what is not running, by priority, each in the order of due times
 	running  map[subject]item   // what runs, each as the item that was due
 	order    []subject          // what runs, in the order in which it began
-	parked   map[subject]bool   // what runs though its handler has ended: a lock delays the record
+	parked   map[subject]bool   // what runs though its handler has ended: the record, or its slot, is delayed
 	keys     map[string]struct{}
 	finished map[subject]finish // what has ended since the last poll was sent
 
@@ -335,7 +336,7 @@ func (q *queue) began(it item, now time.Time) (ok bool) {
 }
 
 // park frees the place of a run whose handler has ended, because a lock delays the record of its
-// outcome. Its key stays busy.
+// outcome, or its slot cannot be freed. Its key stays busy.
 func (q *queue) park(s subject, now time.Time) {
 	it, runs := q.running[s]
 	if runs && !q.parked[s] && len(q.parked) < mostParked {

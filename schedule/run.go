@@ -28,10 +28,11 @@ const (
 // poller. It is safe for concurrent use.
 type executor struct {
 	transactions
-	registry *registry
-	log      *slog.Logger
-	gotSlot  func(kind string) // a run of the kind got a slot, so another may try
-	parked   func(subject)     // a lock delays the record of an outcome, so the run needs no place
+	registry  *registry
+	log       *slog.Logger
+	gotSlot   func(kind string) // a run of the kind got a slot, so another may try
+	parked    func(subject)     // the record of an outcome is delayed, or a slot not freed, so the run needs no place
+	postponed *postponed
 }
 
 // A result is the result of executing an item.
@@ -63,6 +64,7 @@ type execution struct {
 	slot      bool            // it may have a slot
 	slots     []*int          // what each attempt has taken; nil: that is not known, or it has not
 	begun     *attempt        // a recorded call outside of a transaction that has not been made yet
+	stuck     bool            // the database refuses to begin it, or to record its outcome
 	doubted   *attempt        // the last one, if it may be committed although its answer is missing
 	late      context.Context // the context of writing; nil before its first use
 	cancel    func()
@@ -76,8 +78,8 @@ func (x *executor) execute(ctx context.Context, o *ownership, it item) result {
 		id: rand.Text(), from: it.due(), cancel: func() {},
 	}
 	if err := e.makeSlots(); err != nil {
-		e.logger().Warn("schedule: run postponed", slog.Any("error", err))
-		return e.unsettled(gone)
+		e.logPostponed(e.logger(), e.item.Kind, err)
+		return result{outcome: gone, from: e.from, slow: lasts(err), why: worker.Hung}
 	}
 	if it.locked && e.stillLocked() {
 		return e.judged(e.unsettled(rowLocked), &attempt{outcome: rowLocked})
@@ -115,6 +117,8 @@ func (e *execution) judged(r result, a *attempt) result {
 		r.away = a.handler
 	}
 	switch {
+	case e.stuck:
+		r.why = worker.Hung
 	case r.outcome == rowLocked:
 		r.why = worker.Locked
 	case errors.As(a.handler, new(timedOut)), store.LockTimeout(a.handler):
@@ -209,7 +213,8 @@ func (e *execution) giveUp(a *attempt) result {
 			slog.Any("error", a.err),
 		)
 	case !a.called(), a.outcome == broke && worker.Whose(a.err) == worker.Server: // the server may lack it for long
-		e.logger().Warn("schedule: run postponed", slog.Any("error", a.err))
+		e.stuck = lasts(a.err)
+		e.logPostponed(e.logger(), e.item.Kind, a.err)
 	default:
 		if a.outcome == slowCommit {
 			a.err = timedOut{a.err}
@@ -321,7 +326,8 @@ func (e *execution) logFailure(a *attempt, err error) {
 
 // recordOutcome records the outcome of a run, in a transaction without its handler, and reports
 // whether it was committed. It repeats that while runs may continue, because no other process knows
-// the outcome, and a call of AtMostOnce would become unknown.
+// the outcome, and a call of AtMostOnce would become unknown. If the outcome is not recorded, the
+// handler is called again, which makes the run slow.
 func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	var why error  // the last error before life ended
 	var lost error // why the answer to a write is missing that may be committed; nil: all were answered
@@ -346,7 +352,8 @@ func (e *execution) recordOutcome(life context.Context, a *attempt) bool {
 	case err == nil:
 		e.kind.counts.wrote(a.decided.Outcomes)
 	case !moved(err):
-		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", why))
+		e.stuck = e.o.ctx.Err() == nil && worker.Whose(err) != worker.NotOwner
+		e.runLogger(a).Warn("schedule: outcome not recorded, run repeated", slog.Any("error", remedied(why)))
 	case lost != nil: // or an edit came between the writes
 		e.runLogger(a).Warn("schedule: outcome perhaps recorded, its answer was lost",
 			slog.Any("error", lost), slog.Any("failure", a.handler))

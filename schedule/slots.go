@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/handlers"
-	"github.com/pgleases/pgleases/internal/store"
 )
 
 // This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides
@@ -55,7 +54,7 @@ func (e *execution) takeSlot(ctx context.Context, tx *handlers.Transaction, outs
 }
 
 // freeSlot frees the slot of a call outside of a transaction. It retries until the partition must
-// move; the end of the ownership also frees the slot.
+// move; the end of the ownership also frees the slot. After an error, the run needs no place.
 func (e *execution) freeSlot() {
 	if !e.slot {
 		return
@@ -64,9 +63,7 @@ func (e *execution) freeSlot() {
 	var logged sync.Once
 	again := func(err error) bool {
 		logged.Do(func() { e.logger().Warn("schedule: slot not freed, retried", slog.Any("error", err)) })
-		if store.LockTimeout(err) {
-			e.parked(e.item.subject)
-		}
+		e.parked(e.item.subject)
 		return true
 	}
 	var slot *int // of one attempt; after several, each of them may have taken one

@@ -343,6 +343,45 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	}
 }
 
+// A slot that cannot be freed holds no place: runs of other kinds go on. Runs that cannot begin
+// because of that are tried less and less often, and logged once a minute.
+func TestSlotThatIsNotFreedHoldsNoPlace(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	w, log := newLogged(db, schedule.WithMaxRunning(2))
+	began, end := make(chan struct{}, 2), make(chan struct{})
+	calls := schedule.AtLeastOnce(w.Scheduler, "calls", func(ctx context.Context, r schedule.Run[string]) error {
+		began <- struct{}{}
+		released(ctx, end)
+		return nil
+	}, schedule.WithMaxConcurrent(2))
+	pay := schedule.InTx(w.Scheduler, "pay", note, schedule.WithMaxConcurrent(2))
+	mail := schedule.InTx(w.Scheduler, "mail", note)
+	w.run()
+	testkit.Must(calls.EnqueueMany(t.Context(), make([]string, 2)))(t)
+	testkit.Receive(t, "one is called", began)
+	testkit.Receive(t, "both are called", began)
+	db.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END';
+		CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON pgleases.schedule_slots FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
+	close(end)
+	id := testkit.Must(mail.Enqueue(t.Context(), "beside"))(t)
+	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome of another kind")
+	since := time.Now()
+	w.wire.Count("schedule_make_slots")
+	testkit.Must(pay.Enqueue(t.Context(), "a bill"))(t)
+	for range 8 {
+		db.polled()
+	}
+	// Each statement has its text twice when it is prepared.
+	if n, most := w.wire.Counted(), 2+2*int(time.Since(since)/time.Second); n == 0 || n > most {
+		t.Errorf("slots were made %d times, not %d at most", n, most)
+	}
+	expect(t, log.count("run postponed"), 1, "lines of runs that could not begin")
+	db.exec("DROP TRIGGER refuse ON pgleases.schedule_slots")
+	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
+}
+
 // Slots are created again if none was found, while existing slots are taken and freed, whatever the
 // default isolation level.
 func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {

@@ -8,7 +8,7 @@ type Reason int
 const (
 	TimedOut Reason = iota // the application's call took as long as it may
 	Locked                 // somebody else keeps a row locked
-	Hung                   // a statement was not answered
+	Hung                   // a statement was not answered, or refused
 	Blocked                // this process cannot do it
 	reasons
 )
