@@ -193,14 +193,17 @@ func Acquire(
 	line = cmp.Or(line, lineOf(pool))
 	for left := pool.Stat().TotalConns() + 1; ; left-- { // all that there are may lead to a standby
 		conn, release, err := acquireOnce(ctx, line, pool, limit, begin)
-		if err == nil || !errors.Is(err, errAnother) || left == 0 || ctx.Err() != nil {
+		if err == nil || !errors.As(err, new(anotherError)) || left == 0 || ctx.Err() != nil {
 			return conn, release, err
 		}
 		release()
 	}
 }
 
-var errAnother = errors.New("the connection may not work")
+// An anotherError is of a connection that may not work, where another one may.
+type anotherError struct{ error }
+
+func (e anotherError) Unwrap() error { return e.error }
 
 func acquireOnce(
 	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration, begin func(context.Context, *pgxpool.Conn) error,
@@ -215,7 +218,7 @@ func acquireOnce(
 	if err == nil {
 		err = line.current(renewed, conn)
 		if err != nil {
-			conn, err = nil, wrap.Errorf("%w: %w", errAnother, err)
+			conn, err = nil, anotherError{err}
 		}
 	}
 	release = func() { giveBack(conn, life) }
@@ -234,8 +237,12 @@ func acquireOnce(
 	if conn != nil && standby {
 		_ = conn.Conn().Close(ctx)
 	}
-	if err != nil && ctx.Err() == nil && (standby || renewed.Err() != nil) {
-		err = wrap.Errorf("%w: %w", errAnother, err)
+	switch {
+	case err == nil, ctx.Err() != nil:
+	case standby:
+		err = anotherError{err}
+	case renewed.Err() != nil:
+		err = anotherError{fmt.Errorf("the client has connected again: %w", err)}
 	}
 	returned = true
 	return conn, release, err
