@@ -159,11 +159,22 @@ func (c *calling) judge(err error) {
 		o.verdict = unavailable
 	case snoozedOrDiscarded(err):
 	case o.slow:
-		o.err = fmt.Errorf("%w: %v", ErrTimeout, strings.TrimPrefix(err.Error(), ErrTimeout.Error()+": "))
+		o.err = timedOut(err)
 	case cause == worker.ErrGone: // if the connection still works, a statement of the handler has failed
 	case fault.Blameless(): // the database is at fault, and not the row
 		o.verdict = broke
 	}
+}
+
+// timedOut returns the error of a handler that took longer than its timeout. The handler may have
+// returned the cause of its context.
+func timedOut(err error) error {
+	text := strings.TrimPrefix(err.Error(), ErrTimeout.Error())
+	text = strings.TrimPrefix(text, ": ")
+	if text == "" {
+		return ErrTimeout
+	}
+	return fmt.Errorf("%w: %s", ErrTimeout, text)
 }
 
 // rowIn returns which row of the batch an error names; -1: it names none of them.

@@ -149,6 +149,19 @@ func TestUnavailableRowRepeatsNoOthers(t *testing.T) {
 	})
 }
 
+// A handler that names the row and returns the cause of its context says once that it took too long.
+func TestTimeoutOfARowIsNamedOnce(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	db.insert(1, 1)
+	w := newWorker(db, consumer.AtLeastOnce(func(ctx context.Context, _ []consumer.Row[Order]) error {
+		<-ctx.Done()
+		return consumer.RowError(0, context.Cause(ctx))
+	}), consumer.WithTimeout(50*time.Millisecond), attempts(1))
+	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left")
+	expect(t, one[string](db, "SELECT error FROM pgleases.consumer_blocked"), consumer.ErrTimeout.Error(), "the row's error")
+}
+
 // The decision of a handler counts after its timeout too, and its partition is slow.
 func TestVerdictAfterTheTimeoutCounts(t *testing.T) {
 	t.Parallel()
