@@ -71,7 +71,7 @@ func TestManageObeysReadOnlyDefault(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	newWorker(db, consumer.Each(effect))
-	direct, _ := pgtest.DirectURL(db.url)
+	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(db.url))
 	reads := testkit.Pool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
 	m := testkit.Must(consumer.Manage(t.Context(), reads, "orders", consumer.WithReason("why", "maria")))(t)
 	_, err := m.Pause(t.Context())
