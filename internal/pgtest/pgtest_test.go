@@ -130,7 +130,8 @@ type process struct {
 func startTester(t *testing.T, environ []string) process {
 	t.Helper()
 	p := process{Cmd: exec.Command(os.Args[0])}
-	p.Env = append(slices.Clone(environ), testerVariable+"=1")
+	// a setting of another server, as a developer may have
+	p.Env = append(slices.Clone(environ), testerVariable+"=1", "PGSERVICE=of another server")
 	input, err := p.StdinPipe()
 	output, err2 := p.StdoutPipe()
 	if err := errors.Join(err, err2, p.Start()); err != nil {

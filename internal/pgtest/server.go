@@ -22,6 +22,17 @@ import (
 // startTimeout bounds the start of a server, downloads included.
 const startTimeout = 5 * time.Minute
 
+// Without DATABASE_URL, tests have a server of their own, and what the environment says about another
+// one is not for it.
+func init() {
+	if os.Getenv("DATABASE_URL") != "" {
+		return
+	}
+	for _, name := range []string{"PGSERVICE", "PGSERVICEFILE", "PGTARGETSESSIONATTRS", "PGOPTIONS", "PGTZ", "PGAPPNAME"} {
+		_ = os.Unsetenv(name)
+	}
+}
+
 // A server is the server of the tests of this process.
 type server struct {
 	url, description string
