@@ -88,7 +88,9 @@ var closeStages = []closeStage{
 		proceeds: func(e *engine, now time.Time) bool {
 			return !readDue(e, now).After(now) || !e.members.releaseDue(now).After(now)
 		},
-		busy: leasesToLeave,
+		busy: func(e *engine) []string {
+			return namedLeases(e, "work on partitions %s of lease %q", "lease %q")
+		},
 	},
 	{
 		remains:  func(e *engine) bool { return e.locks.Remain() },
@@ -118,32 +120,19 @@ func named(format string, names []string) []string {
 	return all
 }
 
-// leasesToLeave returns the leases that the session is a member of, with the partitions in work.
-func leasesToLeave(e *engine) (busy []string) {
+// namedLeases puts each lease that the session has not left into a text: inWork takes the partitions
+// in work, if there are any, and the lease, and joined takes only the lease.
+func namedLeases(e *engine, inWork, joined string) (all []string) {
 	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
 		m := e.members.byName[name]
 		working := e.members.shared.inWork(m)
 		if len(working) > 0 {
-			busy = append(busy, fmt.Sprintf("work on partitions %s of lease %q", ranges.Short(working), name))
+			all = append(all, fmt.Sprintf(inWork, ranges.Short(working), name))
 		} else if m.inDatabase() {
-			busy = append(busy, fmt.Sprintf("lease %q", name))
+			all = append(all, fmt.Sprintf(joined, name))
 		}
 	}
-	return busy
-}
-
-// leasesLeftBehind returns the leases that a client at its end cannot leave.
-func leasesLeftBehind(e *engine) (left []string) {
-	for _, name := range slices.Sorted(maps.Keys(e.members.byName)) {
-		m := e.members.byName[name]
-		working := e.members.shared.inWork(m)
-		if len(working) > 0 {
-			left = append(left, fmt.Sprintf("partitions %s of lease %q still in work", ranges.Short(working), name))
-		} else if m.inDatabase() {
-			left = append(left, fmt.Sprintf("lease %q not left", name))
-		}
-	}
-	return left
+	return all
 }
 
 // leftBehind returns the error of a Close that could not end everything, in one line.

@@ -708,7 +708,8 @@ func (e *engine) finished(now time.Time) bool {
 // finish ends everything that is left, closes the connection, and sets the result.
 func (e *engine) finish() {
 	inUse := !e.endOperation()
-	left := slices.Concat(leasesLeftBehind(e), named("lock %q not released", e.locks.Finish(e.closing.reason)))
+	left := namedLeases(e, "partitions %s of lease %q still in work", "lease %q not left")
+	left = append(left, named("lock %q not released", e.locks.Finish(e.closing.reason))...)
 	e.members.finish(e.closing.reason)
 	e.trust.validity, e.members.shared.validity = nil, nil
 	switch { // after the end of all ownerships
