@@ -10,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/bridge"
-	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
@@ -266,17 +265,12 @@ func (s *Scheduler) change(ctx context.Context, verb string, f func(context.Cont
 func inOneChange[T any](
 	ctx context.Context, s *Scheduler, verb string, f func(context.Context, pgx.Tx) (T, error),
 ) (result T, err error) {
-	committing := false // so an error is that of the commit
-	err = s.ownTx()(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+	err = worker.Committed(ctx, ErrUnknown, s.ownTx(), func(ctx context.Context, tx pgx.Tx) (err error) {
 		result, err = f(ctx, tx)
-		committing = err == nil
 		return err
 	})
-	if err == nil {
-		return result, nil
+	if err != nil {
+		return *new(T), wrap.Errorf("schedule: %s: %w", verb, err)
 	}
-	if committing && !handlers.NotCommitted(err) {
-		err = wrap.Errorf("%w: %w", ErrUnknown, err)
-	}
-	return *new(T), wrap.Errorf("schedule: %s: %w", verb, err)
+	return result, nil
 }

@@ -309,11 +309,21 @@ func InOperatorsTx(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(c
 	return inTx(ctx, line, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
 }
 
-// Change is InOperatorsTx for a change without a client. If the commit is not answered, so that the
-// change may have been made, the error wraps unknown.
+// Change is InOperatorsTx for a change without a client, see Committed.
 func Change(ctx context.Context, pool *pgxpool.Pool, unknown error, f func(context.Context, pgx.Tx) error) error {
-	committing := false
-	err := InOperatorsTx(ctx, nil, pool, func(ctx context.Context, tx pgx.Tx) error {
+	return Committed(ctx, unknown, func(ctx context.Context, f func(context.Context, pgx.Tx) error) error {
+		return InOperatorsTx(ctx, nil, pool, f)
+	}, f)
+}
+
+// Committed calls f in a transaction of in. If the commit is not answered, so that what f did may be
+// committed, the error wraps unknown.
+func Committed(
+	ctx context.Context, unknown error, in func(context.Context, func(context.Context, pgx.Tx) error) error,
+	f func(context.Context, pgx.Tx) error,
+) error {
+	committing := false // so an error is that of the commit
+	err := in(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		err := f(ctx, tx)
 		committing = err == nil
 		return err
