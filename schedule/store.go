@@ -448,17 +448,19 @@ func (r refusing) Scan(dest ...any) error { return refusal(r.Row.Scan(dest...)) 
 
 // sendRead returns a schedule.
 func (d *db) sendRead(ctx context.Context, q querier, name string) (*scheduleRow, error) {
-	var found string
-	if err := (refusing{q.QueryRow(ctx, d.statements.Read, d.group, name)}).Scan(&found); err != nil {
-		return nil, err
-	}
-	return decodeSchedule(&found)
+	return scheduleIn(refusing{q.QueryRow(ctx, d.statements.Read, d.group, name)})
 }
 
 // sendLock locks a schedule until the end of the transaction, and returns it.
 func (d *db) sendLock(ctx context.Context, tx pgx.Tx, name string) (*scheduleRow, error) {
+	return scheduleIn(d.verb(ctx, tx, d.statements.DoLock, d.statements.Lock, d.group, name))
+}
+
+// scheduleIn returns the schedule in the one column of a row.
+func scheduleIn(row pgx.Row) (*scheduleRow, error) {
 	var found string
-	if err := d.verb(ctx, tx, d.statements.DoLock, d.statements.Lock, d.group, name).Scan(&found); err != nil {
+	err := row.Scan(&found)
+	if err != nil {
 		return nil, err
 	}
 	return decodeSchedule(&found)
