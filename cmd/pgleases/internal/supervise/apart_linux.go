@@ -21,7 +21,8 @@ import (
 // reaps.
 func runApart() (code int, apart bool, err error) {
 	others := os.Getpid() == 1
-	if err := searchChildren(func(int) { others = true }); err != nil || !others {
+	err = searchChildren(func(int) { others = true })
+	if err != nil || !others {
 		return 0, false, err
 	}
 	runtime.LockOSThread() // the kernel kills the child when this thread ends
@@ -35,7 +36,8 @@ func runApart() (code int, apart bool, err error) {
 	notifyUnlessIgnored(asked)
 	child := exec.Command(self, os.Args[1:]...)
 	child.Args[0] = os.Args[0]
-	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
+	child.Stdin = os.Stdin
+	child.Stdout, child.Stderr = os.Stdout, os.Stderr
 	// In a group of its own, it gets no signal of a terminal twice.
 	child.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	if err := child.Start(); err != nil {

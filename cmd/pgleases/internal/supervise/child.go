@@ -51,7 +51,9 @@ type kept struct {
 // run runs the program for a partition until it ends or must end. It returns the program's exit
 // code, NotOwned if the keeper ended it, or Failed if no keeper can be started. The error says
 // that another start would fail too. No process of the program is left then.
-func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, log *slog.Logger) (int, error) {
+func (s *supervisor) run(
+	ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, log *slog.Logger,
+) (int, error) {
 	var group string
 	if s.runner.Cgroup {
 		group = newGroup()
@@ -81,7 +83,8 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 		s.killOrphans(p.Context(), group, func() { s.runner.cannotKill(p.Number, named(s.orphans())) })
 	}
 	code := k.keeper.ProcessState.ExitCode()
-	if status := k.keeper.ProcessState.Sys().(syscall.WaitStatus); status.Signaled() {
+	status := k.keeper.ProcessState.Sys().(syscall.WaitStatus)
+	if status.Signaled() {
 		code = NotOwned
 	}
 	if failed {
@@ -93,22 +96,24 @@ func (s *supervisor) run(ctx context.Context, lease *pgleases.Lease, p pgleases.
 // supervise sends a keeper the trust deadline and orders until it has ended. It kills a keeper
 // that does not kill in time.
 func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgleases.Partition, k *kept) {
-	keeper, w, ended := k.keeper, k.orders, k.ended
 	look := time.NewTicker(s.runner.killLead()) // a heartbeat may have extended the trust
 	defer look.Stop()
-	toEnd, lost, hurry := ctx.Done(), p.Context().Done(), s.hurry
+	toEnd, lost := ctx.Done(), p.Context().Done()
+	hurry := s.hurry
 	var trust time.Time                // the deadline that the keeper has
 	var late, overdue <-chan time.Time // when a working keeper has killed all processes
 	for running := true; running; {
 		// The deadline is read before the context: it belongs to another ownership only if this one has
 		// ended before.
-		if sent, deadline := boottime(), lease.TrustDeadline(); p.Context().Err() == nil && !deadline.IsZero() && deadline != trust {
+		read, deadline := boottime(), lease.TrustDeadline()
+		owned := p.Context().Err() == nil && !deadline.IsZero()
+		if owned && deadline != trust {
 			trust = deadline
 			late = time.After(time.Until(trust) - s.runner.killLead()/2)
-			s.send(keeper, w, sent+time.Until(deadline))
+			s.send(k, read+time.Until(deadline))
 		}
 		select {
-		case <-ended:
+		case <-k.ended:
 			running = false
 		case <-look.C:
 		case left := <-k.left:
@@ -118,19 +123,19 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 			}
 		case <-toEnd:
 			toEnd = nil
-			s.send(keeper, w, orderEnd)
+			s.send(k, orderEnd)
 			overdue = time.After(s.runner.Grace + s.runner.killLead())
 		case <-lost:
 			lost = nil
-			w.Close() // the order to kill
+			k.orders.Close() // the order to kill
 		case <-hurry:
 			hurry = nil
-			w.Close()
+			k.orders.Close()
 			overdue = time.After(s.runner.killLead())
 		case <-late: // the keeper is stopped, or cannot kill
-			s.kill(keeper, ended, p)
+			s.kill(k, p)
 		case <-overdue:
-			s.kill(keeper, ended, p)
+			s.kill(k, p)
 		}
 	}
 }
@@ -138,14 +143,15 @@ func (s *supervisor) supervise(ctx context.Context, lease *pgleases.Lease, p pgl
 // kill kills a keeper that did not kill in time. killOrphans then kills the processes that it
 // leaves. If this process was stopped itself, the keeper has ended meanwhile, and that is only
 // about to be known.
-func (s *supervisor) kill(keeper *exec.Cmd, ended <-chan struct{}, p pgleases.Partition) {
+func (s *supervisor) kill(k *kept, p pgleases.Partition) {
 	select {
-	case <-ended:
+	case <-k.ended:
 		return
 	case <-time.After(s.runner.killLead() / 4):
 	}
-	_ = keeper.Process.Kill()
-	s.runner.Log.Warn("keeper did not kill in time, and was killed", slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
+	_ = k.keeper.Process.Kill()
+	s.runner.Log.Warn("keeper did not kill in time, and was killed",
+		slog.String("lease", s.runner.Lease), slog.Int("partition", p.Number))
 }
 
 // start starts the keeper, which starts the program.
@@ -166,7 +172,14 @@ func (s *supervisor) start(p pgleases.Partition, group string) (*kept, error) {
 		return nil, err
 	}
 	defer out.Close()
-	args := []string{KeepVerb, "--grace", r.Grace.String(), "--kill-lead", s.runner.killLead().String(), "--end-lead", r.endLead().String(), "--group", group, "--"}
+	args := []string{
+		KeepVerb,
+		"--grace", r.Grace.String(),
+		"--kill-lead", r.killLead().String(),
+		"--end-lead", r.endLead().String(),
+		"--group", group,
+		"--",
+	}
 	cmd := exec.Command(self, append(args, r.Program...)...)
 	cmd.Args[0] = "pgleases"
 	cmd.Env = r.environment(p)
@@ -184,7 +197,13 @@ func (s *supervisor) start(p pgleases.Partition, group string) (*kept, error) {
 		return nil, fmt.Errorf("start the keeper: %w", err)
 	}
 	s.known[cmd.Process.Pid] = true
-	k := &kept{keeper: cmd, orders: w, ended: make(chan struct{}), left: make(chan string, 1), reports: make(map[string]string)}
+	k := &kept{
+		keeper:  cmd,
+		orders:  w,
+		ended:   make(chan struct{}),
+		left:    make(chan string, 1),
+		reports: make(map[string]string),
+	}
 	go k.await(reports)
 	return k, nil
 }
@@ -216,7 +235,8 @@ func (k *kept) await(reports *os.File) {
 		if err := decoder.Decode(&r); err != nil {
 			break // the keeper has ended
 		}
-		if k.reports[r.Kind] = r.Text; r.Kind == reportLeft {
+		k.reports[r.Kind] = r.Text
+		if r.Kind == reportLeft {
 			k.left <- r.Text // the keeper sends one
 		}
 	}
@@ -268,7 +288,8 @@ func (s *supervisor) killOrphansOnce() (left bool, err error) {
 		_, _ = syscall.Wait4(pid, nil, syscall.WNOHANG, nil)
 		left = true // even if it is gone now: its children may have become children of this process since the search
 	}
-	if eachChild(kill); left {
+	eachChild(kill)
+	if left {
 		return left, nil // a search takes long
 	}
 	return left, searchChildren(kill)
@@ -280,9 +301,10 @@ const orderEnd time.Duration = 0
 
 // send sends the keeper an order, unless it was ordered to kill. It kills a keeper that has not
 // read thousands of orders, because that keeper is stopped.
-func (s *supervisor) send(keeper *exec.Cmd, w *os.File, order time.Duration) {
-	_ = w.SetWriteDeadline(time.Now().Add(s.runner.killLead() / 2))
-	if _, err := w.Write(binary.BigEndian.AppendUint64(nil, uint64(order))); err != nil && !errors.Is(err, os.ErrClosed) {
-		_ = keeper.Process.Kill() // or it has ended
+func (s *supervisor) send(k *kept, order time.Duration) {
+	_ = k.orders.SetWriteDeadline(time.Now().Add(s.runner.killLead() / 2))
+	_, err := k.orders.Write(binary.BigEndian.AppendUint64(nil, uint64(order)))
+	if err != nil && !errors.Is(err, os.ErrClosed) {
+		_ = k.keeper.Process.Kill() // or it has ended
 	}
 }

@@ -139,7 +139,8 @@ func (k *keeper) keep(program []string) (int, error) {
 				continue
 			}
 			var err error
-			if k.pid, err = start(program, k.group); err != nil {
+			k.pid, err = start(program, k.group)
+			if err != nil {
 				return k.notStarted(program[0], err)
 			}
 			continue // with the current time

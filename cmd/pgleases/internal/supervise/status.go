@@ -59,28 +59,12 @@ func newStatus(path string) (_ *status, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()                                                                  // unlocks
-	for late := time.Now().Add(5 * time.Second); ; time.Sleep(50 * time.Millisecond) { // whoever may read it may lock it
-		if err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err == nil {
-			break
-		} else if !errors.Is(err, syscall.EINTR) && !errors.Is(err, syscall.EWOULDBLOCK) || time.Now().After(late) {
-			return nil, fmt.Errorf("lock its directory: %w", err)
-		}
+	defer dir.Close() // unlocks
+	if err := lock(dir); err != nil {
+		return nil, err
 	}
-	if info, err := os.Lstat(path); err == nil && info.Mode().Type() != os.ModeSocket {
-		return nil, errors.New("the file exists, and is no socket: give another path")
-	} else if err == nil {
-		conn, err := net.Dial("unix", path)
-		switch {
-		case err == nil:
-			conn.Close()
-			return nil, errors.New("another process serves it: give each process a path of its own")
-		case !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist):
-			return nil, err
-		}
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
-		}
+	if err := removeUnserved(path); err != nil {
+		return nil, err
 	}
 	defer unix.Umask(unix.Umask(0o177)) // no other user can open it in between
 	l, err := net.Listen("unix", path)
@@ -93,6 +77,47 @@ func newStatus(path string) (_ *status, err error) {
 	l.(*net.UnixListener).SetUnlinkOnClose(false) // another process may have replaced it: see close
 	file, err := os.Lstat(path)
 	return &status{listener: &limited{l, make(chan struct{}, readers)}, path: path, file: file}, err
+}
+
+// lock waits at most 5 s for the lock of a directory: every process that may read the directory may
+// hold it.
+func lock(dir *os.File) error {
+	late := time.Now().Add(5 * time.Second)
+	for {
+		err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return nil
+		}
+		passes := errors.Is(err, syscall.EINTR) || errors.Is(err, syscall.EWOULDBLOCK)
+		if !passes || time.Now().After(late) {
+			return fmt.Errorf("lock its directory: %w", err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// removeUnserved removes the socket of a process that has ended.
+func removeUnserved(path string) error {
+	info, err := os.Lstat(path)
+	switch {
+	case err != nil: // it does not exist, or the call that creates it returns the cause
+		return nil
+	case info.Mode().Type() != os.ModeSocket:
+		return errors.New("the file exists, and is no socket: give another path")
+	}
+	conn, err := net.Dial("unix", path)
+	switch {
+	case err == nil:
+		conn.Close()
+		return errors.New("another process serves it: give each process a path of its own")
+	case !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, os.ErrNotExist):
+		return err
+	}
+	err = os.Remove(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 // serve answers requests.
@@ -127,7 +152,8 @@ func (s *status) serve(client *pgleases.Client, lease *pgleases.Lease) {
 
 // close removes the socket, and ends the requests.
 func (s *status) close() {
-	if file, err := os.Lstat(s.path); err == nil && os.SameFile(file, s.file) {
+	file, err := os.Lstat(s.path)
+	if err == nil && os.SameFile(file, s.file) {
 		_ = os.Remove(s.path)
 	}
 	_ = s.listener.Close()

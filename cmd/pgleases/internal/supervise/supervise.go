@@ -90,7 +90,8 @@ type runner struct {
 // Run runs the program until a signal asks to end, and with Once until the program has ended. It
 // returns an Exit with the exit code, or another error for the exit code Failed.
 func Run(c Config) (err error) {
-	if code, apart, err := runApart(); apart || err != nil {
+	code, apart, err := runApart()
+	if apart || err != nil {
 		return cmp.Or(err, error(Exit{Code: code}))
 	}
 	if err := bridge.CheckLease(c.Lease, c.Partitions, c.options()); err != nil { // without a database too
@@ -102,11 +103,13 @@ func Run(c Config) (err error) {
 	// Without this, a line for a stderr whose reader has gone would end the process. Ignoring the
 	// signal would do too, but the program would inherit that.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	if r.children, err = newSupervisor(r); err != nil {
+	r.children, err = newSupervisor(r)
+	if err != nil {
 		return err
 	}
 	if c.Status != "" {
-		if r.status, err = newStatus(c.Status); err != nil {
+		r.status, err = newStatus(c.Status)
+		if err != nil {
 			return err
 		}
 		defer r.status.close()
@@ -138,7 +141,11 @@ func nextRequest(asked <-chan os.Signal) syscall.Signal {
 
 // options returns the options of the client.
 func (c Config) options() []pgleases.Option {
-	options := []pgleases.Option{pgleases.WithTTL(c.TTL), pgleases.WithSchema(c.Schema), pgleases.WithLogger(c.ClientLog)}
+	options := []pgleases.Option{
+		pgleases.WithTTL(c.TTL),
+		pgleases.WithSchema(c.Schema),
+		pgleases.WithLogger(c.ClientLog),
+	}
 	if c.ID != "" {
 		options = append(options, pgleases.WithClientID(c.ID))
 	}
@@ -146,7 +153,12 @@ func (c Config) options() []pgleases.Option {
 }
 
 func newRunner(c Config) *runner {
-	return &runner{Config: c, result: make(chan int, 1), failed: make(chan error, 1), unkillable: make(map[int]time.Time)}
+	return &runner{
+		Config:     c,
+		result:     make(chan int, 1),
+		failed:     make(chan error, 1),
+		unkillable: make(map[int]time.Time),
+	}
 }
 
 // notifyUnlessIgnored sends the signals that ask to end to c, except ignored ones: nohup ignores
@@ -170,8 +182,9 @@ func (r *runner) work(ctx context.Context) error {
 	defer r.close(client)
 	lease, err := client.Lease(ctx, r.Lease, r.Partitions)
 	if errors.Is(err, pgleases.ErrPartitionCount) {
-		err = fmt.Errorf("%w\nGive that number with -n, or stop all processes and drop the lease: pgleases drop %s --partitions %d --reason 'another number'",
-			err, shell.Word(r.Lease), r.Partitions)
+		const command = "pgleases drop %s --partitions %d --reason 'another number'"
+		drop := fmt.Sprintf(command, shell.Word(r.Lease), r.Partitions)
+		err = fmt.Errorf("%w\nGive that number with -n, or stop all processes and drop the lease: %s", err, drop)
 	}
 	if err != nil {
 		return err
@@ -306,7 +319,9 @@ func (r *runner) notOwned(why error) error {
 
 // awaitOwnership returns when a partition is owned. With Wait it returns NotOwned at that time,
 // and with Try as soon as this client gets no partition.
-func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, lease *pgleases.Lease, until time.Time) error {
+func (r *runner) awaitOwnership(
+	ctx context.Context, client *pgleases.Client, lease *pgleases.Lease, until time.Time,
+) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if r.Try {
@@ -316,7 +331,9 @@ func (r *runner) awaitOwnership(ctx context.Context, client *pgleases.Client, le
 		}()
 	}
 	if r.Wait > 0 {
-		late := time.AfterFunc(time.Until(until), func() { cancel(r.notOwned(fmt.Errorf("no partition was owned in %v", r.Wait))) })
+		late := time.AfterFunc(time.Until(until), func() {
+			cancel(r.notOwned(fmt.Errorf("no partition was owned in %v", r.Wait)))
+		})
 		defer late.Stop()
 	}
 	return lease.Wait(ctx)
@@ -340,35 +357,57 @@ func (r *runner) sayStanding(ctx context.Context, client *pgleases.Client, lease
 
 // A standing is why this client owns no partition.
 type standing struct {
-	owned     bool // other live clients own all partitions
-	final     bool // the same, no partition is moving here, and the others are enough; or an operator has paused the lease or drained this client
-	partition int  // the first one without a live owner, or 0
+	owned bool // other live clients own all partitions
+	// Other live clients own all partitions, no partition is moving here, and the others are enough;
+	// or an operator has paused the lease or drained this client.
+	final     bool
+	partition int // the first one without a live owner, or 0
 	why       error
 }
 
-// look returns the standing of this client, at once or when it is final. It polls every 50 ms. An
-// expired session is no live owner: if all machines gave up at once, no client would take over.
+// A standing's fields, of the lease $1 and the client $2. An expired session is no live owner: if
+// all machines gave up at once, no client would take over.
+const selectStanding = `
+	WITH others AS (
+		SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp()
+	), override AS (
+		SELECT CASE max(verb)
+		       WHEN 'pause' THEN 'an operator has paused it'
+		       WHEN 'drain' THEN 'an operator has drained this client' END AS why
+		FROM %[1]s.overrides
+		WHERE until > clock_timestamp() AND (verb = 'pause' AND lease = $1 OR verb = 'drain' AND client = $2)
+	), owners AS (
+		SELECT min(partition) FILTER (WHERE owner IN (SELECT id FROM others) IS NOT TRUE) AS free,
+		       max(owner) FILTER (WHERE partition = 0) AS owner,
+		       bool_and(moving_to IS DISTINCT FROM $2) AND count(*) <= (
+		           SELECT count(*) FROM %[1]s.members_status
+		           WHERE lease = $1 AND client IN (SELECT id FROM others)
+		       ) AS enough
+		FROM %[1]s.status WHERE lease = $1
+	)
+	SELECT free IS NULL AND why IS NULL AND owner IS NOT NULL,
+	       free IS NULL AND enough IS TRUE OR why IS NOT NULL,
+	       coalesce(free, 0),
+	       coalesce(why, 'no live client owns partition ' || free,
+	                'client "' || owner || '" owns partition 0', 'it has no partitions')
+	FROM override, owners`
+
+// look returns the standing of this client, at once or when it is final. It polls every 50 ms.
 func (r *runner) look(ctx context.Context, id string, final bool) (s standing, err error) {
 	conn, err := r.connect(ctx)
 	if err != nil {
 		return s, err
 	}
 	defer conn.Close(context.WithoutCancel(ctx))
-	query := fmt.Sprintf(`WITH others AS (SELECT id FROM %[1]s.clients WHERE id <> $2 AND expires_at > clock_timestamp()), override AS (
-			SELECT CASE max(verb) WHEN 'pause' THEN 'an operator has paused it' WHEN 'drain' THEN 'an operator has drained this client' END AS why
-			FROM %[1]s.overrides WHERE until > clock_timestamp() AND (verb = 'pause' AND lease = $1 OR verb = 'drain' AND client = $2)), owners AS (
-			SELECT min(partition) FILTER (WHERE owner IN (SELECT id FROM others) IS NOT TRUE) AS free, max(owner) FILTER (WHERE partition = 0) AS owner,
-			       bool_and(moving_to IS DISTINCT FROM $2) AND count(*) <= (
-			       SELECT count(*) FROM %[1]s.members_status WHERE lease = $1 AND client IN (SELECT id FROM others)) AS enough
-			FROM %[1]s.status WHERE lease = $1)
-		SELECT free IS NULL AND why IS NULL AND owner IS NOT NULL, free IS NULL AND enough IS TRUE OR why IS NOT NULL, coalesce(free, 0),
-		       coalesce(why, 'no live client owns partition ' || free, 'client "' || owner || '" owns partition 0', 'it has no partitions') FROM override, owners`, pgx.Identifier{r.Schema}.Sanitize())
+	query := fmt.Sprintf(selectStanding, pgx.Identifier{r.Schema}.Sanitize())
 	for {
 		var why string
-		if err := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.Lease, id).Scan(&s.owned, &s.final, &s.partition, &why); err != nil {
+		row := conn.QueryRow(ctx, query, pgx.QueryExecModeExec, r.Lease, id)
+		if err := row.Scan(&s.owned, &s.final, &s.partition, &why); err != nil {
 			return s, err
 		}
-		if s.why = errors.New(why); s.final || !final {
+		s.why = errors.New(why)
+		if s.final || !final {
 			return s, nil
 		}
 		time.Sleep(50 * time.Millisecond)
@@ -393,7 +432,9 @@ var errClaimed = errors.New("another command claims the ID")
 // returns is closed, no other command that waits gets the ID: two that start in the same instant
 // both find no client.
 func (r *runner) awaitID(ctx context.Context) (claim *pgx.Conn, err error) {
-	for began, told, seen := time.Now(), false, false; ; {
+	began := time.Now()
+	told, seen := false, false
+	for {
 		conn, host, pid, err := r.claimID(ctx)
 		switch {
 		case conn != nil:
@@ -437,11 +478,15 @@ func (r *runner) claimID(ctx context.Context) (claim *pgx.Conn, host string, pid
 			_ = conn.Close(context.WithoutCancel(ctx))
 		}
 	}()
-	clients, claimed, exists := pgx.Identifier{r.Schema, "clients"}.Sanitize(), false, false
-	if _, err = conn.Exec(ctx, "BEGIN"); err != nil {
+	_, err = conn.Exec(ctx, "BEGIN")
+	if err != nil {
 		return nil, "", 0, err
 	}
-	err = conn.QueryRow(ctx, `SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended($1, 0)), pg_catalog.to_regclass($2) IS NOT NULL`,
+	clients := pgx.Identifier{r.Schema, "clients"}.Sanitize()
+	var claimed, exists bool
+	err = conn.QueryRow(ctx, `
+		SELECT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashtextextended($1, 0)),
+		       pg_catalog.to_regclass($2) IS NOT NULL`,
 		pgx.QueryExecModeExec, "pgleases run "+r.ID+" "+clients, clients).Scan(&claimed, &exists)
 	switch {
 	case err != nil:
@@ -495,7 +540,8 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 		if trusted() {
 			log.Warn("program ended", slog.Int("exit_code", code), slog.Duration("again_after", backoff))
 		} else { // the keeper ended it, or would end the next one at once
-			log.Warn("program was ended", slog.String("cause", "the database does not answer, so the ownership may end soon"))
+			log.Warn("program was ended",
+				slog.String("cause", "the database does not answer, so the ownership may end soon"))
 		}
 		for again := false; !again; again = trusted() {
 			select {

@@ -13,9 +13,11 @@ import (
 // The promises of run need process groups, and a parent for orphans.
 type supervisor struct{ hurry chan struct{} }
 
-func newSupervisor(*runner) (*supervisor, error) {
-	return nil, errors.New("run does not work on Windows and AIX, where a program cannot be asked to end with all that it started; use Lease.Run of the Go library, or WSL")
-}
+// errUnsupported is the error of Run on this system.
+var errUnsupported = errors.New("run does not work on Windows and AIX, " +
+	"where a program cannot be asked to end with all that it started; use Lease.Run of the Go library, or WSL")
+
+func newSupervisor(*runner) (*supervisor, error) { return nil, errUnsupported }
 
 func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition, *slog.Logger) (int, error) {
 	panic("not reached: there is no supervisor")

@@ -507,7 +507,8 @@ func TestKeeperThatKillsIsNotKilled(t *testing.T) {
 	testkit.OK(t, err)
 	testkit.OK(t, keeper.Start())
 	w.Close()
-	(&supervisor{runner: &runner{Config: Config{TTL: 20 * time.Second}}}).send(keeper, w, orderEnd)
+	s := &supervisor{runner: &runner{Config: Config{TTL: 20 * time.Second}}}
+	s.send(&kept{keeper: keeper, orders: w}, orderEnd)
 	in.Close()
 	if err := keeper.Wait(); err != nil {
 		t.Errorf("it did not end in order: %v", err)
