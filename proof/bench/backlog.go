@@ -16,7 +16,8 @@ import (
 func measureBacklogs(ctx context.Context, l *lab, out *part) {
 	measurePollsBesideRuns(ctx, l, out)
 	measureOnePartition(ctx, l, out)
-	out.note("Handlers of the backlog return at once. Its jobs have a key each, and all keys are in one partition. Schedules tick every 5 s, and delayed jobs are due in the minute that follows.")
+	out.note("The jobs of the backlog have handlers that return at once. Each has a key of its own, and all keys " +
+		"are in one partition. Schedules tick every 5 s, and delayed jobs are due within the next minute.")
 }
 
 // measurePollsBesideRuns compares polls of a process by the number of its runs under way.

@@ -81,6 +81,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	out.figure("WAL in calm", fmt.Sprintf("%s a heartbeat, %s kB/s", bytes(calm.wal/beats), significant(calm.wal/1000/calm.span.Seconds()))).
 		than(bound, bytes(bare.wal/beats), significant(calm.wal/bare.wal)+"x").
 		goal("<= 130 bytes, or 1x", calm.wal <= max(130*beats, bare.wal))
-	out.note("%s clients in two processes, each with a connection to PgBouncer, which has %d to the server; TTL %v, heartbeat %s, leases: %d, partitions: %s.",
+	out.note("%s clients run in two processes. Each has a connection to PgBouncer, which has %d to the server. "+
+		"The TTL is %v, and a client sends a heartbeat every %s. The number of leases is %d, and they have %s partitions together.",
 		grouped(clients), serverConnections, l.ttl, duration(beat), l.leases, grouped(partitions))
 }

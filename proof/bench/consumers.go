@@ -213,7 +213,8 @@ func measureConsumers(ctx context.Context, l *lab, out *part) {
 	measureWakeUps(ctx, l, out)
 	measureIdleConsumers(ctx, l, out)
 	measureShapes(ctx, l, out)
-	out.note("%d clients of one process with %d workers each, %s partitions, `Each` with a handler that does nothing, durable commits.",
+	out.note("%d clients of one process have %d workers each, and %s partitions. The handler of `Each` does nothing. "+
+		"A commit waits for the disk.",
 		consumerProcesses, consumerWorkers, grouped(consumerPartitions))
 }
 

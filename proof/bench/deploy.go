@@ -42,7 +42,8 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		o.wait.Wait()
 		o.report(out, deploy.what, deploy.least, deploy.why, took)
 	}
-	out.note("%d clients share %s partitions, default TTL, no handoff delay; the next client is replaced when shares are even.", clients, grouped(partitions))
+	out.note("%d clients share %s partitions, with the default TTL and no handoff delay. "+
+		"The next client is replaced when shares are even.", clients, grouped(partitions))
 }
 
 // An observer reads what clients own, again and again.

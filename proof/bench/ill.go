@@ -51,7 +51,8 @@ func measureIll(ctx context.Context, l *lab, out *part) {
 				goal(">= 0.9x, p99 <= 1 s", share >= 0.9 && ill.p99 <= time.Second)
 		}
 	}
-	out.note("One process runs 4 handlers at once, each of which takes %v. Healthy work comes at %v a second. Ill handlers end by a timeout of %v, and are tried again.", healthyTime, healthyPace, illTimeout)
+	out.note("One process runs 4 handlers at once, and each takes %v. There are %v pieces of healthy work a second. "+
+		"Ill handlers end by a timeout of %v, and are tried again.", healthyTime, healthyPace, illTimeout)
 }
 
 // A calm is what healthy work got in a time: how much of it was done, and how long it waited.

@@ -96,9 +96,9 @@ func measurePlanStatements(ctx context.Context, l *lab, out *part) {
 		own, bound sample
 		goal       time.Duration
 	}{
-		{fmt.Sprintf("a plan of %s partitions, %s members: read", grouped(partitions), grouped(members)), took[6], took[5], 10 * time.Millisecond},
-		{fmt.Sprintf("%s moves written: given to members", grouped(count)), took[2], took[8], 80 * time.Millisecond},
-		{fmt.Sprintf("%s moves written: owners asked to hand over", grouped(count)), took[4], took[7], 80 * time.Millisecond},
+		{fmt.Sprintf("a plan of %s partitions and %s members is read", grouped(partitions), grouped(members)), took[6], took[5], 10 * time.Millisecond},
+		{fmt.Sprintf("%s moves are written, which give partitions to members", grouped(count)), took[2], took[8], 80 * time.Millisecond},
+		{fmt.Sprintf("%s moves are written, which ask owners to hand over", grouped(count)), took[4], took[7], 80 * time.Millisecond},
 	} {
 		out.compare(r.what, r.own, r.bound).goal("<= "+duration(r.goal), median(r.own.values) <= float64(r.goal))
 	}
@@ -138,15 +138,15 @@ func measureLife(ctx context.Context, l *lab, out *part, partitions int, ttl tim
 		timed("one bare `UPDATE`", func() {
 			g.all(ctx, "UPDATE pgleases.partitions SET owner = 1, epoch = epoch + 1 WHERE lease = 'bare'")
 		}))
-	of := fmt.Sprintf("%s partitions: ", grouped(partitions))
+	of := fmt.Sprintf("%s partitions, ", grouped(partitions))
 	for i, r := range []struct {
 		what  string
 		bound sample
 		goal  time.Duration
 	}{
-		{"created, and owned by 3 clients", took[3], 2 * time.Second},
-		{"a fourth joins, until shares are even", took[4], 3 * time.Second},
-		{"all 4 close at once", took[4], 2 * time.Second},
+		{"from their creation until 3 clients own them", took[3], 2 * time.Second},
+		{"from the join of a fourth client to even shares", took[4], 3 * time.Second},
+		{"while all 4 clients close at once", took[4], 2 * time.Second},
 	} {
 		out.compare(of+r.what, took[i], r.bound).goal("<= "+duration(r.goal), median(took[i].values) <= float64(r.goal))
 	}

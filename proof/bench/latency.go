@@ -83,7 +83,7 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 	if through != nil {
 		return
 	}
-	out.note("%d clients share %d partitions, TTL %v, heartbeat %s.", s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3))
+	out.note("%d clients share %d partitions. The TTL is %v, and a client sends a heartbeat every %s.", s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3))
 }
 
 func p95(took []float64) string {

@@ -161,7 +161,7 @@ func (k *lockers) queue(ctx context.Context) {
 		}
 		last = max(last, i)
 	}
-	k.out.figure(fmt.Sprintf("%d wait for one lock: got it out of turn", waiters), fmt.Sprint(inversions)).
+	k.out.figure(fmt.Sprintf("%d wait for one lock: how many got it out of turn", waiters), fmt.Sprint(inversions)).
 		than("all had it after", duration(took), duration(took/time.Duration(waiters))+" each").goal("0", inversions == 0)
 	k.out.figure("server's processor time meanwhile", percent(share(waiting.server, waiting.span))+" of a core").
 		than("while none waits", percent(share(idle.server, idle.span)), "")

@@ -151,7 +151,7 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return err
 	}
 	page := strings.Join(tables, "\n")
-	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. `-run` with the name in a table's first cell repeats that table.\n\n",
+	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. To repeat one table, give `-run` the name that stands in its first cell.\n\n",
 		strings.Join(args, " "), time.Since(began).Round(time.Second), system)
 	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page+capacity), 0o644))
 }

@@ -39,7 +39,7 @@ func measurePlans(ctx context.Context, l *lab, out *part) {
 		out.compare(fmt.Sprintf("%s partitions, %s members, one of them new", grouped(size.partitions), grouped(size.members)), took[0], took[1:]...).
 			goal("<= 20 ms, and faster", median(took[0].values) <= 20e6 && took[0].over(took[1]) < 1)
 	}
-	out.note("franz-go: its sticky balancer, for a topic of as many partitions.")
+	out.note("The figures beside ours are those of franz-go's sticky balancer, for a topic of as many partitions.")
 }
 
 var benchmarkLine = regexp.MustCompile(`(?m)^BenchmarkPlan/\S+\s+\d+\s+([\d.]+) ns/op`)

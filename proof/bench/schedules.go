@@ -131,7 +131,7 @@ func measureSchedules(ctx context.Context, l *lab, out *part) {
 	measureLateRuns(ctx, l, out)
 	measureOneTick(ctx, l, out)
 	measureElsewhere(ctx, l, out)
-	out.note("%d clients of one process, each with %d runs at once. A run is a durable transaction of one `INSERT` under the guard.", runners, runsAtOnce)
+	out.note("%d clients of one process have %d runs at once each. A run is a durable transaction of one `INSERT` under the guard.", runners, runsAtOnce)
 }
 
 // A spread is the number of runs, and their lateness.

@@ -55,7 +55,7 @@ func measureTenants(ctx context.Context, l *lab, out *part) {
 	})
 	out.figure(fmt.Sprintf("`Close` of %s leases", grouped(most)), duration(time.Since(began))).
 		than("processor time of the server", duration(closing.server), "")
-	out.note("Leases of one partition, %d callers of `Client.Lease` at once, default TTL.", callersOfTenants)
+	out.note("Each lease has one partition. %d goroutines call `Client.Lease` at once. The TTL is the default.", callersOfTenants)
 }
 
 // tenants is a client with many leases.
