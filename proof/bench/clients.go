@@ -58,7 +58,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	dying.kill()
 	expiry := one[time.Time](ctx, d, "SELECT max(expires_at) FROM pgleases.clients WHERE id LIKE 'victim-%'")
 	took := c.covered(ctx, partitions).Round(0).Sub(expiry)
-	out.figure(fmt.Sprintf("%d killed: from the last expiry to all owned again", victims), duration(took)).
+	out.figure(fmt.Sprintf("from the last expiry after %d were killed until all are owned again", victims), duration(took)).
 		than("a heartbeat", duration(beat), significant(share(took, beat))+"x").goal("<= a heartbeat + 200 ms", took <= beat+200*time.Millisecond)
 
 	surviving.kill()

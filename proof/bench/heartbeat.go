@@ -104,7 +104,7 @@ func (s *sessions) rate(ctx context.Context, l *lab, out *part) {
 	rates := l.alternate(9,
 		l.throughput("", beatConnections, func(i, turn int) { s.beat(ctx, i, turn) }),
 		l.throughput("bare `UPDATE`", beatConnections, func(i, _ int) { updateBare(ctx, s.bare[i], i) }))
-	out.compare(fmt.Sprintf("heartbeats: %v", s), rates[0], rates[1:]...).goal(">= 0.8x", rates[0].over(rates[1]) >= 0.8)
+	out.compare(fmt.Sprintf("heartbeats of %v", s), rates[0], rates[1:]...).goal(">= 0.8x", rates[0].over(rates[1]) >= 0.8)
 }
 
 // throughput returns a side that calls do through several connections at once, for a while.
@@ -155,14 +155,14 @@ func (s *sessions) cost(ctx context.Context, l *lab, out *part) {
 	if !l.quick {
 		wal[0], wal[1] = wal[0][1:], wal[1][1:]
 	}
-	r := out.compare(fmt.Sprintf("WAL: %v", s), sample{"", wal[0], bytes}, sample{bare.name, wal[1], bytes})
+	r := out.compare(fmt.Sprintf("WAL of a heartbeat, %v", s), sample{"", wal[0], bytes}, sample{bare.name, wal[1], bytes})
 	r.figure += ", " + percent(hot) + " HOT"
 	if s.n == 16 {
 		r.goal("<= 130 bytes, >= 99 % HOT", median(wal[0]) <= 130 && hot >= 0.99)
 	} else {
 		r.goal(">= 99 % HOT", hot >= 0.99)
 	}
-	out.compare(fmt.Sprintf("server's processor time: %v", s), processor[0], processor[1])
+	out.compare(fmt.Sprintf("server's processor time for a heartbeat, %v", s), processor[0], processor[1])
 }
 
 // makeBare creates a table with a number of rows, which bare updates change.

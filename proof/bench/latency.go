@@ -68,15 +68,15 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 		least time.Duration
 		times float64 // in the goal: times the queue
 	}{
-		{"`Client.Lease` to even shares", s.joined, 30 * time.Millisecond, 5},
-		{"`Close` to all owned again", s.closed, 10 * time.Millisecond, 2},
+		{"from `Client.Lease` to even shares", s.joined, 30 * time.Millisecond, 5},
+		{"from `Close` until all are owned again", s.closed, 10 * time.Millisecond, 2},
 	} {
 		row := out.compare(r.what, sample{"", r.took, nanoseconds}, queue)
 		row.figure += p95(r.took)
 		most := max(float64(r.least), r.times*median(s.queue)) + float64(more)
 		row.goal(fmt.Sprintf("<= %s, or %vx%s", duration(r.least), r.times, plus), median(r.took) <= most)
 	}
-	row := out.compare("kill -9: from the expiry to all owned again", sample{"", s.killed, nanoseconds},
+	row := out.compare("from the expiry after kill -9 until all are owned again", sample{"", s.killed, nanoseconds},
 		sample{"the TTL before", []float64{float64(latencyTTL)}, nanoseconds})
 	row.figure += p95(s.killed)
 	row.goal("p95 <= 200 ms"+plus, quantile(s.killed, 0.95) <= float64(200*time.Millisecond+more))

@@ -66,7 +66,7 @@ func (k *lockers) alone(ctx context.Context) {
 	took := k.l.alternate(1000,
 		timed("", func() { turn++; check(k.pair(ctx, 0, fmt.Sprint("alone-", turn))) }),
 		timed("two bare commits", func() { k.commits(ctx, turn%lockNames) }))
-	k.out.compare("`TryAcquire` and `Release`, no other client", took[0], took[1]).goal("<= 1.5x", took[0].over(took[1]) <= 1.5)
+	k.out.compare("`TryAcquire` and `Release`, without another client", took[0], took[1]).goal("<= 1.5x", took[0].over(took[1]) <= 1.5)
 }
 
 // manyNames measures all clients while they take locks under 1,000 names.

@@ -73,8 +73,9 @@ var capacity string
 
 // highlights are the rows that the page begins with, by their first words.
 var highlights = []string{
-	"`Values()`, goroutines: 1", "heartbeats: 16 sessions, 1 x 16 ", "a transaction of one `UPDATE`, with `Guard`",
-	"`Client.Lease` to even shares", "`Close` to all owned again", "kill -9: from the expiry", "server's processor time for 1,000 clients",
+	"`Values()`, goroutines: 1", "heartbeats of 16 sessions, 1 x 16 ", "a transaction of one `UPDATE`, with `Guard`",
+	"from `Client.Lease` to even shares", "from `Close` until all are owned", "from the expiry after kill -9 until all are owned again |",
+	"server's processor time for 1,000 clients",
 	"`TryAcquire` and `Release`", "one-off jobs", "how late runs are",
 }
 

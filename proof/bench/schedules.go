@@ -234,9 +234,9 @@ func measureElsewhere(ctx context.Context, l *lab, out *part) {
 		closed = append(closed, s.elsewhere(ctx, "leaver", r.close))
 	}
 	commits := l.alternate(100, timed("a durable commit", func() { s.all(ctx, "INSERT INTO public.ran (name) VALUES ('bare')") }))
-	out.compare(fmt.Sprintf("kill -9, TTL %v: until the last schedule runs elsewhere", ttl), sample{"", killed, nanoseconds},
+	out.compare(fmt.Sprintf("from kill -9, with a TTL of %v, until the last schedule runs elsewhere", ttl), sample{"", killed, nanoseconds},
 		sample{"the TTL", []float64{float64(ttl)}, nanoseconds}).goal("<= TTL + 200 ms", quantile(killed, 1) <= float64(ttl+200*time.Millisecond))
-	out.compare("Close: until the last schedule runs elsewhere", sample{"", closed, nanoseconds}, commits[0]).
+	out.compare("from `Close` until the last schedule runs elsewhere", sample{"", closed, nanoseconds}, commits[0]).
 		goal("<= 50 ms", median(closed) <= float64(50*time.Millisecond))
 }
 

@@ -139,7 +139,7 @@ func measureTakeOvers(ctx context.Context, l *lab, out *part) {
 	for i := range kills {
 		s.kill(ctx, g, fmt.Sprint("victim-", i))
 	}
-	row := out.compare(fmt.Sprintf("kill -9 beside %d leases of %s partitions: from the expiry to all owned again", leases, grouped(partitions)),
+	row := out.compare(fmt.Sprintf("from the expiry after kill -9 until all are owned again, beside %d leases of %s partitions", leases, grouped(partitions)),
 		sample{"", s.killed, nanoseconds}, sample{"the TTL before", []float64{float64(latencyTTL)}, nanoseconds})
 	row.figure += p95(s.killed)
 	row.goal(fmt.Sprintf("<= 300 ms, %d of %[1]d", kills), slices.Max(s.killed) <= float64(300*time.Millisecond))
