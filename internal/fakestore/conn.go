@@ -65,19 +65,26 @@ func (c *Conn) Closed() bool {
 	}
 }
 
-// execute runs a statement. The statement reports whether it has written a row.
-func execute[T any](ctx context.Context, c *Conn, name string, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (answer T, err error) {
+// A statement returns its answer, and whether it has written a row.
+type statement[T any] func(db *Database, t *Tables, clock int64) (answer T, wrote bool)
+
+// execute runs a statement.
+func execute[T any](
+	ctx context.Context, c *Conn, name string, durable bool, s statement[T],
+) (answer T, err error) {
 	if c.Carry == nil || name == "" {
-		return executeOn(ctx, c, durable, statement)
+		return executeOn(ctx, c, durable, s)
 	}
-	carried, err := c.Carry(ctx, name, func(on *Conn) (any, error) { return executeOn(context.Background(), on, durable, statement) })
+	carried, err := c.Carry(ctx, name, func(on *Conn) (any, error) {
+		return executeOn(context.Background(), on, durable, s)
+	})
 	if carried != nil {
 		answer = carried.(T)
 	}
 	return answer, err
 }
 
-func executeOn[T any](ctx context.Context, c *Conn, durable bool, statement func(db *Database, t *Tables, clock int64) (T, bool)) (T, error) {
+func executeOn[T any](ctx context.Context, c *Conn, durable bool, s statement[T]) (T, error) {
 	c.db.mu.Lock()
 	defer c.db.mu.Unlock()
 	var none T
@@ -87,7 +94,7 @@ func executeOn[T any](ctx context.Context, c *Conn, durable bool, statement func
 	case ctx.Err() != nil:
 		return none, context.Cause(ctx)
 	}
-	answer, wrote := statement(c.db, &c.db.tables, c.db.clock())
+	answer, wrote := s(c.db, &c.db.tables, c.db.clock())
 	if wrote {
 		c.db.wrote(durable)
 	}
@@ -104,7 +111,9 @@ func (c *Conn) Listen(ctx context.Context) (bool, error) {
 
 // Prepare has no effect: there are no plans.
 func (c *Conn) Prepare(ctx context.Context) error {
-	_, err := execute(ctx, c, "prepare", false, func(*Database, *Tables, int64) (struct{}, bool) { return struct{}{}, false })
+	_, err := execute(ctx, c, "prepare", false, func(*Database, *Tables, int64) (struct{}, bool) {
+		return struct{}{}, false
+	})
 	return err
 }
 

@@ -136,9 +136,13 @@ func New() *Database {
 		Evicted: func(Client) {},
 		Renewed: func(int64) {},
 		tables: Tables{
-			Clients: make(map[int64]Client), Identities: make(map[string]Identity), Leases: make(map[string]Lease),
-			Members: make(map[Member]Membership), Partitions: make(map[string][]Partition), Overrides: make(map[Override]OverrideValue),
-			Server: Server{NextCheckAt: Ever, Sessions: 1},
+			Clients:    make(map[int64]Client),
+			Identities: make(map[string]Identity),
+			Leases:     make(map[string]Lease),
+			Members:    make(map[Member]Membership),
+			Partitions: make(map[string][]Partition),
+			Overrides:  make(map[Override]OverrideValue),
+			Server:     Server{NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Incarnation{Timeline: 1, Started: time.Now().UnixMicro()},
 		number: 1,
@@ -149,8 +153,11 @@ func New() *Database {
 
 // Clone returns a copy of the tables.
 func (t Tables) Clone() Tables {
-	t.Clients, t.Identities, t.Leases = maps.Clone(t.Clients), maps.Clone(t.Identities), maps.Clone(t.Leases)
-	t.Members, t.Partitions = maps.Clone(t.Members), maps.Clone(t.Partitions)
+	t.Clients = maps.Clone(t.Clients)
+	t.Identities = maps.Clone(t.Identities)
+	t.Leases = maps.Clone(t.Leases)
+	t.Members = maps.Clone(t.Members)
+	t.Partitions = maps.Clone(t.Partitions)
 	for name, rows := range t.Partitions {
 		t.Partitions[name] = slices.Clone(rows)
 	}
@@ -215,9 +222,8 @@ func (db *Database) Edit(edit func(t *Tables, clock int64)) {
 func (db *Database) KeepNone() {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	if last := len(db.history) - 1; last > 0 {
-		db.history = db.history[last:]
-	}
+	last := len(db.history) - 1
+	db.history = db.history[max(last, 0):]
 }
 
 // Run returns the server incarnation.
@@ -327,7 +333,8 @@ func (db *Database) Guard(lease string, partition int, epoch int64) (end func(),
 	if row == nil || row.Epoch != epoch || store.ServerGenerationOf(epoch) < db.tables.Server.Generation {
 		return nil, false
 	}
-	if owner, alive := db.tables.Clients[row.Owner]; !alive || owner.Incarnation < 0 {
+	owner, alive := db.tables.Clients[row.Owner]
+	if !alive || owner.Incarnation < 0 {
 		return nil, false
 	}
 	p, g := place{lease, partition}, new(guard)
@@ -344,10 +351,11 @@ func (db *Database) Guard(lease string, partition int, epoch int64) (end func(),
 
 // row returns a partition; nil if there is no such partition.
 func (t *Tables) row(lease string, partition int) *Partition {
-	if rows := t.Partitions[lease]; partition >= 0 && partition < len(rows) {
-		return &rows[partition]
+	rows := t.Partitions[lease]
+	if partition < 0 || partition >= len(rows) {
+		return nil
 	}
-	return nil
+	return &rows[partition]
 }
 
 // Errors of Drop and ReplaceLease.
@@ -366,10 +374,12 @@ func (db *Database) Drop(lease string, next int64) error {
 	if !known || l.Partitions == 0 && next == 0 {
 		return fmt.Errorf("%w: %q", ErrNoLease, lease)
 	}
-	if live := db.tables.membersOf(lease); live != "" {
+	live := db.tables.membersOf(lease)
+	if live != "" {
 		return fmt.Errorf("%w: %q has live members: %s", ErrInUse, lease, live)
 	}
-	l.NextPartitions, l.NextUntil, l.Successor = cmp.Or(next, l.Partitions), db.clock()+day, ""
+	l.NextPartitions, l.NextUntil = cmp.Or(next, l.Partitions), db.clock()+day
+	l.Successor = ""
 	db.tables.empty(lease, l)
 	db.wrote(true)
 	return nil
@@ -390,7 +400,8 @@ func (db *Database) ReplaceLease(lease, successor string, partitions int64) erro
 	case next.Partitions != 0 && next.Partitions != partitions:
 		return fmt.Errorf("%w: %q has %d partitions, not %d", ErrReplaced, successor, next.Partitions, partitions)
 	}
-	if members := t.membersOf(lease); members != "" {
+	members := t.membersOf(lease)
+	if members != "" {
 		return fmt.Errorf("%w: %q has members: %s", ErrInUse, lease, members)
 	}
 	l.Successor = successor
@@ -426,7 +437,9 @@ func (t *Tables) empty(name string, l Lease) {
 	for _, row := range t.Partitions[name] {
 		l.EpochFloor = max(l.EpochFloor, row.Epoch)
 	}
-	l.Partitions, l.Generation, l.NextCheckAt = 0, l.Generation+1, Ever
+	l.Partitions = 0
+	l.Generation++
+	l.NextCheckAt = Ever
 	t.Leases[name] = l
 	delete(t.Partitions, name)
 	maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return m.Lease == name })

@@ -95,35 +95,48 @@ func (db *Database) acquire(r store.LockRequest, clock int64) store.LockAnswer {
 	}
 	db.turn(r.Name, clock)
 	rows := t.Locks[r.Name]
-	if i := t.place(r.Name, r.Session, r.Nonce); i >= 0 {
-		return answerOf(rows[i])
+	own := t.place(r.Name, r.Session, r.Nonce)
+	if own >= 0 {
+		return answerOf(rows[own])
 	}
 	l := Lock{Ticket: 1, Session: r.Session, Nonce: r.Nonce, Shared: r.Shared, Since: clock}
 	if len(rows) > 0 {
 		l.Ticket = rows[len(rows)-1].Ticket + 1
 	}
-	var answer store.LockAnswer
-	blocks := func(l Lock) bool { return l.Token == 0 || !l.Shared || !r.Shared }
-	if i := slices.IndexFunc(rows, blocks); i < 0 {
+	answer, blocked := t.inTheWay(rows, r, clock)
+	if blocked && !r.Waits {
+		return answer
+	}
+	if !blocked {
 		l.Token = db.token()
-	} else {
-		outcome := store.LockHeld
-		if live := slices.IndexFunc(rows, func(l Lock) bool { return blocks(l) && t.Clients[l.Session].ExpiresAt > clock }); live >= 0 {
-			i = live
-		} else {
-			outcome = store.LockExpired
-		}
-		first := t.Clients[rows[i].Session]
-		answer = store.LockAnswer{Outcome: outcome, Holder: first.ID, Host: first.Process.Host, PID: first.Process.PID,
-			Since: time.UnixMicro(rows[i].Since), LivesUntil: time.UnixMicro(first.ExpiresAt)}
-		if !r.Waits {
-			return answer
-		}
 	}
 	t.Locks[r.Name] = append(rows, l)
 	of := answerOf(l)
 	answer.Outcome, answer.Token = of.Outcome, of.Token
 	return answer
+}
+
+// inTheWay returns the first live client that a lock waits for, or if all have expired the first of
+// these.
+func (t *Tables) inTheWay(rows []Lock, r store.LockRequest, clock int64) (answer store.LockAnswer, blocked bool) {
+	blocks := func(l Lock) bool { return l.Token == 0 || !l.Shared || !r.Shared }
+	isLive := func(l Lock) bool { return blocks(l) && t.Clients[l.Session].ExpiresAt > clock }
+	outcome, first := store.LockHeld, slices.IndexFunc(rows, isLive)
+	if first < 0 {
+		outcome, first = store.LockExpired, slices.IndexFunc(rows, blocks)
+	}
+	if first < 0 {
+		return answer, false
+	}
+	client := t.Clients[rows[first].Session]
+	return store.LockAnswer{
+		Outcome:    outcome,
+		Holder:     client.ID,
+		Host:       client.Process.Host,
+		PID:        client.Process.PID,
+		Since:      time.UnixMicro(rows[first].Since),
+		LivesUntil: time.UnixMicro(client.ExpiresAt),
+	}, true
 }
 
 // answerOf returns the answer about a row.
@@ -140,7 +153,8 @@ func (db *Database) release(session int64, r store.LockRelease, run store.Incarn
 	if !db.on(run) {
 		return store.LockElsewhere
 	}
-	if i := t.place(r.Name, session, r.Nonce); i >= 0 {
+	i := t.place(r.Name, session, r.Nonce)
+	if i >= 0 {
 		t.Locks[r.Name] = slices.Delete(t.Locks[r.Name], i, i+1)
 		db.turn(r.Name, clock)
 		return store.LockReleased
@@ -157,7 +171,9 @@ func (db *Database) release(session int64, r store.LockRelease, run store.Incarn
 }
 
 // ReleaseLocks is lockreleases.sql.
-func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation) (store.LocksReleased, error) {
+func (c *Conn) ReleaseLocks(
+	ctx context.Context, session int64, releases []store.LockRelease, run store.Incarnation,
+) (store.LocksReleased, error) {
 	return execute(ctx, c, "", true, func(db *Database, _ *Tables, clock int64) (store.LocksReleased, bool) {
 		answer := store.LocksReleased{SameRun: true}
 		for _, r := range releases {
@@ -175,7 +191,9 @@ func (c *Conn) ReleaseLocks(ctx context.Context, session int64, releases []store
 }
 
 // LookAtLocks is locklook.sql.
-func (c *Conn) LookAtLocks(ctx context.Context, session int64, nonces []int64, everything bool) ([]store.FoundLock, store.Incarnation, error) {
+func (c *Conn) LookAtLocks(
+	ctx context.Context, session int64, nonces []int64, everything bool,
+) ([]store.FoundLock, store.Incarnation, error) {
 	found, err := execute(ctx, c, "", true, func(db *Database, t *Tables, clock int64) ([]store.FoundLock, bool) {
 		var found []store.FoundLock
 		for _, name := range slices.Sorted(maps.Keys(t.Locks)) {
@@ -251,7 +269,9 @@ func (l LockTable) Acquire(ctx context.Context, r store.LockRequest) (store.Lock
 }
 
 // Release is lockrelease.sql.
-func (l LockTable) Release(ctx context.Context, _ time.Duration, session int64, r store.LockRelease, run store.Incarnation) (store.LockOutcome, bool, error) {
+func (l LockTable) Release(
+	ctx context.Context, _ time.Duration, session int64, r store.LockRelease, run store.Incarnation,
+) (store.LockOutcome, bool, error) {
 	return locked(ctx, l.db, func(clock int64) store.LockOutcome { return l.db.release(session, r, run, clock) })
 }
 
@@ -272,10 +292,14 @@ func (l LockTable) List(ctx context.Context, prefix, after string, most int) ([]
 				}
 				c := t.Clients[held.Session]
 				row.Shared = row.Shared || held.Shared
-				row.IDs, row.Hosts, row.PIDs = append(row.IDs, c.ID), append(row.Hosts, c.Process.Host), append(row.PIDs, c.Process.PID)
-				row.Tokens, row.Since = append(row.Tokens, held.Token), append(row.Since, held.Since)
+				row.IDs = append(row.IDs, c.ID)
+				row.Hosts = append(row.Hosts, c.Process.Host)
+				row.PIDs = append(row.PIDs, c.Process.PID)
+				row.Tokens = append(row.Tokens, held.Token)
+				row.Since = append(row.Since, held.Since)
 				row.Lost = append(row.Lost, slices.Contains(strings.Split(c.LostLocks, "\x00"), name))
-				row.Silent, row.Lives = append(row.Silent, clock-c.ExpiresAt+c.TTL.Microseconds()), append(row.Lives, c.ExpiresAt-clock)
+				row.Silent = append(row.Silent, clock-c.ExpiresAt+c.TTL.Microseconds())
+				row.Lives = append(row.Lives, c.ExpiresAt-clock)
 			}
 			rows = append(rows, row)
 		}
@@ -288,7 +312,9 @@ func (l LockTable) List(ctx context.Context, prefix, after string, most int) ([]
 func (l LockTable) Guard(ctx context.Context, _ store.Query, name string, token, _ int64) error {
 	passes, _, err := locked(ctx, l.db, func(int64) bool {
 		t := &l.db.tables
-		return slices.ContainsFunc(t.Locks[name], func(held Lock) bool { return held.Token == token && t.Clients[held.Session].Session != 0 })
+		return slices.ContainsFunc(t.Locks[name], func(held Lock) bool {
+			return held.Token == token && t.Clients[held.Session].Session != 0
+		})
 	})
 	if err == nil && !passes {
 		err = &pgconn.PgError{Code: store.CodeNotOwner, Message: "lock is not held"}

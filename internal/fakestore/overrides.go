@@ -70,11 +70,14 @@ func (db *Database) Override(w Override, pinnedTo string, until int64, force boo
 	db.mu.Lock()
 	defer db.mu.Unlock()
 	t, clock := &db.tables, db.clock()
-	_, known := t.Identities[w.Client+pinnedTo]
+	id := w.Client + pinnedTo
+	_, known := t.Identities[id]
 	switch {
 	case until <= clock:
 		return fmt.Errorf("%w: until %d", ErrUnknown, until)
-	case w.Lease != "" && w.Verb != "pause" && t.Leases[w.Lease].Partitions <= int64(w.Partition), w.Client+pinnedTo != "" && until == Ever && !known:
+	case w.Lease != "" && w.Verb != "pause" && t.Leases[w.Lease].Partitions <= int64(w.Partition):
+		return fmt.Errorf("%w: %+v", ErrUnknown, w)
+	case id != "" && until == Ever && !known:
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
 	}
 	for _, name := range t.concerned(w) {

@@ -49,9 +49,7 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		switch {
 		case !known:
 			i.TakenAt = Never
-			if i.Incarnation = r.Incarnation; i.Incarnation == 0 {
-				i.Incarnation = (clock + second/2) / second
-			}
+			i.Incarnation = cmp.Or(r.Incarnation, (clock+second/2)/second)
 		case i.Process == r.Process:
 		case r.Incarnation == 0 && !older:
 			i.Incarnation++
@@ -66,7 +64,9 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 			if !lately {
 				i.Takeovers = 0
 			}
-			i.Takeovers, i.TakenAt, i.TakenFrom = i.Takeovers+1, clock, fmt.Sprintf("host %s, pid %d", other.Process.Host, other.Process.PID)
+			i.Takeovers++
+			i.TakenAt = clock
+			i.TakenFrom = fmt.Sprintf("host %s, pid %d", other.Process.Host, other.Process.PID)
 		}
 		t.Server.NextCheckAt = min(t.Server.NextCheckAt, expires)
 		if t.Server.AcceptedTimeline == 0 { // the first client of new tables
@@ -76,8 +76,14 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 		t.Identities[r.ID] = i
 		row, known := t.Clients[r.Session]
 		if !known {
-			row = Client{Session: r.Session, ID: r.ID, Incarnation: i.Incarnation, TTL: r.TTL,
-				Process: store.Process{Host: r.Host, PID: r.PID, StartedAt: r.StartedAt}, Metadata: cmp.Or(r.Metadata, "{}")}
+			row = Client{
+				Session:     r.Session,
+				ID:          r.ID,
+				Incarnation: i.Incarnation,
+				TTL:         r.TTL,
+				Process:     store.Process{Host: r.Host, PID: r.PID, StartedAt: r.StartedAt},
+				Metadata:    cmp.Or(r.Metadata, "{}"),
+			}
 		}
 		row.ExpiresAt, row.Incarnation = expires, max(row.Incarnation, i.Incarnation)
 		t.Clients[r.Session] = row
@@ -90,10 +96,14 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 // livelyOther returns the newest client under the ID of a first registration whose last heartbeat is
 // less than half a TTL old; nil: there is none.
 func (t *Tables) livelyOther(r store.Registration, clock int64) *Client {
+	if r.Incarnation != 0 {
+		return nil
+	}
 	var best *Client
 	for _, row := range t.Clients {
-		if r.Incarnation == 0 && row.ID == r.ID && row.Session != r.Session && row.Incarnation >= 0 && row.ExpiresAt > clock+row.TTL.Microseconds()/2 &&
-			(best == nil || row.Incarnation > best.Incarnation) {
+		isOther := row.ID == r.ID && row.Session != r.Session && row.Incarnation >= 0
+		isLively := row.ExpiresAt > clock+row.TTL.Microseconds()/2
+		if isOther && isLively && (best == nil || row.Incarnation > best.Incarnation) {
 			best = &row
 		}
 	}
@@ -116,33 +126,43 @@ func (t *Tables) newest(id string, but int64) *store.Process {
 
 // Superseder is superseder.sql.
 func (c *Conn) Superseder(ctx context.Context, id string) (*store.Process, error) {
-	return execute(ctx, c, "superseder", false, func(_ *Database, t *Tables, _ int64) (*store.Process, bool) { return t.newest(id, 0), false })
+	return execute(ctx, c, "superseder", false, func(_ *Database, t *Tables, _ int64) (*store.Process, bool) {
+		return t.newest(id, 0), false
+	})
 }
 
 // Heartbeat is heartbeat.sql. A crash may lose it.
-func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last store.Renewal) (store.Beat, error) {
+func (c *Conn) Heartbeat(
+	ctx context.Context, session int64, watched time.Duration, last store.Renewal,
+) (store.Beat, error) {
 	return execute(ctx, c, "heartbeat", false, func(db *Database, t *Tables, clock int64) (store.Beat, bool) {
 		c.session = session
 		row, exists := t.Clients[session]
-		copied := exists && row.ExpiresAt > last.Clock+row.TTL.Microseconds() && db.run.Marker != 0 && db.run.Marker == last.Marker
-		if exists && row.Incarnation < 0 { // revoked
-			exists, copied = false, false
-		}
-		if !exists || copied {
-			return store.Beat{Copied: copied, Clock: clock, Server: db.run, Tables: db.number, AcceptedTimeline: t.Server.AcceptedTimeline,
-				ServerGeneration: t.Server.Generation}, false
+		beat := store.Beat{
+			Clock:            clock,
+			Server:           db.run,
+			Tables:           db.number,
+			AcceptedTimeline: t.Server.AcceptedTimeline,
+			ServerGeneration: t.Server.Generation,
 		}
 		ttl := row.TTL.Microseconds()
+		sameRun := db.run.Marker != 0 && db.run.Marker == last.Marker
+		isRevoked := row.Incarnation < 0
+		beat.Copied = exists && !isRevoked && sameRun && row.ExpiresAt > last.Clock+ttl
+		if !exists || isRevoked || beat.Copied {
+			return beat, false
+		}
 		row.ExpiresAt = clock + ttl
 		t.Clients[session] = row
 		db.Renewed(session)
-		beat := store.Beat{Alive: true, Clock: clock, Server: db.run, Tables: db.number, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
-			Incarnation: t.Identities[row.ID].Incarnation, Sessions: t.Server.Sessions}
-		if due := t.Server.NextCheckAt; due <= clock+ttl+second {
-			beat.CheckDueIn = micros(max(due-clock, 0))
+		beat.Alive = true
+		beat.Incarnation = t.Identities[row.ID].Incarnation
+		beat.Sessions = t.Server.Sessions
+		if t.Server.NextCheckAt <= clock+ttl+second {
+			beat.CheckDueIn = micros(max(t.Server.NextCheckAt-clock, 0))
 		}
-		if u := t.Server.Unwatched; u > 0 {
-			beat.CheckDueIn = min(beat.CheckDueIn, max(u-watched, 0))
+		if t.Server.Unwatched > 0 {
+			beat.CheckDueIn = min(beat.CheckDueIn, max(t.Server.Unwatched-watched, 0))
 		}
 		for _, name := range slices.Sorted(maps.Keys(t.Leases)) {
 			member, is := t.Members[Member{name, session}]
@@ -191,7 +211,9 @@ func (c *Conn) SetMarker(ctx context.Context, marker int64) error {
 func (db *Database) on(run store.Incarnation) bool { return run == db.run && run.Marker != 0 }
 
 // AcceptServer is accept.sql.
-func (c *Conn) AcceptServer(ctx context.Context, watched time.Duration, run store.Incarnation, generation int64) (int64, error) {
+func (c *Conn) AcceptServer(
+	ctx context.Context, watched time.Duration, run store.Incarnation, generation int64,
+) (int64, error) {
 	return execute(ctx, c, "accept", true, func(db *Database, t *Tables, clock int64) (int64, bool) {
 		if t.Server.AcceptedTimeline == run.Timeline || !db.on(run) {
 			return 0, false
@@ -262,7 +284,9 @@ func (t *Tables) used(id string, clock int64) {
 }
 
 // Join is join.sql.
-func (c *Conn) Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error) {
+func (c *Conn) Join(
+	ctx context.Context, session int64, lease string, partitions, weight int, number int64,
+) (store.Join, error) {
 	return execute(ctx, c, "join", true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
 		join := store.Join{Partitions: int(l.Partitions), Successor: l.Successor}
@@ -324,8 +348,13 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			if !known {
 				continue
 			}
-			read := store.LeaseRead{Name: name, Generation: l.Generation, AcceptedTimeline: t.Server.AcceptedTimeline, ServerGeneration: t.Server.Generation,
-				Server: store.Incarnation{Timeline: db.run.Timeline, Started: db.run.Started}}
+			read := store.LeaseRead{
+				Name:             name,
+				Generation:       l.Generation,
+				AcceptedTimeline: t.Server.AcceptedTimeline,
+				ServerGeneration: t.Server.Generation,
+				Server:           store.Incarnation{Timeline: db.run.Timeline, Started: db.run.Started},
+			}
 			if t.overridden("pause", name, "") {
 				read.Paused = []string{"operator", "reason"}
 			}
@@ -334,7 +363,8 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			}
 			for p, row := range t.Partitions[name] {
 				if row.Owner == session {
-					read.Owned = append(read.Owned, store.Owned{Partition: p, Epoch: row.Epoch, Moving: row.Target != row.Owner})
+					owned := store.Owned{Partition: p, Epoch: row.Epoch, Moving: row.Target != row.Owner}
+					read.Owned = append(read.Owned, owned)
 				}
 			}
 			reads = append(reads, read)
@@ -345,41 +375,54 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 
 // Owners is owners.sql.
 func (c *Conn) Owners(ctx context.Context, spans []store.Span) (map[store.Span]store.Owners, error) {
-	return execute(ctx, c, "owners", false, func(_ *Database, t *Tables, clock int64) (map[store.Span]store.Owners, bool) {
-		found := make(map[store.Span]store.Owners, len(spans))
+	type answer = map[store.Span]store.Owners
+	return execute(ctx, c, "owners", false, func(_ *Database, t *Tables, clock int64) (answer, bool) {
+		found := make(answer, len(spans))
 		for _, s := range spans {
-			l := t.Leases[s.Lease]
-			of, by := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation}, make(map[int64]*store.Owner)
-			for p, row := range t.Partitions[s.Lease] {
-				owner := t.Clients[row.Owner]
-				if p < s.First || p > s.Last || owner.Session == 0 || owner.Incarnation < 0 || owner.ExpiresAt <= clock {
-					continue
-				}
-				if by[row.Owner] == nil {
-					by[row.Owner] = &store.Owner{ID: owner.ID, Metadata: owner.Metadata}
-				}
-				by[row.Owner].Partitions = append(by[row.Owner].Partitions, int64(p))
-				by[row.Owner].Epochs = append(by[row.Owner].Epochs, row.Epoch)
-			}
-			for _, session := range slices.Sorted(maps.Keys(by)) {
-				of.Owners = append(of.Owners, *by[session])
-			}
-			found[s] = of
+			found[s] = t.owners(s, clock)
 		}
 		return found, false
 	})
+}
+
+// owners returns the live owners of a span, in the order of their sessions.
+func (t *Tables) owners(s store.Span, clock int64) store.Owners {
+	l := t.Leases[s.Lease]
+	bySession := make(map[int64]*store.Owner)
+	for p, row := range t.Partitions[s.Lease] {
+		owner := t.Clients[row.Owner]
+		lives := owner.Session != 0 && owner.Incarnation >= 0 && owner.ExpiresAt > clock
+		if p < s.First || p > s.Last || !lives {
+			continue
+		}
+		o := bySession[row.Owner]
+		if o == nil {
+			o = &store.Owner{ID: owner.ID, Metadata: owner.Metadata}
+			bySession[row.Owner] = o
+		}
+		o.Partitions = append(o.Partitions, int64(p))
+		o.Epochs = append(o.Epochs, row.Epoch)
+	}
+	owners := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation}
+	for _, session := range slices.Sorted(maps.Keys(bySession)) {
+		owners.Owners = append(owners.Owners, *bySession[session])
+	}
+	return owners
 }
 
 // distinct returns names in order, each once.
 func distinct(names []string) []string { return slices.Compact(slices.Sorted(slices.Values(names))) }
 
 // Release is release.sql.
-func (c *Conn) Release(ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64) (store.Released, error) {
+func (c *Conn) Release(
+	ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64,
+) (store.Released, error) {
 	return execute(ctx, c, "release", true, func(db *Database, t *Tables, clock int64) (store.Released, bool) {
 		var answer store.Released
-		_, alive := t.Clients[session]
+		client, alive := t.Clients[session]
 		valid := t.Server.AcceptedTimeline == db.run.Timeline
-		planned := make(map[string]bool) // by lease to leave: it has not changed since the plan of the successors read it
+		// By lease to leave: it has not changed since the plan of the successors read it.
+		planned := make(map[string]bool)
 		successors := make(map[string]map[int]int64)
 		for _, l := range leaving {
 			planned[l.Lease], successors[l.Lease] = l.Planned == t.Leases[l.Lease].Generation, l.Successors
@@ -410,20 +453,16 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 			}
 			member, is := t.Members[Member{r.Lease, session}]
 			if successor.ID != "" {
-				switch {
-				case successor.ID == row.PreferredID:
-					row.PreferredID = ""
-				case row.OwnerID != "" && successor.ID != row.OwnerID && (leaves || t.overridden("drain", "", t.Clients[session].ID) || is && member.Weight == 0):
-					row.PreferredID = row.OwnerID
-				}
-				row.OwnerID = successor.ID
+				isAway := leaves || t.overridden("drain", "", client.ID) || is && member.Weight == 0
+				row.own(successor.ID, isAway)
 			}
 			row.Owner, row.Epoch = successor.Session, db.nextEpoch(from)
 			if !renewed {
 				row.Target = successor.Session
 			}
 			db.Moved("release", r.Lease, r.Partition, from, *row)
-			answer.Released = append(answer.Released, store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch})
+			handed := store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch}
+			answer.Released = append(answer.Released, handed)
 			if row.Owner == 0 {
 				due[r.Lease] = true
 			}
@@ -431,7 +470,8 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 		for _, l := range leaving {
 			name, m := l.Lease, Member{l.Lease, session}
 			member, is := t.Members[m]
-			if _, known := t.Leases[name]; !l.Now || !is || !known || member.JoinNumber > lastJoin {
+			_, known := t.Leases[name]
+			if !l.Now || !is || !known || member.JoinNumber > lastJoin {
 				continue
 			}
 			switch {
@@ -476,6 +516,18 @@ func (c *Conn) Release(ctx context.Context, session int64, releases []store.Rele
 	})
 }
 
+// own changes the ID of the owner. A previous owner that is away gets the partition back when it
+// returns.
+func (p *Partition) own(id string, isAway bool) {
+	switch {
+	case id == p.PreferredID:
+		p.PreferredID = ""
+	case p.OwnerID != "" && id != p.OwnerID && isAway:
+		p.PreferredID = p.OwnerID
+	}
+	p.OwnerID = id
+}
+
 // wanted reports whether a member of the lease may own partitions.
 func (t *Tables) wanted(lease string) bool {
 	if t.overridden("pause", lease, "") {
@@ -514,10 +566,12 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 		raised := false
 		for _, r := range busy {
 			row := t.row(r.Lease, r.Partition)
-			if row == nil || row.Owner != session || row.Epoch != r.Epoch || t.Server.AcceptedTimeline != db.run.Timeline {
+			owns := row != nil && row.Owner == session && row.Epoch == r.Epoch
+			if !owns || t.Server.AcceptedTimeline != db.run.Timeline {
 				continue
 			}
-			row.Epoch, raised = db.nextEpoch(*row), true
+			row.Epoch = db.nextEpoch(*row)
+			raised = true
 		}
 		return struct{}{}, raised
 	})
@@ -525,7 +579,9 @@ func (c *Conn) Fence(ctx context.Context, session int64, busy []store.Release) e
 }
 
 // Evict is evict.sql.
-func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error) {
+func (c *Conn) Evict(
+	ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation,
+) (store.Evicted, error) {
 	return execute(ctx, c, "evict", true, func(db *Database, t *Tables, clock int64) (store.Evicted, bool) {
 		var answer store.Evicted
 		due := t.Server.NextCheckAt <= clock || t.Server.Unwatched > 0 && t.Server.Unwatched <= watched ||
@@ -565,7 +621,8 @@ func (c *Conn) Evict(ctx context.Context, cutoff int64, watched, ttl time.Durati
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
 			if l, known := t.Leases[name]; known {
 				l.Generation++
-				if l.NextCheckAt = clock; l.PlannedAt <= clock { // otherwise the clock stepped back
+				l.NextCheckAt = clock
+				if l.PlannedAt <= clock { // otherwise the clock stepped back
 					l.NextCheckAt = max(clock, l.PlannedAt+50*millisecond+5*l.Partitions)
 				}
 				t.Leases[name] = l
@@ -613,13 +670,16 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 			}
 		}
 		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return !t.live(m.Lease, m.Session) })
-		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool { return i.UsedAt < clock-day && t.newest(id, 0) == nil })
+		maps.DeleteFunc(t.Identities, func(id string, i Identity) bool {
+			return i.UsedAt < clock-day && t.newest(id, 0) == nil
+		})
 		var toPlan []string
 		for name, l := range t.Leases {
 			orphaned := func(row Partition) bool {
 				return row.Owner != 0 && !t.live(name, row.Owner) || row.Target != 0 && !t.live(name, row.Target)
 			}
-			if lost[name] || inhabited[name] && l.NextCheckAt > l.latest(clock) && slices.ContainsFunc(t.Partitions[name], orphaned) {
+			unplanned := inhabited[name] && l.NextCheckAt > l.latest(clock)
+			if lost[name] || unplanned && slices.ContainsFunc(t.Partitions[name], orphaned) {
 				l.Generation++
 				l.NextCheckAt = clock
 				t.Leases[name] = l
@@ -666,7 +726,8 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 			related[name] = nil
 		}
 		for m := range t.Members {
-			if _, named := related[m.Lease]; named && !alone && members[m.Lease] > 1 {
+			_, named := related[m.Lease]
+			if named && !alone && members[m.Lease] > 1 {
 				sessions[m.Session] = true
 			}
 		}
@@ -677,7 +738,8 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 		}
 		for m, member := range t.Members {
 			members, ok := related[m.Lease]
-			if row, alive := t.Clients[m.Session]; ok && alive {
+			row, alive := t.Clients[m.Session]
+			if ok && alive {
 				related[m.Lease] = append(members, store.Member{
 					Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Revoked: row.Incarnation < 0,
 					Weight: member.Weight, Joined: member.JoinedGeneration,
@@ -692,11 +754,20 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 				continue
 			}
 			slices.SortFunc(members, func(a, b store.Member) int {
-				return cmp.Or(strings.Compare(a.ID, b.ID), cmp.Compare(a.Incarnation, b.Incarnation), cmp.Compare(a.Session, b.Session))
+				return cmp.Or(
+					strings.Compare(a.ID, b.ID),
+					cmp.Compare(a.Incarnation, b.Incarnation),
+					cmp.Compare(a.Session, b.Session),
+				)
 			})
-			p := store.LeaseSnapshot{Name: name, Generation: t.Leases[name].Generation, Members: members,
-				Paused: t.overridden("pause", name, ""), Frozen: t.overridden("freeze", name, ""),
-				Pins: t.pins(name)}
+			p := store.LeaseSnapshot{
+				Name:       name,
+				Generation: t.Leases[name].Generation,
+				Members:    members,
+				Paused:     t.overridden("pause", name, ""),
+				Frozen:     t.overridden("freeze", name, ""),
+				Pins:       t.pins(name),
+			}
 			for _, row := range rows {
 				if t.live(name, row.Owner) {
 					row.OwnerID = ""
@@ -738,7 +809,8 @@ func (c *Conn) Apply(
 				target = t.Clients[m.Target]
 			}
 			switch {
-			case !planned[m.Lease] || row == nil || target.Session != m.Target: // no partition moves to a session that is not a member
+			case !planned[m.Lease] || row == nil:
+			case target.Session != m.Target: // no partition moves to a session that is not a member
 			case live(m.Lease, row.Owner):
 				row.Target = target.Session
 				answer.Asked++
@@ -750,16 +822,12 @@ func (c *Conn) Apply(
 			default:
 				from := *row
 				if target.ID != "" {
-					switch {
-					case target.ID == row.PreferredID:
-						row.PreferredID = ""
-					case row.OwnerID != "" && target.ID != row.OwnerID && (row.Owner != 0 || !t.works(m.Lease, row.OwnerID)):
-						row.PreferredID = row.OwnerID
-					}
-					row.OwnerID = target.ID
+					isAway := row.Owner != 0 || !t.works(m.Lease, row.OwnerID)
+					row.own(target.ID, isAway)
 					concerned[target.Session] = true
 				}
-				row.Owner, row.Target, row.Epoch = target.Session, target.Session, db.nextEpoch(from)
+				row.Owner, row.Target = target.Session, target.Session
+				row.Epoch = db.nextEpoch(from)
 				answer.Given++
 				changed[m.Lease] = true
 				db.Moved("apply", m.Lease, m.Partition, from, *row)
@@ -792,7 +860,8 @@ func (c *Conn) Apply(
 // works reports whether a live member of a lease, with a weight, has the client ID.
 func (t *Tables) works(lease, id string) bool {
 	for m, member := range t.Members {
-		if m.Lease == lease && member.Weight > 0 && t.live(lease, m.Session) && t.Clients[m.Session].ID == id && !t.overridden("drain", "", id) {
+		isIt := m.Lease == lease && t.Clients[m.Session].ID == id && t.live(lease, m.Session)
+		if isIt && member.Weight > 0 && !t.overridden("drain", "", id) {
 			return true
 		}
 	}
