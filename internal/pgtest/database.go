@@ -36,7 +36,7 @@ type TB interface {
 // role's. It is safe for parallel tests. Without a server the test fails at once.
 func Database(tb TB) string {
 	tb.Helper()
-	if role := os.Getenv(roleVariable); role != "" {
+	if os.Getenv(roleVariable) != "" {
 		return MigratedDatabase(tb)
 	}
 	return EmptyDatabase(tb)
@@ -65,10 +65,12 @@ func makeMigrated(ctx context.Context, more string) (url string, drop func() err
 	if role == "" {
 		return makeOwned(ctx, more)
 	}
-	if url, drop, err = newFrom(ctx, "template0"); err != nil {
+	url, drop, err = newFrom(ctx, "template0")
+	if err != nil {
 		return "", nil, err
 	}
-	if url, err = forApp(ctx, url, role, more); err != nil {
+	url, err = forApp(ctx, url, role, more)
+	if err != nil {
 		err = errors.Join(err, drop())
 	}
 	return url, drop, err
@@ -80,16 +82,20 @@ func makeOwned(ctx context.Context, more string) (url string, drop func() error,
 	if err != nil {
 		return "", nil, err
 	}
-	template := "template0" // no session can connect to it, which would make the copy fail
 	if s.copies != "" {
-		if template, err = migratedTemplate(more); err != nil {
+		template, err := migratedTemplate(more)
+		if err != nil {
 			return "", nil, err
 		}
+		return newFrom(ctx, template)
 	}
-	if url, drop, err = newFrom(ctx, template); err == nil && template == "template0" {
-		if err = makeTables(ctx, url, more); err != nil {
-			err = errors.Join(err, drop())
-		}
+	url, drop, err = newFrom(ctx, "template0") // no session can connect to it, which would make the copy fail
+	if err != nil {
+		return url, drop, err
+	}
+	err = makeTables(ctx, url, more)
+	if err != nil {
+		err = errors.Join(err, drop())
 	}
 	return url, drop, err
 }
@@ -156,7 +162,8 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 		return "", nil, err
 	}
 	name := "pgleases_test_" + strings.ToLower(rand.Text())
-	if url, err = withDatabase(s.url, name); err != nil {
+	url, err = withDatabase(s.url, name)
+	if err != nil {
 		return "", nil, err
 	}
 	options := s.copies
@@ -175,8 +182,11 @@ func newFrom(ctx context.Context, template string) (url string, drop func() erro
 		// A drop waits until all sessions have closed the database's files. It was seen to wait for 10 s,
 		// for a session that had just begun and was not asked; a second drop asks again.
 		remove := "DROP DATABASE IF EXISTS " + name + " WITH (FORCE)"
-		err := s.execute(ctx, strings.ReplaceAll(endSessions, "$name", name))
-		if err = cmp.Or(err, s.execute(ctx, "SET statement_timeout = '1s'", remove, "RESET statement_timeout", remove)); err != nil {
+		err := cmp.Or(
+			s.execute(ctx, strings.ReplaceAll(endSessions, "$name", name)),
+			s.execute(ctx, "SET statement_timeout = '1s'", remove, "RESET statement_timeout", remove),
+		)
+		if err != nil {
 			return fmt.Errorf("drop database %s: %w", name, err)
 		}
 		return nil
@@ -241,7 +251,8 @@ func ParseConfig(databaseURL string) (*pgxpool.Config, error) {
 		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8" // as in pgx
 		config.AfterConnect = resetPool
 	}
-	if direct, pooled := DirectURL(databaseURL); err == nil && pooled && direct != databaseURL {
+	direct, pooled := DirectURL(databaseURL)
+	if err == nil && pooled && direct != databaseURL {
 		config.BeforeConnect = pooler.WithoutCancels
 	}
 	return config, err

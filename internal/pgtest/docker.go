@@ -21,7 +21,8 @@ const imageVariable = "PGLEASES_TEST_POSTGRES_IMAGE"
 // startDocker starts a server in a container. The engine ends it after two hours if the keeper was
 // killed.
 func startDocker(folder string) (s server, stop func() error, err error) {
-	if host := os.Getenv("DOCKER_HOST"); host != "" && !strings.HasPrefix(host, "unix:") {
+	host := os.Getenv("DOCKER_HOST")
+	if host != "" && !strings.HasPrefix(host, "unix:") {
 		return server{}, nil, fmt.Errorf("%w: the engine at DOCKER_HOST=%s may be another machine's", errMissing, host)
 	}
 	pool, err := dockertest.NewPool("")
@@ -43,8 +44,13 @@ func startDocker(folder string) (s server, stop func() error, err error) {
 	}
 	const port = "5432/tcp"
 	options := &dockertest.RunOptions{
-		Name: filepath.Base(folder), Repository: repository, Tag: tag,
-		Env:          []string{"POSTGRES_HOST_AUTH_METHOD=trust", "POSTGRES_INITDB_ARGS=--encoding=UTF8 --locale=C --no-sync"},
+		Name:       filepath.Base(folder),
+		Repository: repository,
+		Tag:        tag,
+		Env: []string{
+			"POSTGRES_HOST_AUTH_METHOD=trust",
+			"POSTGRES_INITDB_ARGS=--encoding=UTF8 --locale=C --no-sync",
+		},
 		Cmd:          []string{"postgres"},
 		ExposedPorts: []string{port},
 		PortBindings: map[docker.Port][]docker.PortBinding{port: {{HostIP: "127.0.0.1", HostPort: "0"}}},
@@ -63,15 +69,22 @@ func startDocker(folder string) (s server, stop func() error, err error) {
 	err = container.Expire(2 * 60 * 60)
 	if err == nil {
 		err = pool.Retry(func() (err error) {
-			s, err = describe("postgres://postgres@"+address+"/postgres?sslmode=disable", "in Docker ("+image+") on "+address)
+			url := "postgres://postgres@" + address + "/postgres?sslmode=disable"
+			s, err = describe(url, "in Docker ("+image+") on "+address)
 			return err
 		})
 	}
 	stop = func() error { return pool.Purge(container) }
 	if err != nil {
 		var log strings.Builder
-		_ = pool.Client.Logs(docker.LogsOptions{Container: container.Container.ID, OutputStream: &log, ErrorStream: &log,
-			Stdout: true, Stderr: true, Tail: "20"})
+		_ = pool.Client.Logs(docker.LogsOptions{
+			Container:    container.Container.ID,
+			OutputStream: &log,
+			ErrorStream:  &log,
+			Stdout:       true,
+			Stderr:       true,
+			Tail:         "20",
+		})
 		return server{}, nil, errors.Join(fmt.Errorf("run %s: %w; the end of its log:\n%s", image, err, &log), stop())
 	}
 	return s, stop, nil

@@ -17,15 +17,25 @@ const settingsVariable = "PGLEASES_TEST_SETTINGS"
 
 // hostileSettings are the settings of the role.
 var hostileSettings = []string{
-	"statement_timeout = '1s'", "lock_timeout = '1s'", "idle_session_timeout = '500ms'", "idle_in_transaction_session_timeout = '10s'",
-	"enable_seqscan = off", "jit = on", "jit_above_cost = 0", "default_transaction_isolation = serializable", "default_transaction_deferrable = on",
+	"statement_timeout = '1s'",
+	"lock_timeout = '1s'",
+	"idle_session_timeout = '500ms'",
+	"idle_in_transaction_session_timeout = '10s'",
+	"enable_seqscan = off",
+	"jit = on",
+	"jit_above_cost = 0",
+	"default_transaction_isolation = serializable",
+	"default_transaction_deferrable = on",
 	"client_min_messages = debug1",
 }
 
 // resetPool resets the settings that pgx's pools do not support, and that would end the tests' own
 // queries on them. A client's own connection is not one of the pool's.
 func resetPool(ctx context.Context, conn *pgx.Conn) error {
-	_, err := conn.Exec(ctx, "SET idle_session_timeout = 0; SET statement_timeout = 0; SET default_transaction_isolation = 'read committed'")
+	_, err := conn.Exec(ctx, `
+		SET idle_session_timeout = 0;
+		SET statement_timeout = 0;
+		SET default_transaction_isolation = 'read committed'`)
 	return err
 }
 
@@ -35,11 +45,17 @@ func Spared() string {
 	if os.Getenv(settingsVariable) == "" {
 		return ""
 	}
-	return "^(" + strings.Join([]string{
-		"TestDocumentedPartitionsOfKeysHold", "TestPartitionForIsTheSameInSQL", "TestFailedRunLeavesNothing", "TestArgumentsThatPanicWait", // letters that LATIN1 does not have
+	spared := []string{
+		// Letters that LATIN1 does not have.
+		"TestDocumentedPartitionsOfKeysHold",
+		"TestPartitionForIsTheSameInSQL",
+		"TestFailedRunLeavesNothing",
+		"TestArgumentsThatPanicWait",
 		"ExampleLease_PartitionFor",
-		"TestOperationsQueriesShow", // a grant of functions by their names alone
-	}, "|") + ")$"
+		// A grant of functions by their names alone.
+		"TestOperationsQueriesShow",
+	}
+	return "^(" + strings.Join(spared, "|") + ")$"
 }
 
 //go:embed hostile.sql
@@ -47,10 +63,11 @@ var hostile string
 
 // encoding returns an option of CREATE DATABASE; empty: the default.
 func encoding() string {
-	if name := os.Getenv(settingsVariable); name != "" {
-		return " ENCODING '" + name + "' LC_COLLATE 'C' LC_CTYPE 'C'"
+	name := os.Getenv(settingsVariable)
+	if name == "" {
+		return ""
 	}
-	return ""
+	return " ENCODING '" + name + "' LC_COLLATE 'C' LC_CTYPE 'C'"
 }
 
 // makeHostile creates objects in a database that an administrator may have there.
@@ -71,16 +88,20 @@ func hostileTo(role, database string) (statements []string) {
 	for _, setting := range hostileSettings {
 		statements = append(statements, fmt.Sprintf("ALTER ROLE %s IN DATABASE %s SET %s", role, database, setting))
 	}
-	// Except for functions that people and tests call without types of arguments, or that the files of
-	// sql/schema name without them.
-	return append(statements, overloads("{text,int}", "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|replace_lease|evict_client|(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override.*|take_back|schedule_.*"))
+	return append(statements, overloads("{text,int}", untyped))
 }
+
+// untyped is a pattern of the functions that people and tests call without types of arguments, or
+// that the files of sql/schema name without them.
+const untyped = "lock_list|guard|guard_lock|partition_for|timeline|drop_lease|replace_lease|evict_client|" +
+	"(un)?(drain|cordon|freeze|pin)|pause|resume|operator|override.*|take_back|schedule_.*"
 
 // Overload creates functions of another role in the schema pgleases: beside each existing function,
 // some that differ in the type of one argument. The server calls them if that argument has no type,
 // or another type. See OverloadCalled.
 func Overload(ctx context.Context, conn *pgx.Conn) error {
-	_, err := conn.Exec(ctx, overloads("{text,int,bigint,numeric,name,double precision,timestamptz,boolean}", "none"), pgx.QueryExecModeSimpleProtocol)
+	const types = "{text,int,bigint,numeric,name,double precision,timestamptz,boolean}"
+	_, err := conn.Exec(ctx, overloads(types, "none"), pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 
@@ -88,7 +109,9 @@ func Overload(ctx context.Context, conn *pgx.Conn) error {
 const OverloadCalled = "SELECT is_called FROM public.overload_calls"
 
 func overloads(types, but string) string {
-	return strings.NewReplacer("$types", types, "$but", but).Replace(`CREATE SEQUENCE public.overload_calls; GRANT ALL ON SEQUENCE public.overload_calls TO PUBLIC;
+	return strings.NewReplacer("$types", types, "$but", but).Replace(`
+		CREATE SEQUENCE public.overload_calls;
+		GRANT ALL ON SEQUENCE public.overload_calls TO PUBLIC;
 		DO $do$
 		DECLARE
 			f text;

@@ -124,15 +124,17 @@ func allowedWay() (string, error) {
 	return "", nil
 }
 
+var errNoServer = errors.New("no PostgreSQL server: set DATABASE_URL to the URL of one, start Docker, or install the " +
+	"server programs (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; " +
+	"Alpine: apk add postgresql; macOS: brew install postgresql@17)")
+
 // start starts a server in the first way whose requirements this machine has.
 func start(folder string) (s server, stop func() error, err error) {
 	allowed, err := allowedWay()
 	if err != nil {
 		return server{}, nil, err
 	}
-	missing := []error{errors.New("no PostgreSQL server: set DATABASE_URL to the URL of one, start Docker, or install the " +
-		"server programs (Debian, Ubuntu: apt-get install postgresql; Fedora: dnf install postgresql-server; " +
-		"Alpine: apk add postgresql; macOS: brew install postgresql@17)")}
+	missing := []error{errNoServer}
 	for _, way := range ways {
 		if allowed != "" && allowed != way.name {
 			continue
@@ -264,8 +266,11 @@ func run(folder string, config embeddedpostgres.Config, from string) (server, fu
 		free.Close()
 		database := embeddedpostgres.NewDatabase(config.Port(uint32(port)))
 		if err := database.Start(); err != nil {
-			if taken, err := net.Dial("tcp", free.Addr().String()); err == nil && tries < 5 {
+			taken, dialErr := net.Dial("tcp", free.Addr().String())
+			if dialErr == nil {
 				taken.Close()
+			}
+			if dialErr == nil && tries < 5 {
 				continue // another program was faster
 			}
 			return server{}, nil, fmt.Errorf("start PostgreSQL from %s: %w", from, err)

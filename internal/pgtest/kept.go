@@ -42,7 +42,8 @@ func Keep() (end func() error) {
 				err = errors.Join(err, d.end())
 			}
 		}
-		if kept.free = nil; kept.relay != nil {
+		kept.free = nil
+		if kept.relay != nil {
 			kept.relay.close()
 			kept.relay = nil
 		}
@@ -57,13 +58,15 @@ func lend(tb TB, ddl string, keep bool) string {
 	kept.Lock()
 	keep = keep && kept.free != nil
 	var d *database
-	if free := kept.free[ddl]; keep && len(free) > 0 {
+	free := kept.free[ddl]
+	if keep && len(free) > 0 {
 		d, kept.free[ddl] = free[len(free)-1], free[:len(free)-1]
 	}
 	kept.Unlock()
 	if d == nil {
 		var err error
-		if d, err = newDatabase(ddl, keep); err != nil {
+		d, err = newDatabase(ddl, keep)
+		if err != nil {
 			tb.Fatal(fmt.Errorf("pgtest: %w", err))
 		}
 	}
@@ -96,11 +99,13 @@ func newDatabase(ddl string, keep bool) (_ *database, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	d := new(database)
-	if d.url, d.drop, err = makeMigrated(ctx, ddl); err != nil || !keep {
+	d.url, d.drop, err = makeMigrated(ctx, ddl)
+	if err != nil || !keep {
 		return d, err
 	}
 	direct, _ := DirectURL(d.url)
-	if d.owner, err = pgx.Connect(ctx, OwnerURL(direct)); err == nil {
+	d.owner, err = pgx.Connect(ctx, OwnerURL(direct))
+	if err == nil {
 		d.name = d.owner.Config().Database
 		err = d.look(ctx)
 	}
@@ -122,7 +127,8 @@ func (d *database) through() error {
 	kept.Lock()
 	defer kept.Unlock()
 	if kept.relay == nil {
-		if kept.relay, err = newRelay(u.Host); err != nil {
+		kept.relay, err = newRelay(u.Host)
+		if err != nil {
 			return err
 		}
 	}
@@ -163,18 +169,23 @@ var catalogQuery = func() string {
 const (
 	// rowsQuery returns queries. Each returns a statement that inserts the rows of a table, or sets a
 	// sequence.
-	rowsQuery = `SELECT format('SELECT format(''INSERT INTO %1$s SELECT * FROM jsonb_populate_recordset(NULL::%1$s, %%L);'',
+	rowsQuery = `
+		SELECT format('SELECT format(''INSERT INTO %1$s SELECT * FROM jsonb_populate_recordset(NULL::%1$s, %%L);'',
 			nullif(jsonb_agg(t), ''[]'')) FROM %1$s AS t HAVING count(*) > 0', c.oid::regclass)
 		FROM pg_class AS c WHERE c.relkind = 'r' AND c.oid >= 16384
 		UNION ALL SELECT format('SELECT %L', format('SELECT setval(%L, %s, %L);',
 			c.oid::regclass, coalesce(s.last_value, s.start_value), s.last_value IS NOT NULL))
-		FROM pg_sequences AS s JOIN pg_class AS c ON c.relname = s.sequencename AND c.relnamespace = s.schemaname::regnamespace`
+		FROM pg_sequences AS s
+		JOIN pg_class AS c ON c.relname = s.sequencename AND c.relnamespace = s.schemaname::regnamespace`
 	// endStatements end sessions, except those that are to stay, and return how many are left.
 	endStatements = `SELECT pg_terminate_backend(pid) ` + others + `; SELECT count(*) ` + others
 	others        = `FROM pg_stat_activity WHERE datname = current_database()
 		AND pid <> pg_backend_pid() AND backend_type = 'client backend' AND NOT %[1]s`
 	// emptyStatements delete all rows.
-	emptyStatements = `SET session_replication_role = replica; SET lock_timeout = '5s'; SET client_min_messages = warning;
+	emptyStatements = `
+		SET session_replication_role = replica;
+		SET lock_timeout = '5s';
+		SET client_min_messages = warning;
 		DO $$
 		DECLARE
 			t regclass;
@@ -188,7 +199,8 @@ const (
 
 // look notes the contents of the database.
 func (d *database) look(ctx context.Context) (err error) {
-	if d.catalog, err = d.do(ctx, catalogQuery); err != nil {
+	d.catalog, err = d.do(ctx, catalogQuery)
+	if err != nil {
 		return err
 	}
 	rows, _ := d.owner.Query(ctx, rowsQuery, pgx.QueryExecModeExec)
@@ -213,12 +225,14 @@ func (d *database) empty() error {
 	}
 	for left := ""; left != "0"; {
 		var err error
-		if left, err = d.do(ctx, fmt.Sprintf(endStatements, stays)); err != nil {
+		left, err = d.do(ctx, fmt.Sprintf(endStatements, stays))
+		if err != nil {
 			return err
 		}
 	}
 	if d.relay == nil || d.relay.defined(d.name) {
-		if catalog, err := d.do(ctx, catalogQuery); err != nil || catalog != d.catalog {
+		catalog, err := d.do(ctx, catalogQuery)
+		if err != nil || catalog != d.catalog {
 			return cmp.Or(err, errors.New("it was changed"))
 		}
 	}

@@ -7,7 +7,8 @@ import "syscall"
 func MemoryFolder() string {
 	const folder, tmpfs, enough = "/dev/shm", 0x01021994, 4 << 30
 	var fs syscall.Statfs_t
-	if err := syscall.Statfs(folder, &fs); err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < enough {
+	err := syscall.Statfs(folder, &fs)
+	if err != nil || fs.Type != tmpfs || fs.Bavail*uint64(fs.Bsize) < enough {
 		return ""
 	}
 	return folder

@@ -73,7 +73,8 @@ func TestDatabaseIsEmptyAndGoneAfterItsTest(t *testing.T) {
 			t.Run("", func(t *testing.T) {
 				t.Parallel()
 				conn := connect(t, EmptyDatabase(t)) // still connected when the database is dropped
-				if n := value[int](t, conn, "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"); n != 0 {
+				const relations = "SELECT count(*) FROM pg_class WHERE relnamespace = 'public'::regnamespace"
+				if n := value[int](t, conn, relations); n != 0 {
 					t.Errorf("%d relations", n)
 				}
 				if encoding := value[string](t, conn, "SELECT current_setting('server_encoding')"); encoding != "UTF8" {
@@ -102,7 +103,11 @@ func TestMigratedDatabaseIsNotShared(t *testing.T) {
 		if n := value[int](t, owner, "SELECT count(*) FROM pgleases.leases"); n != 0 {
 			t.Errorf("%d leases in a new database", n)
 		}
-		if _, err := owner.Exec(t.Context(), "INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('l', 1, 1, 1, 0, now(), now())"); err != nil {
+		_, err := owner.Exec(t.Context(), `
+			INSERT INTO pgleases.leases
+				(name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+			VALUES ('l', 1, 1, 1, 0, now(), now())`)
+		if err != nil {
 			t.Error(err)
 		}
 	}
@@ -221,7 +226,8 @@ func TestWhatAKilledKeeperLeftIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{keeperFile, serverFile} {
-		if err := os.WriteFile(filepath.Join(folder, name), []byte("postgres://127.0.0.1:1/postgres\nleft"), 0o644); err != nil {
+		left := []byte("postgres://127.0.0.1:1/postgres\nleft")
+		if err := os.WriteFile(filepath.Join(folder, name), left, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -251,16 +257,29 @@ func TestMissingServerErrorSaysWhatToInstall(t *testing.T) {
 func TestAWrongVariableIsNamedWithWhatWouldBeRight(t *testing.T) {
 	for _, c := range []struct {
 		variable, value, right string
-		do                     func() error
+		do                     func(value string) error
 	}{
-		{wayVariable, "podman", "docker, programs or embedded", func() error { _, err := allowedWay(); return err }},
-		{binVariable, "/nowhere", "initdb", func() error { _, err := FindPrograms(); return err }},
-		{roleVariable, "alice", app, func() error { _, err := forApp(t.Context(), "", os.Getenv(roleVariable), ""); return err }},
-		{"DATABASE_URL", "host=localhost", "postgres://", func() error { _, err := describe(os.Getenv("DATABASE_URL"), ""); return err }},
+		{wayVariable, "podman", "docker, programs or embedded", func(string) error {
+			_, err := allowedWay()
+			return err
+		}},
+		{binVariable, "/nowhere", "initdb", func(string) error {
+			_, err := FindPrograms()
+			return err
+		}},
+		{roleVariable, "alice", app, func(role string) error {
+			_, err := forApp(t.Context(), "", role, "")
+			return err
+		}},
+		{"DATABASE_URL", "host=localhost", "postgres://", func(url string) error {
+			_, err := describe(url, "")
+			return err
+		}},
 	} {
 		t.Setenv(c.variable, c.value)
-		if err := c.do(); err == nil || !strings.Contains(err.Error(), c.variable) || !strings.Contains(err.Error(), c.right) {
-			t.Errorf("%s=%s: %v", c.variable, c.value, err)
+		text := fmt.Sprint(c.do(c.value))
+		if !strings.Contains(text, c.variable) || !strings.Contains(text, c.right) {
+			t.Errorf("%s=%s: %s", c.variable, c.value, text)
 		}
 	}
 }
@@ -317,9 +336,10 @@ func TestDirectURLLeadsPastThePooler(t *testing.T) {
 		t.Error("without a pooler:", u, ok)
 	}
 	t.Setenv("PGLEASES_TEST_DIRECT_URL", "postgres://postgres@localhost:5432/postgres?connect_timeout=9")
+	const pooledApp = "postgres://pgleases_app:pw@localhost:6432/some"
 	for from, want := range map[string]string{
-		pooled: "postgres://postgres@localhost:5432/some?connect_timeout=9",
-		"postgres://pgleases_app:pw@localhost:6432/some": "postgres://pgleases_app:pw@localhost:5432/some?connect_timeout=9",
+		pooled:    "postgres://postgres@localhost:5432/some?connect_timeout=9",
+		pooledApp: "postgres://pgleases_app:pw@localhost:5432/some?connect_timeout=9",
 	} {
 		if u, ok := DirectURL(from); u != want || !ok {
 			t.Errorf("%s: %s, %v", from, u, ok)

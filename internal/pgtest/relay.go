@@ -35,6 +35,15 @@ var definitions = func() (all [][]byte) {
 	return all
 }()
 
+// defines reports whether a client's message may have such a statement.
+func defines(message []byte) bool {
+	kind := message[0]
+	if kind != 'Q' && kind != 'P' {
+		return false
+	}
+	return slices.ContainsFunc(definitions, func(d []byte) bool { return bytes.Contains(message, d) })
+}
+
 // defined reports whether such a statement may have been sent to a database since the last call.
 // Finding out what it changed takes longer than restoring the rows.
 func (r *relay) defined(database string) bool {
@@ -126,10 +135,12 @@ func (r *relay) serve(client net.Conn) {
 	var first []byte
 	for {
 		var err error
-		if first, err = readMessage(in, 0); err != nil || len(first) < 8 {
+		first, err = readMessage(in, 0)
+		if err != nil || len(first) < 8 {
 			return
 		}
-		if code := binary.BigEndian.Uint32(first[4:]); code != codeTLS && code != codeGSS {
+		code := binary.BigEndian.Uint32(first[4:])
+		if code != codeTLS && code != codeGSS {
 			break
 		}
 		_, _ = client.Write([]byte{'N'}) // an error: the next read has it too
@@ -232,7 +243,8 @@ func (s *session) answer() {
 		case 'Z':
 			greeted = true
 			s.status = message[5]
-			if s.pending--; s.pending == 0 {
+			s.pending--
+			if s.pending == 0 {
 				s.quiet.Broadcast()
 			}
 		}
@@ -276,7 +288,7 @@ func (s *session) serve(in *bufio.Reader) {
 			s.end()
 			return
 		}
-		if kind := message[0]; (kind == 'Q' || kind == 'P') && slices.ContainsFunc(definitions, func(d []byte) bool { return bytes.Contains(message, d) }) {
+		if defines(message) {
 			s.relay.mu.Lock()
 			s.relay.changed[s.database] = true
 			s.relay.mu.Unlock()

@@ -28,30 +28,44 @@ func init() {
 	if os.Getenv("DATABASE_URL") != "" {
 		return
 	}
-	for _, name := range []string{"PGSERVICE", "PGSERVICEFILE", "PGTARGETSESSIONATTRS", "PGOPTIONS", "PGTZ", "PGAPPNAME"} {
+	for _, name := range ofAnotherServer {
 		_ = os.Unsetenv(name)
 	}
+}
+
+var ofAnotherServer = []string{
+	"PGSERVICE", "PGSERVICEFILE", "PGTARGETSESSIONATTRS", "PGOPTIONS", "PGTZ", "PGAPPNAME",
 }
 
 // A server is the server of the tests of this process.
 type server struct {
 	url, description string
-	copies           string // makes CREATE DATABASE copy files: half the time on a server of ours, slow on one with fsync
+	// Makes CREATE DATABASE copy files, which takes half the time on a server of ours, and is slow on
+	// one with fsync.
+	copies string
 }
 
 // shared returns the server of this process, and prints once which it is.
 var shared = sync.OnceValues(func() (server, error) {
-	s, err := server{}, error(nil)
-	if url := os.Getenv("DATABASE_URL"); url == "" {
-		s, err = join()
-	} else if s, err = describe(url, "at DATABASE_URL"); err != nil {
-		err = fmt.Errorf("%w; correct DATABASE_URL, or unset it to have a server started", err)
-	}
+	s, err := given()
 	if err == nil {
 		fmt.Fprintln(os.Stderr, "pgtest:", s.description)
 	}
 	return s, err
 })
+
+// given returns the server at DATABASE_URL, or one of our own.
+func given() (server, error) {
+	url := os.Getenv("DATABASE_URL")
+	if url == "" {
+		return join()
+	}
+	s, err := describe(url, "at DATABASE_URL")
+	if err != nil {
+		err = fmt.Errorf("%w; correct DATABASE_URL, or unset it to have a server started", err)
+	}
+	return s, err
+}
 
 // describe connects to a server, and returns it with its version.
 func describe(url, from string) (server, error) {
@@ -180,7 +194,9 @@ func sharedFolder(environ []string) (string, error) {
 	default:
 		root = os.TempDir()
 	}
-	variables := slices.DeleteFunc(slices.Clone(environ), func(entry string) bool { return !strings.HasPrefix(entry, "PGLEASES_TEST_") })
+	variables := slices.DeleteFunc(slices.Clone(environ), func(entry string) bool {
+		return !strings.HasPrefix(entry, "PGLEASES_TEST_")
+	})
 	slices.Sort(variables)
 	hash := fnv.New32()
 	fmt.Fprint(hash, settings, variables)
@@ -224,6 +240,6 @@ func startKeeper(folder string, gate *os.File) error {
 			failure = append(failure, lines.Text())
 		}
 	}
-	err = keeper.Wait()
-	return errors.New(cmp.Or(strings.Join(failure, "\n"), fmt.Sprint("the process that starts the server ended: ", err)))
+	ended := fmt.Sprint("the process that starts the server ended: ", keeper.Wait())
+	return errors.New(cmp.Or(strings.Join(failure, "\n"), ended))
 }

@@ -41,7 +41,12 @@ func MakeStrange(ctx context.Context, conn *pgx.Conn, patterns ...string) error 
 			}
 		}
 	}
-	const made = `CREATE SCHEMA strange; GRANT USAGE ON SCHEMA strange TO PUBLIC; CREATE SEQUENCE strange.calls; GRANT ALL ON SEQUENCE strange.calls TO PUBLIC; CREATE TABLE strange.words (word pg_catalog.text)`
+	const made = `
+		CREATE SCHEMA strange;
+		GRANT USAGE ON SCHEMA strange TO PUBLIC;
+		CREATE SEQUENCE strange.calls;
+		GRANT ALL ON SEQUENCE strange.calls TO PUBLIC;
+		CREATE TABLE strange.words (word pg_catalog.text)`
 	if _, err := conn.Exec(ctx, made, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("pgtest: make the schema strange: %w", err)
 	}

@@ -55,11 +55,15 @@ func makeFolder(path string) error {
 		return nil // its server ended just now, which joinIn detects too
 	}
 	owner := int(info.Sys().(*syscall.Stat_t).Uid)
-	if uid, _, err := Account(); err != nil || owner != uid && owner != os.Geteuid() || !info.IsDir() {
+	uid, _, err := Account()
+	isOurs := err == nil && (owner == uid || owner == os.Geteuid())
+	if !isOurs || !info.IsDir() {
 		return errors.Join(err, fmt.Errorf("%s is not a folder of this user's: remove it", path))
 	}
 	return nil
 }
+
+var errNoAccount = errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody")
 
 // Account returns the user that runs a server: the user of this process, unless that is root, which
 // PostgreSQL refuses.
@@ -69,9 +73,10 @@ func Account() (uid, gid int, err error) {
 	}
 	u, err := user.Lookup("postgres")
 	if err != nil {
-		if u, err = user.Lookup("nobody"); err != nil {
-			return 0, 0, errors.New("PostgreSQL refuses to run as root, and there is neither a user postgres nor nobody")
-		}
+		u, err = user.Lookup("nobody")
+	}
+	if err != nil {
+		return 0, 0, errNoAccount
 	}
 	uid, err = strconv.Atoi(u.Uid)
 	gid, err2 := strconv.Atoi(u.Gid)
