@@ -49,6 +49,10 @@ func TestConsumersAreShownAndChanged(t *testing.T) {
 		cancel()
 		<-ended
 	}()
+	healthy := decoded[[]admin.Consumer](t, database, "consumers")[0]
+	if healthy.BlockedKeys != 0 || healthy.BlockedFor != 0 {
+		t.Errorf("before any row: %+v", healthy)
+	}
 	execute(t, database, "INSERT INTO public.outbox (customer, payload) VALUES ('good', '1'), ('bad 1', '2'), (E'bad \\n', '3')")
 	testkit.Becomes(t, pool, "two rows block their keys", int64(2), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
 

@@ -11,7 +11,7 @@ SELECT json_build_object(
        'oldest_ns', CASE WHEN s.oldest IS NOT NULL THEN (greatest(0, least(extract(epoch FROM s.oldest), 9e9)) * 1e9)::bigint END, 'first_for_ns', coalesce((SELECT (greatest(0, least(extract(epoch FROM clock_timestamp() - least(greatest(c.first_since, '0001-01-02 UTC'), '9999-12-30 UTC')), 9e9)) * 1e9)::bigint FROM pgleases.consumers AS c
                                  WHERE c.name = s.consumer AND c.first_since IS NOT NULL AND (c.first_id = s.first_id OR s.waiting IS NULL) AND s.owned > 0 AND s.paused_at IS NULL
                                    AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp())), 0),
-       'blocked_keys', s.blocked_keys, 'blocked_for_ns', coalesce((greatest(0, least(extract(epoch FROM s.blocked_for), 9e9)) * 1e9)::bigint, 0),
+       'blocked_keys', s.blocked_keys, 'blocked_for_ns', CASE WHEN s.blocked_for IS NULL THEN 0 ELSE (greatest(0, least(extract(epoch FROM s.blocked_for), 9e9)) * 1e9)::bigint END,
        'dead_letters', s.dead_letters, 'unhandled', s.unhandled,
        'paused_at', CASE WHEN s.paused_at IS NULL THEN timestamptz '0001-01-01 00:00:00Z' ELSE least(greatest(s.paused_at, '0001-01-02 UTC'), '9999-12-30 UTC') END, 'paused_by', coalesce(s.paused_by, ''), 'paused_reason', coalesce(s.paused_reason, ''),
        'lease_paused', EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = 'consumer/' || s.consumer AND w.until > clock_timestamp()),
