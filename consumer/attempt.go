@@ -65,9 +65,9 @@ type attempt struct {
 	xact  string // identifies tx
 
 	give    func()    // gives the place in the pool back, once
-	conn    *pgx.Conn // belongs to the attempt until release or abandon
+	conn    *pgx.Conn // belongs to the attempt until release or leave
 	release func()
-	abandon func() // lets the pool replace the connection: the handler may go on using it
+	leave   func() // see worker.Loan
 }
 
 // attempt reads rows, handles them, and removes those that were handled, in order.
@@ -110,16 +110,10 @@ func (a *attempt) acquire() error {
 		giveBack()
 		return err
 	}
-	a.conn = conn.Conn() // conn itself belongs to release and abandon, which another goroutine calls
-	var once sync.Once
-	var left *pgx.Conn
-	a.release = func() {
-		once.Do(giveBack)
-		if left != nil {
-			_ = a.db.inTime(left.Close)
-		}
-	}
-	a.abandon = func() { once.Do(func() { left = conn.Hijack() }) }
+	loan := worker.NewLoan(conn, giveBack)
+	a.conn = conn.Conn()
+	a.release = func() { loan.End(a.times.answer) }
+	a.leave = loan.Leave
 	return nil
 }
 
@@ -127,7 +121,7 @@ func (a *attempt) acquire() error {
 // context has ended. Another goroutine calls it.
 func (a *attempt) late() {
 	a.give()
-	a.abandon()
+	a.leave()
 	a.overdue(a.job)
 }
 

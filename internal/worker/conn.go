@@ -248,6 +248,32 @@ func acquireOnce(
 	return conn, release, err
 }
 
+// A Loan is a connection of a pool, while code of the application may use it.
+type Loan struct {
+	conn    *pgxpool.Conn
+	release func() // of Acquire
+	once    sync.Once
+	left    *pgx.Conn // it is out of its pool
+}
+
+// NewLoan returns the loan of what Acquire has returned.
+func NewLoan(conn *pgxpool.Conn, release func()) *Loan { return &Loan{conn: conn, release: release} }
+
+// Leave lets the pool replace the connection, because code of the application goes on with it after
+// its context has ended. Another goroutine than that of End may call it.
+func (l *Loan) Leave() { l.once.Do(func() { l.left = l.conn.Hijack() }) }
+
+// End gives the connection back to its pool, or closes it within the limit if it was left.
+func (l *Loan) End(limit time.Duration) {
+	l.once.Do(l.release)
+	if l.left == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	_ = l.left.Close(ctx)
+}
+
 // giveBack gives a connection back to its pool. life is that of its line when it was acquired.
 func giveBack(conn *pgxpool.Conn, life context.Context) {
 	switch {
