@@ -163,7 +163,7 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 	a.opened, a.outcome = time.Now(), stepped
 	var unreadable error
 	if e.kind != nil && !suspected {
-		a.bound, unreadable = e.parse(r)
+		a.bound, unreadable = e.parse(tx, r)
 	}
 	a.decided = of.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind

@@ -366,6 +366,42 @@ func TestUnknownKindsTakeNoRuns(t *testing.T) {
 	}
 }
 
+// Handlers that ignore the end of their context keep their keys and partitions, and others get their
+// places, on a pool whose connections they have taken too.
+func TestRunsThatIgnoreTheirContextGiveTheirPlaces(t *testing.T) {
+	for _, kind := range []string{"InTx", "AtLeastOnce"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			w := newWorker(db, schedule.WithMaxRunning(2))
+			w.Times().Overrun = 10 * time.Millisecond
+			end := make(chan struct{})
+			let := sync.OnceFunc(func() { close(end) })
+			t.Cleanup(let)
+			limit := schedule.WithTimeout(100 * time.Millisecond)
+			register := map[string]func() *schedule.Kind[args]{
+				"InTx": func() *schedule.Kind[args] {
+					return schedule.InTx(w.Scheduler, "deaf", func(context.Context, pgx.Tx, schedule.Run[args]) error { <-end; return nil }, limit)
+				},
+				"AtLeastOnce": func() *schedule.Kind[args] {
+					return schedule.AtLeastOnce(w.Scheduler, "deaf", func(context.Context, schedule.Run[args]) error { <-end; return nil }, limit)
+				},
+			}
+			deaf := register[kind]()
+			books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
+			testkit.Must(deaf.EnqueueMany(t.Context(), make([]args, 4)))(t)
+			w.run()
+			testkit.Until(t, "their places are given to others", func() bool { return w.Stats().Overdue == 4 })
+			testkit.Must(books.EnqueueMany(t.Context(), make([]args, 20)))(t)
+			becomes(db, "the others run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE kind = 'deaf'"), 0, "runs that have ended")
+			expect(t, w.Stats().Kinds["deaf"].Begun, 4, "calls")
+			let()
+			testkit.Until(t, "all have ended", func() bool { return w.Stats().Overdue == 0 })
+		})
+	}
+}
+
 // endless has arguments whose reading ends when a test lets it.
 type endless struct{}
 
@@ -385,6 +421,7 @@ func TestArgumentsThatAreReadForLongAreSeen(t *testing.T) {
 	w.run()
 	testkit.Until(t, "it is named", func() bool { return log.count("arguments still being read after the timeout") > 0 })
 	expect(t, w.Stats().Running, 1, "running")
+	testkit.Until(t, "its place is given to others", func() bool { return w.Stats().Overdue == 1 })
 	end()
 }
 

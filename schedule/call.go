@@ -19,7 +19,7 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
 	watched, stop := worker.WatchTx(ctx, e.db.pool, a.row.Transaction, e.db.times.Look)
-	a.handler = e.call(watched, tx.ForHandler(), a, e.run(a))
+	a.handler = e.call(watched, tx, a, e.run(a))
 	stop()
 	server := tx.Conn().PgConn()
 	switch {
@@ -43,9 +43,9 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 }
 
 // parse reads the arguments of a run, which may call code of the application. It is counted as
-// running, and if it takes longer than a handler may, parse logs that, because the place of the run
-// is in use meanwhile.
-func (e *execution) parse(r *row) (bound boundHandler, err error) {
+// running, and if it takes longer than a handler may, parse logs that, and lets others have the place
+// of the run.
+func (e *execution) parse(tx *handlers.Transaction, r *row) (bound boundHandler, err error) {
 	ctx, cancel := e.limited()
 	defer cancel()
 	defer handlers.Watch(ctx, e.db.times.Overrun, func() {
@@ -53,6 +53,8 @@ func (e *execution) parse(r *row) (bound boundHandler, err error) {
 			"schedule: arguments still being read after the timeout", nonEmpty("name", r.Name),
 			slog.Any("cause", context.Cause(ctx)),
 		)
+		tx.Late()
+		e.overdue(e.item.subject)
 	})()
 	defer e.kind.counts.reading()()
 	err = handlers.Call(func() (err error) {
@@ -71,17 +73,25 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(e.ctx, e.kind.limits.timeout, ErrTimeout)
 }
 
-// call calls a handler, and records when it returned. If a handler continues for long after its
-// context has ended, call logs that, because the partition waits for it.
-func (e *execution) call(ctx context.Context, tx pgx.Tx, a *attempt, run Run[json.RawMessage]) error {
+// call calls a handler, and records when it returned. tx is nil for a handler outside of a transaction.
+// If a handler continues for long after its context has ended, call logs that, and lets others have
+// the place of the run. The key and the partition wait for it.
+func (e *execution) call(ctx context.Context, tx *handlers.Transaction, a *attempt, run Run[json.RawMessage]) error {
+	var own pgx.Tx
+	late := func() {}
+	if tx != nil {
+		own, late = tx.ForHandler(), tx.Late
+	}
 	returned := handlers.Watch(ctx, e.db.times.Overrun, func() {
 		e.runLogger(a).Warn(
 			"schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)),
 		)
+		late()
+		e.overdue(e.item.subject)
 	})
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
-	err := handlers.Call(func() error { return copied(e.around(ctx, tx, a.bound, run)) })
+	err := handlers.Call(func() error { return copied(e.around(ctx, own, a.bound, run)) })
 	returned()
 	called()
 	ended := e.clock.now()

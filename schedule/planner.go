@@ -30,7 +30,9 @@ type planner struct {
 	finished chan finish
 	gotSlot  chan string  // the kind of a run that got a slot
 	parked   chan subject // a run that needs no place any more, see executor
-	answers  chan *poll   // of capacity 1
+	overdue  chan subject // a run whose place others may have, see executor
+	stopped  <-chan struct{}
+	answers  chan *poll // of capacity 1
 
 	blockedAll chan struct{} // of capacity 1: what is due of strange kinds is blocked
 
@@ -48,7 +50,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	s.counts.polled.Set(time.Now())
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), parked: make(chan subject),
+		gotSlot: make(chan string), parked: make(chan subject), overdue: make(chan subject),
 		answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1),
 		cancels: make(map[subject]context.CancelCauseFunc),
 
@@ -58,7 +60,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop}
 	p.exec = executor{
 		within, &s.registry, s.log,
-		func(kind string) { p.gotSlot <- kind }, func(of subject) { p.parked <- of }, new(postponed),
+		func(kind string) { p.gotSlot <- kind }, func(of subject) { p.parked <- of }, p.noteOverdue, new(postponed),
 	}
 	return p
 }
@@ -86,10 +88,19 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 // pollSoon makes the goroutine poll at once.
 func (p *planner) pollSoon() { listen.Signal(p.wake) }
 
+// noteOverdue passes a run whose place others may have to the goroutine of loop, unless that has ended.
+func (p *planner) noteOverdue(of subject) {
+	select {
+	case p.overdue <- of:
+	case <-p.stopped:
+	}
+}
+
 // start starts the goroutine. It polls until ctx ends, and receives the ends of runs until the
 // returned function is called.
 func (p *planner) start(ctx context.Context) (stop func()) {
 	stopped := make(chan struct{})
+	p.stopped = stopped
 	var loop sync.WaitGroup
 	loop.Go(func() { p.loop(ctx, stopped) })
 	return func() { close(stopped); loop.Wait() }
@@ -122,6 +133,9 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			p.queue.slotFree(kind)
 		case of := <-p.parked:
 			p.queue.park(of, time.Now())
+		case of := <-p.overdue:
+			p.queue.giveUp(of, time.Now())
+			p.s.counts.overdue.Store(int64(len(p.queue.overdue)))
 		case <-p.blockedAll:
 			p.strange = strange{}
 		case <-done:
@@ -302,6 +316,7 @@ func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 // end receives the end of a run.
 func (p *planner) end(f finish) {
 	delete(p.cancels, f.subject)
+	defer func() { p.s.counts.overdue.Store(int64(len(p.queue.overdue))) }()
 	now := time.Now()
 	since, wasAway := p.queue.outages.Since(f.Kind)
 	if p.queue.end(f, now) {

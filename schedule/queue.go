@@ -10,8 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
-// mostParked is how many runs may wait for the record of their outcomes, or for the end of their
-// slots, without a place.
+// mostParked is how many runs may go on without a place: they wait for the record of their outcomes,
+// or for the end of their slots, or their handlers do not end.
 const mostParked = 100
 
 // illMost is how long an item that took long itself waits at most for those of which only the kind is
@@ -66,10 +66,13 @@ type queue struct {
 	most  func() int            // the limit of runs at once
 	limit func(kind string) int // the limit of a kind; 0: no limit
 
-	bands    [priorities][]item // what is not running, by priority, each in the order of due times
-	running  map[subject]item   // what runs, each as the item that was due
-	order    []subject          // what runs, in the order in which it began
-	parked   map[subject]bool   // what runs though its handler has ended: the record, or its slot, is delayed
+	bands   [priorities][]item // what is not running, by priority, each in the order of due times
+	running map[subject]item   // what runs, each as the item that was due
+	order   []subject          // what runs, in the order in which it began
+	overdue map[subject]bool   // what runs although its context has ended
+	// parked is what runs without a place: it is overdue, or the record of its outcome or the end of
+	// its slot is delayed
+	parked   map[subject]bool
 	keys     map[string]struct{}
 	finished map[subject]finish // what has ended since the last poll was sent
 
@@ -113,7 +116,8 @@ func (l leftOut) has(it item) bool {
 func newQueue(times *timings, most func() int, limit func(kind string) int) queue {
 	return queue{
 		times: times, most: most, limit: limit, running: make(map[subject]item), keys: make(map[string]struct{}),
-		parked: make(map[subject]bool), finished: make(map[subject]finish), beside: make(map[subject]struct{}),
+		overdue: make(map[subject]bool), parked: make(map[subject]bool),
+		finished: make(map[subject]finish), beside: make(map[subject]struct{}),
 		ofKind: make(map[string]int), scarce: make(map[string]*scarce), tries: make(map[string]item),
 	}
 }
@@ -345,6 +349,18 @@ func (q *queue) park(s subject, now time.Time) {
 	}
 }
 
+// giveUp lets others have the place of a run in which code of the application goes on after its
+// context has ended, and notes that this is slow. Its key stays busy.
+func (q *queue) giveUp(s subject, now time.Time) {
+	it, runs := q.running[s]
+	if !runs {
+		return
+	}
+	q.overdue[s] = true
+	q.park(s, now)
+	q.slowDown(it, worker.TimedOut, now)
+}
+
 // end records the end of a run, and reports whether it is news that something that its kind needs
 // is away.
 func (q *queue) end(f finish, now time.Time) (outage bool) {
@@ -366,6 +382,7 @@ func (q *queue) end(f finish, now time.Time) (outage bool) {
 		delete(q.tries, f.Kind) // a run that tried does not count in a later outage
 	}
 	delete(q.parked, f.subject)
+	delete(q.overdue, f.subject)
 	delete(q.running, f.subject)
 	q.order = slices.DeleteFunc(q.order, func(s subject) bool { return s == f.subject })
 	delete(q.keys, f.Key)
@@ -376,17 +393,21 @@ func (q *queue) end(f finish, now time.Time) (outage bool) {
 
 // judge decides whether an item whose run has ended, and those of its kind, are slow from now on.
 func (q *queue) judge(f finish, now time.Time) {
-	of := f.piece()
 	switch {
 	case f.slow:
-		_, known := q.slots.Slow(of)
-		q.slots.Fail(of, f.why, now)
-		if !known && q.hasDistance(f.item) { // a lock, or a connection, says nothing about the kind
-			q.slots.Doubt(f.Kind, now.Sub(f.begun), now)
-		}
+		q.slowDown(f.item, f.why, now)
 	case f.outcome == stepped || f.outcome == callable:
-		q.slots.Heal(of)
+		q.slots.Heal(f.piece())
 		q.slots.Trust(f.Kind)
+	}
+}
+
+// slowDown makes an item slow, whose run has begun, and those of its kind if that was not known.
+func (q *queue) slowDown(it item, why worker.Reason, now time.Time) {
+	_, known := q.slots.Slow(it.piece())
+	q.slots.Fail(it.piece(), why, now)
+	if !known && q.hasDistance(it) { // a lock, or a connection, says nothing about the kind
+		q.slots.Doubt(it.Kind, now.Sub(it.begun), now)
 	}
 }
 

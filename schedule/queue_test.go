@@ -440,3 +440,44 @@ func TestHungHandlerDoesNotProlongOutage(t *testing.T) {
 		})
 	}
 }
+
+// Runs in which code of the application goes on after their contexts leave their places to others, and
+// their kind has half of the places from then on. They count once at their end.
+func TestOverdueRunsGiveTheirPlaces(t *testing.T) {
+	t.Parallel()
+	const places = 4
+	q := newQueue(&defaultTimings, func() int { return places }, func(string) int { return 0 })
+	now := processStart
+	for n := range int64(30) {
+		it := item{subject: subject{ID: n, Job: true}, Key: fmt.Sprint(n), Kind: "deaf", DueMicro: now.UnixMicro()}
+		q.insert(finish{it, result{again: &it}})
+	}
+	begin := func() (all []item) {
+		for it, _, ok := q.next(now, now); ok; it, _, ok = q.next(now, now) {
+			q.began(it, now)
+			all = append(all, it)
+		}
+		return all
+	}
+	deaf := begin()
+	for _, it := range deaf {
+		q.giveUp(it.subject, now.Add(time.Minute))
+	}
+	now = now.Add(time.Minute)
+	more := begin()
+	if len(deaf) != places || len(more) != places/2 {
+		t.Errorf("%d runs began, and %d when they were overdue", len(deaf), len(more))
+	}
+	healthy := item{subject: subject{ID: 100, Job: true}, Key: "healthy", Kind: "healthy", DueMicro: now.UnixMicro()}
+	q.insert(finish{healthy, result{again: &healthy}})
+	if began := begin(); len(began) != 1 || began[0].subject != healthy.subject {
+		t.Errorf("%v began, want one healthy run", began)
+	}
+	for _, it := range slices.Concat(deaf, more) {
+		q.end(finish{it, result{outcome: stepped, slow: true, why: worker.TimedOut}}, now)
+		q.giveUp(it.subject, now) // it comes too late
+	}
+	if q.slots.Busy() != 1 || len(q.overdue)+len(q.parked) != 0 {
+		t.Errorf("%d places are taken; %d overdue and %d parked", q.slots.Busy(), len(q.overdue), len(q.parked))
+	}
+}

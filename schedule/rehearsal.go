@@ -54,7 +54,8 @@ func init() {
 		}
 		r.clock.staged = stage.Now
 		within := transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}}
-		r.exec = executor{within, &s.registry, s.log, func(string) {}, func(subject) {}, new(postponed)}
+		ignored := func(subject) {}
+		r.exec = executor{within, &s.registry, s.log, func(string) {}, ignored, ignored, new(postponed)}
 		return r, nil
 	}
 }

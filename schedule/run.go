@@ -32,6 +32,7 @@ type executor struct {
 	log       *slog.Logger
 	gotSlot   func(kind string) // a run of the kind got a slot, so another may try
 	parked    func(subject)     // the record of an outcome is delayed, or a slot not freed, so the run needs no place
+	overdue   func(subject)     // code of the application goes on after its context, so others may have the place
 	postponed *postponed
 }
 

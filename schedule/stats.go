@@ -31,6 +31,9 @@ type Stats struct {
 	SinceLastPoll time.Duration
 	// Since the oldest run began that is under way; 0: no run is, or Run is not under way
 	OldestRun time.Duration
+	// Runs whose handler, or other code of the application, goes on after its context has ended and
+	// 10 s have passed. They keep their keys and partitions, and others have the places of up to 100.
+	Overdue int
 	// Schedules and jobs that run or are due soon, and are tried less often than others until they
 	// succeed once: a run took longer than its timeout, somebody else keeps a row locked, or a
 	// connection did not answer.
@@ -78,6 +81,7 @@ func (s *Scheduler) Stats() Stats {
 		return st
 	}
 	st.Waiting, st.CrashSuspects = int(c.waiting.Load()), int(c.suspects.Load())
+	st.Overdue = int(c.overdue.Load())
 	st.SinceLastPoll, st.OldestRun = c.polled.Since(), c.oldest.Since()
 	st.SlowByTimeout, st.SlowByLock = int(c.slow.Of(worker.TimedOut)), int(c.slow.Of(worker.Locked))
 	st.SlowByConnection = int(c.slow.Of(worker.Hung))
@@ -96,7 +100,7 @@ type counts struct {
 	polls, pollErrors, pollTime atomic.Int64
 	polled                      worker.Moment // when the last successful poll was sent
 	oldest                      worker.Moment // when the oldest run began that is under way
-	waiting, suspects           atomic.Int64
+	waiting, suspects, overdue  atomic.Int64
 	slow                        worker.SlowCounts
 }
 

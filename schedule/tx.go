@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -51,7 +52,7 @@ type opening struct {
 // in whose code f is:
 //
 //	function       goroutine    place on the pool   if code of the application hangs
-//	transact       the caller's no                  it waits
+//	transact       the caller's no                  it waits, see Transaction.Late
 //	inGoroutine    its own      no                  it waits
 //	forHandler     its own      yes                 it waits
 //	fromHandler    the caller's yes                 it waits
@@ -61,23 +62,30 @@ type opening struct {
 func (t *transactions) forHandler(
 	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, func() error { return t.inGoroutine(life, p, open, f) })
+	return t.inPlace(life, func(give func()) error {
+		return t.inGoroutine(life, p, open, func(tx *handlers.Transaction) error {
+			tx.OnLate(give)
+			return f(tx)
+		})
+	})
 }
 
 // fromHandler is transact for an f of a handler, in whose goroutine it is called.
 func (t *transactions) fromHandler(
 	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, func() error { return t.transact(life, p, open, f) })
+	return t.inPlace(life, func(func()) error { return t.transact(life, p, open, f) })
 }
 
-// inPlace calls f while it has a place for a handler on the pool.
-func (t *transactions) inPlace(life context.Context, f func() error) error {
+// inPlace calls f while it has a place for a handler on the pool. f may give the place to others
+// before it returns.
+func (t *transactions) inPlace(life context.Context, f func(give func()) error) error {
 	if err := t.places.Take(life); err != nil {
 		return worker.Lost(fmt.Errorf("place for a handler on the pool: %w", err))
 	}
-	defer t.places.Give()
-	return f()
+	give := sync.OnceFunc(t.places.Give)
+	defer give()
+	return f(give)
 }
 
 // forUs is transact for statements of this package only. If a tracer or a hook of the pool hangs,
@@ -134,10 +142,12 @@ func (t *transactions) transact(
 	if conn == nil {
 		return worker.Lost(fmt.Errorf("connection of the pool: %w", err))
 	}
-	defer release()
+	loan, server := worker.NewLoan(conn, release), conn.Conn()
+	defer loan.End(t.db.times.Answer)
 	if tx == nil { // a tracer panicked
 		return err
 	}
+	tx.OnLate(loan.Leave)
 	defer func() {
 		if !tx.Ended() {
 			// if it was not committed, and no error has closed the connection
@@ -150,7 +160,7 @@ func (t *transactions) transact(
 	if err == nil && !tx.Ended() {
 		err = t.db.inTime(life, t.db.times.Answer, tx.Tx.Commit)
 	}
-	if err != nil && conn.Conn().IsClosed() {
+	if err != nil && server.IsClosed() {
 		return worker.Lost(err)
 	}
 	return err

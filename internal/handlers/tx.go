@@ -26,6 +26,7 @@ var ReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.R
 type Transaction struct {
 	pgx.Tx
 	ended atomic.Bool // by CommitAfter
+	gives []func()    // see OnLate
 }
 
 // Begin begins a transaction, with the statements that queue adds to its batch, in one round trip.
@@ -40,6 +41,18 @@ func Begin(ctx context.Context, conn *pgx.Conn, queue func(*pgx.Batch) error) (*
 	answers := conn.SendBatch(ctx, batch)
 	tx.Tx = answers.Tx()
 	return tx, answers.Close()
+}
+
+// OnLate adds a function that gives others something that the transaction holds. It must not be
+// called while code of the application works in the transaction.
+func (t *Transaction) OnLate(give func()) { t.gives = append(t.gives, give) }
+
+// Late gives others what the transaction holds, because code of the application goes on in it after
+// its context has ended. Another goroutine may call it.
+func (t *Transaction) Late() {
+	for _, give := range t.gives {
+		give()
+	}
 }
 
 // Ended reports whether the transaction was ended by CommitAfter.

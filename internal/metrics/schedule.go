@@ -43,6 +43,8 @@ var ofScheduler = []entry[scheduler]{
 			to(float64(s.SlowByLock), worker.Locked.String())
 			to(float64(s.SlowByConnection), worker.Hung.String())
 		}, nil},
+	{Metric{"pgleases.schedule.overdue", "{run}", Level, "Runs that have not ended 10 s after their context, and whose places went to others.", nil},
+		count(func(s *scheduler) int { return s.Overdue }), nil},
 	{Metric{"pgleases.schedule.run.age", "s", Gauge, "Time since the oldest run began that is under way; 0 if no run is.", nil},
 		seconds(func(s *scheduler) time.Duration { return s.OldestRun }), nil},
 	{Metric{"pgleases.schedule.polls", "{poll}", Counter, "Polls for what is due.", nil},
