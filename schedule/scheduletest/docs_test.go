@@ -51,7 +51,7 @@ func TestBooksAreClosedEachNight(t *testing.T) {
 	if want := "29 01:00, 30 00:30, 01 00:30"; err != nil || closed != want {
 		t.Errorf("closed at %q, not %q: %v", closed, want, err)
 	}
-	if outcomes := s.Entries("close"); outcomes[2].Outcome != schedule.OutcomeMissed { // after the outage that of the 31st was later than the grace
+	if outcomes := s.Entries("close"); outcomes[2].Outcome != schedule.OutcomeMissed { // the one of the 31st was later than the grace when the outage ended
 		t.Errorf("the third tick is %s", outcomes[2].Outcome)
 	}
 }
