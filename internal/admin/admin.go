@@ -78,15 +78,21 @@ func (a *Admin) Database() (pool *pgxpool.Pool, schema string) { return a.pool, 
 
 func checkSchema(name string) error {
 	if name == "" || len(name) > maxSchemaBytes || !utf8.ValidString(name) || strings.Contains(name, "\x00") {
-		return fmt.Errorf("pgleases: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8", name, maxSchemaBytes)
+		return fmt.Errorf("pgleases: schema name %q is out of range: an identifier of 1 to %d bytes of UTF-8",
+			name, maxSchemaBytes)
 	}
 	return nil
 }
 
 // settings are those of a transaction that reads: it waits 1 s for a locked table, and uses no
 // function or operator of another user in place of the system's. JSON can hold all times of UTC.
-var settings = fmt.Sprintf("SET LOCAL search_path = pg_catalog, pg_temp; SET LOCAL timezone = UTC; SET LOCAL jit = off; "+
-	"SET LOCAL lock_timeout = 1000; SET LOCAL statement_timeout = %d; ", answers.Milliseconds())
+var settings = fmt.Sprintf(`
+	SET LOCAL search_path = pg_catalog, pg_temp;
+	SET LOCAL timezone = UTC;
+	SET LOCAL jit = off;
+	SET LOCAL lock_timeout = 1000;
+	SET LOCAL statement_timeout = %d;
+`, answers.Milliseconds())
 
 // begin makes a message of the simple protocol, which is one transaction, read-only and of one
 // snapshot.
@@ -100,7 +106,8 @@ func (a *Admin) statement(name string) string { return store.Texts(sql.Files, a.
 func collect[T any](ctx context.Context, a *Admin, on interface {
 	BeginTx(context.Context, pgx.TxOptions) (pgx.Tx, error)
 }, name string, one pgx.RowToFunc[T], args ...any) (all []T, err error) {
-	err = pgx.BeginTxFunc(ctx, on, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+	options := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, on, options, func(tx pgx.Tx) error {
 		if _, err := tx.Conn().PgConn().Exec(ctx, settings+"SET LOCAL enable_seqscan = off").ReadAll(); err != nil {
 			return err
 		}
@@ -111,8 +118,14 @@ func collect[T any](ctx context.Context, a *Admin, on interface {
 	return all, err
 }
 
-// full is the remedy if the server has no free connection.
-const full = "no connection is left: see pg_stat_activity, as a superuser, for whom some are reserved; end idle ones, or raise the limit"
+// Remedies.
+const (
+	full = "no connection is left: see pg_stat_activity, as a superuser, for whom some are reserved; " +
+		"end idle ones, or raise the limit"
+	missing = "schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate"
+	locked  = "nothing was done: another transaction has locked what this needs. Try again; " +
+		"if that fails again, pgleases doctor names the transaction"
+)
 
 // failure adds a remedy to an error.
 func (a *Admin) failure(doing string, err error) error {
@@ -121,7 +134,7 @@ func (a *Admin) failure(doing string, err error) error {
 	case err == nil:
 		return nil
 	case store.Undefined(err):
-		remedy = fmt.Sprintf("schema %q is missing in this database, or too old: name it with --schema, or run pgleases migrate", a.schema)
+		remedy = fmt.Sprintf(missing, a.schema)
 	case store.Denied(err):
 		remedy = fmt.Sprintf("give the role what pgleases grants ROLE --for=reader prints for schema %q", a.schema)
 	case worker.Whose(err) == worker.Standby:
@@ -131,7 +144,7 @@ func (a *Admin) failure(doing string, err error) error {
 	case store.Unprepared(err):
 		remedy = store.PrepareNothing
 	case store.LockTimeout(err):
-		remedy = "nothing was done: another transaction has locked what this needs. Try again; if that fails again, pgleases doctor names the transaction"
+		remedy = locked
 	case code == "57014":
 		remedy = "the server took too long: run pgleases doctor"
 	default:

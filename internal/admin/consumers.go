@@ -14,22 +14,28 @@ import (
 // A Consumer is a consumer of package consumer. Counts of rows are at most 1,000, which means 1,000
 // or more.
 type Consumer struct {
-	Name         string         `json:"name"`
-	Queue        string         `json:"queue"` // the table, quoted if need be
-	Partitions   int            `json:"partitions"`
-	Owned        int            `json:"owned"`        // partitions that have an owner
-	Timed        bool           `json:"timed"`        // Oldest is known: the queue has a column for the time, and an index that begins with the ID
-	Waiting      *int           `json:"waiting"`      // rows in the table; nil: this role may not read it, or it is gone
-	Oldest       *time.Duration `json:"oldest_ns"`    // age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it is not known
-	FirstFor     time.Duration  `json:"first_for_ns"` // since the row with the lowest ID whose key is not blocked is the same, to 1 min; 0: no such row waits, or no process is to handle it
-	BlockedKeys  int            `json:"blocked_keys"`
-	BlockedFor   time.Duration  `json:"blocked_for_ns"` // since the oldest blocked row failed first
-	DeadLetters  int            `json:"dead_letters"`
-	Unhandled    *int           `json:"unhandled"`     // rows whose partition is null or out of range; nil: as Waiting
-	PausedAt     time.Time      `json:"paused_at"`     // zero: it is not paused
-	PausedBy     string         `json:"paused_by"`     // the operator
-	PausedReason string         `json:"paused_reason"` // why
-	LeasePaused  bool           `json:"lease_paused"`  // its lease is paused, so no process owns its partitions
+	Name       string `json:"name"`
+	Queue      string `json:"queue"` // the table, quoted if need be
+	Partitions int    `json:"partitions"`
+	Owned      int    `json:"owned"` // partitions that have an owner
+	// Oldest is known: the queue has a column for the time, and an index that begins with the ID.
+	Timed bool `json:"timed"`
+	// Rows in the table; nil: this role may not read it, or it is gone.
+	Waiting *int `json:"waiting"`
+	// Age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it
+	// is not known.
+	Oldest *time.Duration `json:"oldest_ns"`
+	// Since the row with the lowest ID whose key is not blocked is the same, to 1 min; 0: no such row
+	// waits, or no process is to handle it.
+	FirstFor     time.Duration `json:"first_for_ns"`
+	BlockedKeys  int           `json:"blocked_keys"`
+	BlockedFor   time.Duration `json:"blocked_for_ns"` // since the oldest blocked row failed first
+	DeadLetters  int           `json:"dead_letters"`
+	Unhandled    *int          `json:"unhandled"`     // rows whose partition is null or out of range; nil: as Waiting
+	PausedAt     time.Time     `json:"paused_at"`     // zero: it is not paused
+	PausedBy     string        `json:"paused_by"`     // the operator
+	PausedReason string        `json:"paused_reason"` // why
+	LeasePaused  bool          `json:"lease_paused"`  // its lease is paused, so no process owns its partitions
 	// Of Admin.Consumer, at most 100 each: the rows that block their keys, the oldest first; the dead
 	// letters, the newest first; and the changes that operators made, the newest first.
 	Blocked []BlockedRow     `json:"blocked"`
@@ -47,7 +53,8 @@ type BlockedRow struct {
 	Crashes   int       `json:"crashes"`  // of processes that handled it alone, with the attempt under way
 	Error     string    `json:"error"`
 	Since     time.Time `json:"since"`
-	Next      time.Time `json:"next"`       // the next attempt; zero: none before somebody retries or skips the row, or changes it
+	// The next attempt; zero: none before somebody retries or skips the row, or changes it.
+	Next      time.Time `json:"next"`
 	SkippedBy string    `json:"skipped_by"` // the operator; its owner is about to move it to the dead letters
 }
 
@@ -97,5 +104,6 @@ func (a *Admin) consumers(ctx context.Context, name *string) ([]Consumer, error)
 }
 
 func (a *Admin) noConsumers(err error) error {
-	return wrap.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
+	return wrap.Errorf("%w: %w\nthe tables of package consumer are missing in this database, or too old, "+
+		"in schema %q: name it with --schema, or run pgleases migrate --consumers", ErrNoConsumers, err, a.schema)
 }

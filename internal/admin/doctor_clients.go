@@ -38,7 +38,8 @@ func (d *doctor) clientsByTTL() map[time.Duration]int {
 // margin cannot watch the clock.
 func (d *doctor) roundTrip(context.Context) {
 	shortest := 6 * time.Second // the default
-	if ttls := slices.Sorted(maps.Keys(d.clientsByTTL())); len(ttls) > 0 {
+	ttls := slices.Sorted(maps.Keys(d.clientsByTTL()))
+	if len(ttls) > 0 {
 		shortest = ttls[0]
 	}
 	most := max(shortest/20, 100*time.Millisecond) / 2

@@ -14,8 +14,8 @@ var kindsOfConsumers = []kind{
 	{"consumers", "index", LevelFault, "no valid, complete index on the partition and the ID, " +
 		"so that each read takes the whole table", named, asOwner},
 	{"consumers", "unhandled", LevelFault, "rows that no process handles, " +
-		"because their partition is null or out of range", counted, plain("correct the column to partition_for(key, N): " +
-		"TableSQL of package consumer has the statements")},
+		"because their partition is null or out of range", counted,
+		plain("correct the column to partition_for(key, N): TableSQL of package consumer has the statements")},
 	{"consumers", "blocked", LevelWarning, "keys blocked for long", blockedKeys, retryBlocked},
 	{"consumers", "retried", LevelNote, "blocked keys", blockedKeys, awaitRetries},
 	{"consumers", "locked", LevelWarning, "a session locks the queue table, so no row is handled",

@@ -44,7 +44,8 @@ func (d *doctor) columns(context.Context) {
 		lease := d.snapshot.Lease("consumer/" + consumer)
 		switch {
 		case consumer != "" && lease != nil:
-			if n := strconv.Itoa(lease.Partitions); n != m[1] {
+			n := strconv.Itoa(lease.Partitions)
+			if n != m[1] {
 				others = append(others, fmt.Sprintf("%s for %s, and consumer %q has %s", c.Name, m[1], consumer, n))
 			}
 		case !numbers[m[1]] && len(numbers) > 0:
@@ -217,7 +218,8 @@ func orphansOf(s *Snapshot) map[string]Ranges {
 	orphans := make(map[string]Ranges)
 	for i := range s.Leases {
 		l := &s.Leases[i]
-		if lost := s.Orphans(l); len(lost) > 0 && s.working(l) > 0 {
+		lost := s.Orphans(l)
+		if len(lost) > 0 && s.working(l) > 0 {
 			orphans[l.Name] = lost
 		}
 	}

@@ -79,10 +79,10 @@ func (d *doctor) rowLocks(context.Context) {
 }
 
 func (d *doctor) advisoryLocks(context.Context) {
-	if n := len(d.strangers); n > 0 {
+	if len(d.strangers) > 0 {
 		s := d.strangers[0]
 		d.found(LevelWarning, s.end()+"; see docs/roles.md",
-			"%d held or awaited by other programs: that for %s by %v", n, s.Of, s)
+			"%d held or awaited by other programs: that for %s by %v", len(d.strangers), s.Of, s)
 	}
 	d.fine("no other program holds those of the library")
 }
@@ -92,7 +92,8 @@ func (d *doctor) namedLocks(context.Context) {
 		w, level := d.waits[0], LevelNote // a leader may hold a lock for its lifetime
 		remedy := "if the holder is a leader, ignore this; " +
 			"otherwise find out what it does: ending its process frees the lock"
-		if i := slices.IndexFunc(d.waits, func(w wait) bool { return w.Holder == "" || w.Lost }); i >= 0 {
+		i := slices.IndexFunc(d.waits, func(w wait) bool { return w.Holder == "" || w.Lost })
+		if i >= 0 {
 			w, level = d.waits[i], LevelWarning
 		}
 		if w.Lost {

@@ -221,23 +221,23 @@ func (d *doctor) bootMarker(context.Context) {
 }
 
 func (d *doctor) transactions(context.Context) {
-	if n := len(d.Idle); n > 0 {
+	if len(d.Idle) > 0 {
 		remedy := "end its program, or SELECT pg_terminate_backend(PID), which rolls back; " +
 			"set idle_in_transaction_session_timeout"
 		if d.Idle[0].PID == 0 {
 			remedy = d.Idle[0].end()
 		}
 		d.found(LevelWarning, remedy, "%d idle for more than %v: %v: "+
-			"a partition that it has guarded cannot move, and dead rows may remain", n, d.Long, d.Idle[0])
+			"a partition that it has guarded cannot move, and dead rows may remain", len(d.Idle), d.Long, d.Idle[0])
 		return
 	}
 	d.noSession("no transaction is idle", d.Long)
 }
 
 func (d *doctor) snapshots(context.Context) {
-	if n := len(d.Old); n > 0 {
+	if len(d.Old) > 0 {
 		d.found(LevelWarning, "run long queries on a standby without hot_standby_feedback",
-			"%d in use for more than %v: %v: dead rows remain until it ends", n, 10*d.Long, d.Old[0])
+			"%d in use for more than %v: %v: dead rows remain until it ends", len(d.Old), 10*d.Long, d.Old[0])
 		return
 	}
 	d.noSession("no snapshot is in use", 10*d.Long)
@@ -269,7 +269,8 @@ func (d *doctor) autovacuum(context.Context) {
 
 func (d *doctor) connections(context.Context) {
 	for _, r := range d.Room {
-		if left := r.Most - r.Now; r.Most >= 0 && left < max(3, r.Most/20) {
+		left := r.Most - r.Now
+		if r.Most >= 0 && left < max(3, r.Most/20) {
 			d.found(LevelWarning, "raise the limit, or use fewer: each client has one connection besides its pool",
 				"%d of %d are left for %s", max(0, left), r.Most, r.Of)
 			return

@@ -16,9 +16,10 @@ import (
 
 // A DryRun is the effect that a change would have.
 type DryRun struct {
-	Moves   []Move   `json:"moves"`   // by lease, then first partition
-	Forgets int      `json:"forgets"` // of Drop and Replace: the number of partitions of the lease
-	Leases  []string `json:"leases"`  // the leases that the change concerns, and those that share a member with them, by name
+	Moves   []Move `json:"moves"`   // by lease, then first partition
+	Forgets int    `json:"forgets"` // of Drop and Replace: the number of partitions of the lease
+	// The leases that the change concerns, and those that share a member with them, by name.
+	Leases []string `json:"leases"`
 }
 
 // MoveKind says how partitions move.
@@ -26,10 +27,11 @@ type MoveKind string
 
 // The kinds of moves.
 const (
-	MoveAsked    MoveKind = "asked"     // the owner hands them over when its work on them has ended
-	MoveKept     MoveKind = "kept"      // the owner was asked to hand them over, and keeps them now
-	MoveAtExpiry MoveKind = "at expiry" // the owner's session is revoked: others take over when it expires, within its TTL
-	MoveAtOnce   MoveKind = "at once"   // they have no live owner
+	MoveAsked MoveKind = "asked" // the owner hands them over when its work on them has ended
+	MoveKept  MoveKind = "kept"  // the owner was asked to hand them over, and keeps them now
+	// The owner's session is revoked: others take over when it expires, within its TTL.
+	MoveAtExpiry MoveKind = "at expiry"
+	MoveAtOnce   MoveKind = "at once" // they have no live owner
 )
 
 // A Move is a set of partitions of a lease that move in the same way.
@@ -50,7 +52,17 @@ const stopped = 500 * time.Millisecond
 
 // bounded limits the time of the next statement to 25 % of the shortest TTL, because heartbeats
 // wait for the rows that the verb has locked.
-const bounded = `SELECT pg_catalog.set_config('statement_timeout', (SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text FROM %[1]s.clients AS c), true)`
+const bounded = `
+	SELECT pg_catalog.set_config('statement_timeout', (
+		SELECT least(coalesce(min(extract(epoch FROM c.ttl)) * 250, 1500), %[2]d)::int::pg_catalog.text
+		FROM %[1]s.clients AS c
+	), true)`
+
+// boundedClient bounds how long clients wait for a program that does not read the answer.
+const boundedClient = `
+	SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true),
+	       pg_catalog.set_config('statement_timeout', $1, true),
+	       pg_catalog.set_config('tcp_user_timeout', $2, true)`
 
 // DryRun returns what the clients would do next if a change were applied now. It runs the clients'
 // own planning function on the tables as they would be. The result leaves out handoffs in progress,
@@ -72,12 +84,11 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	if c.ofClient() {
 		lease, client = nil, lease
 	}
-	var read []store.LeaseSnapshot // after the change; of Drop and Replace before it, because the lease is gone after it
+	// After the change; of Drop and Replace before it, because the lease is gone after it.
+	var read []store.LeaseSnapshot
 	err = pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var batch pgx.Batch
-		// These bound how long clients wait for a program that does not read the answer.
-		batch.Queue("SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true), pg_catalog.set_config('statement_timeout', $1, true), "+
-			"pg_catalog.set_config('tcp_user_timeout', $2, true)", fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
+		batch.Queue(boundedClient, fmt.Sprint(answers.Milliseconds()), fmt.Sprint(stopped.Milliseconds()))
 		if !c.closes() {
 			batch.Queue(verb, args...)
 		}
@@ -96,7 +107,9 @@ func (a *Admin) DryRun(ctx context.Context, c Change) (*DryRun, error) {
 	case errors.Is(err, errDryRun):
 		return effect(c, read), nil
 	case store.Code(err) == "57014" && ctx.Err() == nil:
-		return nil, refusef("pgleases: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, so the read may take 25 %% of the shortest TTL; nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
+		return nil, refusef("pgleases: %s %q: %w\nheartbeats wait while the server reads the inputs of a plan, "+
+			"so the read may take 25 %% of the shortest TTL; "+
+			"nothing was done: try again when the server is less busy, or without a dry run", c.Verb, c.Subject, err)
 	}
 	return nil, a.refusal(c, err)
 }

@@ -11,18 +11,20 @@ import (
 
 // An Event is a change of members or partitions, or what an operator did, with its cause.
 type Event struct {
-	At         time.Time `json:"at"`
-	Lease      string    `json:"lease"`                // empty: all leases
-	Cause      string    `json:"cause"`                // the kind of event, see docs/operations.md
-	Actor      string    `json:"actor,omitempty"`      // the operator; empty: the clients did it themselves
-	Reason     string    `json:"reason,omitempty"`     // the actor's reason; if evicted, host and pid of the process
-	From       string    `json:"from"`                 // the client that owned the partitions, left or was evicted; empty: no client
-	To         string    `json:"to"`                   // the client that owns them from then on, or joined; empty: no client
-	Partitions Ranges    `json:"partitions"`           // the partitions that changed
-	Generation int64     `json:"generation,omitzero"`  // of the lease, before the event
-	Row        *int64    `json:"row,string,omitempty"` // of a verb on one row of a consumer: the ID of the row
-	Rows       int       `json:"rows,omitzero"`        // of a verb on rows of a consumer: how many were changed
-	ID         string    `json:"id"`                   // unique on one server
+	At     time.Time `json:"at"`
+	Lease  string    `json:"lease"`            // empty: all leases
+	Cause  string    `json:"cause"`            // the kind of event, see docs/operations.md
+	Actor  string    `json:"actor,omitempty"`  // the operator; empty: the clients did it themselves
+	Reason string    `json:"reason,omitempty"` // the actor's reason; if evicted, host and pid of the process
+	// The client that owned the partitions, left or was evicted; empty: no client.
+	From string `json:"from"`
+	// The client that owns them from then on, or joined; empty: no client.
+	To         string `json:"to"`
+	Partitions Ranges `json:"partitions"`           // the partitions that changed
+	Generation int64  `json:"generation,omitzero"`  // of the lease, before the event
+	Row        *int64 `json:"row,string,omitempty"` // of a verb on one row of a consumer: the ID of the row
+	Rows       int    `json:"rows,omitzero"`        // of a verb on rows of a consumer: how many were changed
+	ID         string `json:"id"`                   // unique on one server
 }
 
 // eventPage is the maximum number of events that one call reads.

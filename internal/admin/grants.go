@@ -22,17 +22,25 @@ const (
 	ForApplication Purpose = "application" // runs clients
 	ForGuard       Purpose = "guard"       // writes under Guard, and runs no clients
 	ForReader      Purpose = "reader"      // reads everything
-	ForOperator    Purpose = "operator"    // reads everything, and calls the verbs on clients and leases, and new_server_generation
+	// Reads everything, and calls the verbs on clients and leases, and new_server_generation.
+	ForOperator Purpose = "operator"
 
-	ForSchedules         Purpose = "schedules"          // runs clients, and runs and manages schedules; their tables must exist
-	ForScheduleOperators Purpose = "schedule-operators" // reads everything, and changes schedules and jobs with schedule.Manage; their tables must exist
+	// Runs clients, and runs and manages schedules; their tables must exist.
+	ForSchedules Purpose = "schedules"
+	// Reads everything, and changes schedules and jobs with schedule.Manage; their tables must exist.
+	ForScheduleOperators Purpose = "schedule-operators"
 
-	ForConsumers         Purpose = "consumers"          // runs clients and consumers; their tables must exist
-	ForConsumerOperators Purpose = "consumer-operators" // reads everything, and changes consumers with consumer.Manage; their tables must exist
+	// Runs clients and consumers; their tables must exist.
+	ForConsumers Purpose = "consumers"
+	// Reads everything, and changes consumers with consumer.Manage; their tables must exist.
+	ForConsumerOperators Purpose = "consumer-operators"
 )
 
 // Purposes lists all purposes.
-var Purposes = []Purpose{ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators, ForConsumers, ForConsumerOperators}
+var Purposes = []Purpose{
+	ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators, ForConsumers,
+	ForConsumerOperators,
+}
 
 // Grants returns the GRANT statements that a role needs for a purpose if another role owns the
 // tables of the schema. They are the files in sql/grants, schedule/sql/grants and
@@ -43,7 +51,8 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		return "", err
 	}
 	if role == "" || len(role) > maxSchemaBytes || !utf8.ValidString(role) || strings.Contains(role, "\x00") {
-		return "", fmt.Errorf("pgleases: role %q is out of range: an identifier of 1 to %d bytes of UTF-8", role, maxSchemaBytes)
+		return "", fmt.Errorf("pgleases: role %q is out of range: an identifier of 1 to %d bytes of UTF-8",
+			role, maxSchemaBytes)
 	}
 	var text string
 	switch purpose {
@@ -63,7 +72,11 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		return "", fmt.Errorf("pgleases: purpose %q is none of %v", purpose, Purposes)
 	}
 	quoted := pgx.Identifier{role}.Sanitize()
-	return store.Named(text, schema, role, "pgleases_app", quoted, "pgleases_reader", quoted, "pgleases_operator", quoted), nil
+	return store.Named(text, schema, role,
+		"pgleases_app", quoted,
+		"pgleases_reader", quoted,
+		"pgleases_operator", quoted,
+	), nil
 }
 
 // grants returns the statements of a file of grants.

@@ -14,22 +14,26 @@ import (
 
 // Lock is a named lock that clients hold or await.
 type Lock struct {
-	Name    string   `json:"name"`
-	Shared  bool     `json:"shared"`  // held in shared mode
-	Holders []Holder `json:"holders"` // in order of acquisition; empty: it is about to go to the first client that waits
+	Name   string `json:"name"`
+	Shared bool   `json:"shared"` // held in shared mode
+	// In order of acquisition; empty: it is about to go to the first client that waits.
+	Holders []Holder `json:"holders"`
 	Waiting int      `json:"waiting"` // number of clients that wait
 }
 
 // Holder is a client that holds a lock.
 type Holder struct {
-	Client       string        `json:"client"` // its ID; empty: its session was evicted, and a transaction that the lock guards is open
+	// Its ID; empty: its session was evicted, and a transaction that the lock guards is open.
+	Client       string        `json:"client"`
 	Host         string        `json:"host"`
 	PID          int           `json:"pid"`
 	Token        int64         `json:"token,string"` // fencing token; a string in JSON, because it has up to 63 bits
 	Since        time.Time     `json:"since"`        // by the database's clock
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
-	Lost         bool          `json:"lost"`         // the client has lost the lock, and has not released it: nobody else gets it
-	TimeLeft     time.Duration `json:"time_left_ns"` // until its session may be evicted without another heartbeat; negative: it may be evicted now
+	// The client has lost the lock, and has not released it: nobody else gets it.
+	Lost bool `json:"lost"`
+	// Until its session may be evicted without another heartbeat; negative: it may be evicted now.
+	TimeLeft time.Duration `json:"time_left_ns"`
 }
 
 // lockPage is the number of locks that one query reads.
@@ -54,12 +58,7 @@ func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error]
 				return
 			}
 			for _, row := range page {
-				l := Lock{Name: row.Name, Shared: row.Shared, Waiting: row.Waiting, Holders: make([]Holder, len(row.IDs))}
-				for i, id := range row.IDs {
-					l.Holders[i] = Holder{Client: id, Host: row.Hosts[i], PID: row.PIDs[i], Token: row.Tokens[i], Since: instant(row.Since[i]),
-						HeartbeatAge: micros(row.Silent[i]), TimeLeft: micros(row.Lives[i]), Lost: row.Lost[i]}
-				}
-				if !yield(l, nil) {
+				if !yield(lockOf(row), nil) {
 					return
 				}
 				after = row.Name
@@ -69,4 +68,21 @@ func (a *Admin) Locks(ctx context.Context, prefix string) iter.Seq2[Lock, error]
 			}
 		}
 	}
+}
+
+func lockOf(row store.LockRow) Lock {
+	l := Lock{Name: row.Name, Shared: row.Shared, Waiting: row.Waiting, Holders: make([]Holder, len(row.IDs))}
+	for i, id := range row.IDs {
+		l.Holders[i] = Holder{
+			Client:       id,
+			Host:         row.Hosts[i],
+			PID:          row.PIDs[i],
+			Token:        row.Tokens[i],
+			Since:        instant(row.Since[i]),
+			HeartbeatAge: micros(row.Silent[i]),
+			TimeLeft:     micros(row.Lives[i]),
+			Lost:         row.Lost[i],
+		}
+	}
+	return l
 }

@@ -38,7 +38,10 @@ const (
 	VerbReplace  Verb = "replace" // closes a lease without members for good, and creates the lease that replaces it
 )
 
-var overrides, takenBack = []Verb{VerbDrain, VerbCordon, VerbPause, VerbFreeze, VerbPin}, []Verb{VerbUndrain, VerbUncordon, VerbResume, VerbUnfreeze, VerbUnpin}
+var (
+	overrides = []Verb{VerbDrain, VerbCordon, VerbPause, VerbFreeze, VerbPin}
+	takenBack = []Verb{VerbUndrain, VerbUncordon, VerbResume, VerbUnfreeze, VerbUnpin}
+)
 
 // ErrLast is returned by Apply for a Drain without Force of the last client that works on a lease,
 // because the partitions of the lease would have no owner.
@@ -62,18 +65,24 @@ var ErrUnknown = errors.New("pgleases: it is not known whether that was done")
 
 // A Change is an operator's change to a client or to a lease.
 type Change struct {
-	Verb      Verb   `json:"verb"`
-	Subject   string `json:"subject"`   // the client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Drop and Replace the lease's name
+	Verb Verb `json:"verb"`
+	// The client's ID; of Pause, Resume, Freeze, Unfreeze, Pin, Unpin, Drop and Replace the lease's
+	// name.
+	Subject   string `json:"subject"`
 	Partition int    `json:"partition"` // of Pin and Unpin: the number of the partition
-	Client    string `json:"client"`    // of Pin: the ID of the client that will own it; a pin to another client is replaced
-	By        string `json:"by"`        // of Replace: the name of the lease that replaces the subject
-	Reason    string `json:"reason"`    // recorded with the event; 1 to 4,000 bytes
-	// the person who makes the change, up to 255 bytes. It is recorded beside the role that connects;
-	// empty: only that role is recorded
-	Actor string        `json:"-"`
-	Lasts time.Duration `json:"-"`     // of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back
-	Next  int           `json:"-"`     // of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same number. Of Replace: the number of partitions of the lease By
-	Force bool          `json:"force"` // of Drain: even if the client is the last that works on a lease
+	// Of Pin: the ID of the client that will own it; a pin to another client is replaced.
+	Client string `json:"client"`
+	By     string `json:"by"`     // of Replace: the name of the lease that replaces the subject
+	Reason string `json:"reason"` // recorded with the event; 1 to 4,000 bytes
+	// The person who makes the change, up to 255 bytes. It is recorded beside the role that connects;
+	// empty: only that role is recorded.
+	Actor string `json:"-"`
+	// Of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back.
+	Lasts time.Duration `json:"-"`
+	// Of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same
+	// number. Of Replace: the number of partitions of the lease By.
+	Next  int  `json:"-"`
+	Force bool `json:"force"` // of Drain: even if the client is the last that works on a lease
 }
 
 // Apply makes a change. It writes an override, or takes it back. The clients then re-plan within
@@ -108,29 +117,47 @@ func (c *Change) ofClient() bool {
 	return slices.Contains([]Verb{VerbDrain, VerbUndrain, VerbCordon, VerbUncordon, VerbEvict}, c.Verb)
 }
 
+// hasOptionOfAnother reports whether a change has an option that its verb does not take.
+func (c *Change) hasOptionOfAnother() bool {
+	return c.Force && c.Verb != VerbDrain ||
+		c.Lasts != 0 && !c.overrides() ||
+		c.Partition != 0 && !c.ofPartition() ||
+		c.Next != 0 && !c.closes()
+}
+
 // check returns an error if a change is invalid.
 func (c *Change) check() error {
 	switch {
 	case !c.overrides() && !slices.Contains(takenBack, c.Verb) && functions[c.Verb] == "":
-		return refusef("pgleases: verb %q is none of %v, %v, %v, %v, %v", c.Verb, overrides, takenBack, VerbEvict, VerbDrop, VerbReplace)
+		return refusef("pgleases: verb %q is none of %v, %v, %v, %v, %v",
+			c.Verb, overrides, takenBack, VerbEvict, VerbDrop, VerbReplace)
 	case c.Subject == "" || c.Reason == "":
 		return refusef("pgleases: %s of %q for the reason %q: give a name and a reason", c.Verb, c.Subject, c.Reason)
 	case (c.Verb == VerbPin) != (c.Client != ""):
-		return refusef("pgleases: %s of %q with client %q: Pin takes a client, and no other verb does", c.Verb, c.Subject, c.Client)
+		return refusef("pgleases: %s of %q with client %q: Pin takes a client, and no other verb does",
+			c.Verb, c.Subject, c.Client)
 	case (c.Verb == VerbReplace) != (c.By != ""):
-		return refusef("pgleases: %s of %q by lease %q: Replace takes the name of another lease, and no other verb does", c.Verb, c.Subject, c.By)
+		return refusef("pgleases: %s of %q by lease %q: "+
+			"Replace takes the name of another lease, and no other verb does", c.Verb, c.Subject, c.By)
 	case c.Verb == VerbReplace && c.Next < 1:
-		return refusef("pgleases: %s of %q by %q with %d partitions: give the number of partitions of %[3]q, 1 to 65536", c.Verb, c.Subject, c.By, c.Next)
-	case c.Force && c.Verb != VerbDrain || c.Lasts != 0 && !c.overrides() || c.Partition != 0 && !c.ofPartition() || c.Next != 0 && c.Verb != VerbDrop && c.Verb != VerbReplace:
-		return refusef("pgleases: %s has an option of another verb: Lasts is for %v, Force for %v, Partition for %v and %v, Next for %v and %v",
+		return refusef("pgleases: %s of %q by %q with %d partitions: "+
+			"give the number of partitions of %[3]q, 1 to 65536", c.Verb, c.Subject, c.By, c.Next)
+	case c.hasOptionOfAnother():
+		return refusef("pgleases: %s has an option of another verb: Lasts is for %v, Force for %v, "+
+			"Partition for %v and %v, Next for %v and %v",
 			c.Verb, overrides, VerbDrain, VerbPin, VerbUnpin, VerbDrop, VerbReplace)
 	case c.Lasts < 0:
-		return refusef("pgleases: %s for %v: give a time above 0, or 0 for an override until it is taken back", c.Verb, c.Lasts)
+		return refusef("pgleases: %s for %v: give a time above 0, or 0 for an override until it is taken back",
+			c.Verb, c.Lasts)
 	case c.Partition < 0 || c.Partition > math.MaxInt32:
 		return refusef("pgleases: %s of partition %d: partitions are numbered from 0", c.Verb, c.Partition)
 	}
 	return nil
 }
+
+// untilThen is the end of an override that lasts some seconds; null: it has no end.
+const untilThen = "coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) " +
+	"pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')"
 
 // call returns the call of the verb's SQL function, with a cast of each parameter to its type. It
 // returns an error if the change is invalid.
@@ -155,9 +182,7 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 		{c.Verb == VerbReplace, "$%d::pg_catalog.int4", c.Next},
 		{true, "$%d::pg_catalog.text", c.Reason},
 		{true, "$%d::pg_catalog.text", c.Actor},
-		{c.overrides(),
-			"coalesce(pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => $%d::pg_catalog.float8), 'infinity')",
-			lasts},
+		{c.overrides(), untilThen, lasts},
 		{c.Verb == VerbDrain, "$%d::pg_catalog.bool", c.Force},
 		{c.Verb == VerbDrop && c.Next != 0, "$%d::pg_catalog.int4", c.Next},
 	} {
@@ -166,7 +191,9 @@ func (a *Admin) call(c Change) (call string, args []any, err error) {
 			words = append(words, fmt.Sprintf(p.word, len(args)))
 		}
 	}
-	return fmt.Sprintf("SELECT %s.%s(%s)", pgx.Identifier{a.schema}.Sanitize(), cmp.Or(functions[c.Verb], string(c.Verb)), strings.Join(words, ", ")), args, nil
+	schema := pgx.Identifier{a.schema}.Sanitize()
+	function := cmp.Or(functions[c.Verb], string(c.Verb))
+	return fmt.Sprintf("SELECT %s.%s(%s)", schema, function, strings.Join(words, ", ")), args, nil
 }
 
 // refusals are the codes of errors that left the tables unchanged: invalid input, another change
@@ -182,7 +209,8 @@ func (a *Admin) refusal(c Change, err error) error {
 	var told *pgconn.PgError
 	switch {
 	case store.Denied(err):
-		return wrap.Errorf("pgleases: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", doing, err, ForOperator, a.schema)
+		return wrap.Errorf("pgleases: %s: %w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q",
+			doing, err, ForOperator, a.schema)
 	case errors.As(err, &told) && told.Code == "55006" && c.Verb == VerbDrain:
 		return refusef("pgleases: %s: %w: %w", doing, ErrLast, err)
 	case errors.As(err, &told) && told.Hint != "":

@@ -43,7 +43,8 @@ func (rs Ranges) merged() Ranges { return ranges.Merged(rs) }
 func (rs Ranges) common(others Ranges) (both Ranges) {
 	for _, r := range rs {
 		for _, o := range others {
-			if first, last := max(r[0], o[0]), min(r[1], o[1]); first <= last {
+			first, last := max(r[0], o[0]), min(r[1], o[1])
+			if first <= last {
 				both = append(both, Range{first, last})
 			}
 		}

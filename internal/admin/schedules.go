@@ -38,9 +38,11 @@ var ErrNoSchedules = errors.New("pgleases: there are no schedules here")
 // ScheduleGroups returns the groups of schedules, at most 100, by name. It returns ErrNoSchedules,
 // or an error of the database.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
-	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], 100, 10_000, 6) // groups, latest entries, and hours
+	const groupsMost, entriesMost, hours = 100, 10_000, 6
+	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], groupsMost, entriesMost, hours)
 	if store.Undefined(err) {
-		return nil, wrap.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
+		return nil, wrap.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, "+
+			"in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
 	}
 	return groups, a.failure("read the groups of schedules", err)
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/ranges"
-
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -48,18 +47,20 @@ func (s *Server) unaccepted() bool {
 
 // Client is a session that has neither left nor been removed after its expiry.
 type Client struct {
-	Session      int64         `json:"session,string"`
-	ID           string        `json:"id"`
-	Incarnation  int64         `json:"incarnation"`
-	Superseded   bool          `json:"superseded"` // a newer process has its ID, so it ends
-	Evicted      bool          `json:"evicted"`    // an operator revoked it, so it ends; it stays here until its TTL is over
+	Session     int64  `json:"session,string"`
+	ID          string `json:"id"`
+	Incarnation int64  `json:"incarnation"`
+	Superseded  bool   `json:"superseded"` // a newer process has its ID, so it ends
+	// An operator revoked it, so it ends; it stays here until its TTL is over.
+	Evicted      bool          `json:"evicted"`
 	HeartbeatAge time.Duration `json:"heartbeat_age_ns"`
 	TTL          time.Duration `json:"ttl_ns"`
-	Expired      bool          `json:"expired"`       // no heartbeat for longer than its TTL: another client may evict it
-	FastFailover bool          `json:"fast_failover"` // it has WithFastFailover
-	Host         string        `json:"host"`
-	PID          int           `json:"pid"`
-	Started      time.Time     `json:"started"` // by its own clock
+	// No heartbeat for longer than its TTL: another client may evict it.
+	Expired      bool      `json:"expired"`
+	FastFailover bool      `json:"fast_failover"` // it has WithFastFailover
+	Host         string    `json:"host"`
+	PID          int       `json:"pid"`
+	Started      time.Time `json:"started"` // by its own clock
 
 	// Refused are the leases that it had joined and cannot join again, because they have another
 	// number of partitions now, with the number that it was started with.
@@ -96,15 +97,18 @@ type Member struct {
 
 // Holding is a set of partitions of a lease with the same owner and the same target.
 type Holding struct {
-	OwnerSession   int64     `json:"owner_session,string"`  // 0: no client
-	TargetSession  int64     `json:"target_session,string"` // 0: no client
-	Owner          string    `json:"owner"`                 // its client ID; empty: no owner, or an evicted session
-	Target         string    `json:"target"`                // the next owner; empty: no client
-	LastOwner      string    `json:"last_owner"`            // the ID of the current or last owner; empty: they never had an owner
-	PreferredOwner string    `json:"preferred_owner"`       // the ID of the client that gets them back when it can; empty: no client
-	Since          time.Time `json:"since,omitzero"`        // start of the oldest of these ownerships; zero: no owner
-	Asked          time.Time `json:"asked,omitzero"`        // when the owner was first asked to hand over one of them; zero: not asked
-	Partitions     Ranges    `json:"partitions"`
+	OwnerSession  int64  `json:"owner_session,string"`  // 0: no client
+	TargetSession int64  `json:"target_session,string"` // 0: no client
+	Owner         string `json:"owner"`                 // its client ID; empty: no owner, or an evicted session
+	Target        string `json:"target"`                // the next owner; empty: no client
+	// The ID of the current or last owner; empty: they never had an owner.
+	LastOwner string `json:"last_owner"`
+	// The ID of the client that gets them back when it can; empty: no client.
+	PreferredOwner string    `json:"preferred_owner"`
+	Since          time.Time `json:"since,omitzero"` // start of the oldest of these ownerships; zero: no owner
+	// When the owner was first asked to hand over one of them; zero: not asked.
+	Asked      time.Time `json:"asked,omitzero"`
+	Partitions Ranges    `json:"partitions"`
 }
 
 // Moves reports whether a live owner is asked to hand over.
@@ -163,7 +167,8 @@ func (s *Snapshot) count() {
 				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
 			}
 		}
-		of := func(session int64) *Member { return cmp.Or(members[session], new(Member)) } // partitions without a member count for a discarded one
+		// Partitions without a member count for a discarded one.
+		of := func(session int64) *Member { return cmp.Or(members[session], new(Member)) }
 		for _, h := range l.Holdings {
 			n := h.Partitions.Count()
 			of(h.OwnerSession).Owned += n
@@ -187,10 +192,11 @@ func (s *Snapshot) Client(session int64) *Client {
 
 // find returns the first element that satisfies the function, or nil.
 func find[T any](all []T, is func(T) bool) *T {
-	if i := slices.IndexFunc(all, is); i >= 0 {
-		return &all[i]
+	i := slices.IndexFunc(all, is)
+	if i < 0 {
+		return nil
 	}
-	return nil
+	return &all[i]
 }
 
 // live reports whether a client with an ID is live; for the ID "", whether any client is.
@@ -210,13 +216,15 @@ func (s *Snapshot) working(l *Lease) (n int) {
 
 // works reports whether a member may own partitions of a lease, if its weight is not 0.
 func (s *Snapshot) works(lease string, c *Client) bool {
-	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), func(w Override) bool { return w.Verb == VerbDrain || w.Verb == VerbPause })
+	stops := func(w Override) bool { return w.Verb == VerbDrain || w.Verb == VerbPause }
+	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), stops)
 }
 
 // Orphans returns the partitions of a lease without a live owner.
 func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 	for _, h := range l.Holdings {
-		if c := s.Client(h.OwnerSession); c == nil || c.Expired {
+		c := s.Client(h.OwnerSession)
+		if c == nil || c.Expired {
 			orphans = append(orphans, h.Partitions...)
 		}
 	}
@@ -240,7 +248,8 @@ type Explanation struct {
 	Asked          time.Time `json:"asked,omitzero"`  // when the owner was asked to hand over; zero: not asked
 	Member         *Member   `json:"member"`          // the owner's membership of the lease; nil: no member
 	Members        []Member  `json:"members"`         // of the lease
-	Reasons        []string  `json:"reasons"`         // sentences: first on the owner, then on what the partition waits for
+	// Sentences: first on the owner, then on what the partition waits for.
+	Reasons []string `json:"reasons"`
 }
 
 // Explain returns why a client owns a partition: the share and weight of the owner, and what the
@@ -252,8 +261,10 @@ func (a *Admin) Explain(ctx context.Context, lease string, partition int) (*Expl
 	var s *Snapshot
 	var e *Explanation
 	var owner, target int64
-	err := pgx.BeginTxFunc(ctx, a.pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		if s, err = a.readSnapshot(ctx, tx.Conn(), settings); err != nil {
+	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
+	err := pgx.BeginTxFunc(ctx, a.pool, options, func(tx pgx.Tx) (err error) {
+		s, err = a.readSnapshot(ctx, tx.Conn(), settings)
+		if err != nil {
 			return err
 		}
 		return tx.QueryRow(ctx, a.statement("partition"), lease, partition).Scan(&e, &owner, &target)
@@ -280,7 +291,8 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	e.Member = find(l.Members, func(m Member) bool { return owner != nil && m.Session == owner.Session })
 	switch {
 	case replaced(owner, target):
-		e.say("It is owned by an older process of %q (pid %d), silent for %v.", owner.ID, owner.PID, round(owner.HeartbeatAge))
+		e.say("It is owned by an older process of %q (pid %d), silent for %v.",
+			owner.ID, owner.PID, round(owner.HeartbeatAge))
 	case owner != nil:
 		e.sayOwner(s, l, owner, working)
 	default:
@@ -289,7 +301,8 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	e.sayOverrides(s, l, owner != nil && target != nil && owner != target && e.Target != e.PreferredOwner)
 	e.sayMove(s, l, owner, target, working)
 	if s.Server.unaccepted() {
-		e.say("The server was promoted, or is a copy, and is not accepted: no partition moves until a client has watched it for the longest TTL.")
+		e.say("The server was promoted, or is a copy, and is not accepted: " +
+			"no partition moves until a client has watched it for the longest TTL.")
 	}
 	if !l.Due.IsZero() {
 		who := "Any client makes it"
@@ -304,7 +317,11 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 // with the same client ID, as after the restart of a killed container. A third of the TTL is the
 // default time between heartbeats.
 func replaced(owner, target *Client) bool {
-	return owner != nil && target != nil && owner.ID == target.ID && owner.Superseded && !target.Superseded && !owner.Expired && owner.HeartbeatAge > owner.TTL/3
+	if owner == nil || target == nil || owner.ID != target.ID {
+		return false
+	}
+	isNewer := owner.Superseded && !target.Superseded
+	return isNewer && !owner.Expired && owner.HeartbeatAge > owner.TTL/3
 }
 
 func (e *Explanation) say(format string, args ...any) {
@@ -322,7 +339,8 @@ func when(word string, at, now time.Time) string {
 func (e *Explanation) sayNoOwner(s *Snapshot, had bool) {
 	switch {
 	case had:
-		e.say("Its owner %q was evicted%s. It waits for a plan, or for the end of a guarded transaction of that owner, which pgleases doctor --long 1s names.",
+		e.say("Its owner %q was evicted%s. It waits for a plan, "+
+			"or for the end of a guarded transaction of that owner, which pgleases doctor --long 1s names.",
 			e.LastOwner, when("at", e.Since, s.At))
 	case e.LastOwner == "":
 		e.say("It has had no owner yet.")
@@ -336,11 +354,14 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 	if !owner.Expired && owner.HeartbeatAge > owner.TTL/2 {
 		takenOver = fmt.Sprintf("; taken over at %v", owner.TTL)
 	}
-	e.say("It is owned by %q%s, on %s, pid %d, last heartbeat %v ago%s.", owner.ID, when("since", e.Since, s.At), owner.Host, owner.PID, round(owner.HeartbeatAge), takenOver)
+	e.say("It is owned by %q%s, on %s, pid %d, last heartbeat %v ago%s.",
+		owner.ID, when("since", e.Since, s.At), owner.Host, owner.PID, round(owner.HeartbeatAge), takenOver)
 	if m := e.Member; m == nil {
 		e.say("The owner is no longer a member of the lease.")
 	} else {
-		e.say("Its owner has weight %d, so its share is %.2f of %s among %s; it owns %d.", m.Weight, m.Share, ranges.Many(l.Partitions, "partition"), ranges.Many(working, "working member"), m.Owned)
+		partitions, members := ranges.Many(l.Partitions, "partition"), ranges.Many(working, "working member")
+		e.say("Its owner has weight %d, so its share is %.2f of %s among %s; it owns %d.",
+			m.Weight, m.Share, partitions, members, m.Owned)
 	}
 	switch {
 	case owner.Expired:
@@ -348,31 +369,37 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 		if !s.live("") {
 			who = "No client is live that could evict it: continue or restart one"
 		}
-		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. %s.", owner.ID, round(owner.HeartbeatAge), owner.TTL, who)
+		e.say("%q has sent no heartbeat for %v, longer than its TTL of %v. %s.",
+			owner.ID, round(owner.HeartbeatAge), owner.TTL, who)
 	case owner.Superseded:
 		e.say("A newer process has the ID %q. The older process ends when its work has ended.", owner.ID)
 	case owner.Evicted:
-		e.say("An operator has evicted %q. Another client gets the partition when the TTL of %v after the last heartbeat is over.", owner.ID, owner.TTL)
+		e.say("An operator has evicted %q. "+
+			"Another client gets the partition when the TTL of %v after the last heartbeat is over.",
+			owner.ID, owner.TTL)
 	}
 }
 
 func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 	set := func(w Override) {
-		e.say("An operator set a %s of %q at %v, by %q: %q.", w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+		e.say("An operator set a %s of %q at %v, by %q: %q.",
+			w.Verb, cmp.Or(w.Lease, w.Client), w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 	}
 	for _, w := range s.OverridesOf(l.Name, e.Owner) {
 		set(w)
 	}
 	for _, w := range s.Overrides {
 		if w.Partition != nil && w.Lease == l.Name && *w.Partition == e.Partition {
-			e.say("An operator pinned it to %q at %v, by %q: %q.", w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
+			e.say("An operator pinned it to %q at %v, by %q: %q.",
+				w.Client, w.Since.UTC().Format(time.DateTime), w.Actor, w.Reason)
 			if w.Client != e.Owner && w.Client != e.Target {
 				e.say("It is elsewhere while %q does not work on the lease, or while the lease is frozen.", w.Client)
 			}
 		}
 	}
 	if e.PreferredOwner != "" && e.PreferredOwner != e.Owner && !movesElsewhere && l.Partitions > 1 { // a leader stays
-		e.say("Its preferred owner is %q%s: if that client is to get more partitions, it gets this one first. Nothing waits for that.", e.PreferredOwner, s.absence(l, e.PreferredOwner))
+		e.say("Its preferred owner is %q%s: if that client is to get more partitions, it gets this one first. "+
+			"Nothing waits for that.", e.PreferredOwner, s.absence(l, e.PreferredOwner))
 		for _, w := range s.OverridesOf(l.Name, e.PreferredOwner) {
 			if w.Client != "" {
 				set(w)
@@ -397,7 +424,8 @@ func (s *Snapshot) absence(l *Lease, id string) string {
 func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, working int) {
 	switch {
 	case replaced(owner, target):
-		e.say("The newer process with this ID (pid %d) gets it when the older one hands it over, or at %v if it is dead.", target.PID, owner.TTL)
+		e.say("The newer process with this ID (pid %d) gets it when the older one hands it over, "+
+			"or at %v if it is dead.", target.PID, owner.TTL)
 	case owner != nil && target != nil && owner != target:
 		e.say("It is moving to %q. The owner was asked to hand it over %v ago.", target.ID, round(s.At.Sub(e.Asked)))
 		e.sayHandoff(owner)
@@ -409,15 +437,20 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 	case owner == nil && len(l.Members) == 0:
 		e.say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0 && len(s.drains(l)) > 0:
-		e.say("No member may own it, because an operator has drained them: %s, or start another member.", s.drains(l)[0].back())
+		e.say("No member may own it, because an operator has drained them: %s, or start another member.",
+			s.drains(l)[0].back())
 	case owner == nil && working == 0:
-		e.say("No member may own it: their weights are 0, or they are about to end. Set a weight, or start another member.")
+		e.say("No member may own it: their weights are 0, or they are about to end. " +
+			"Set a weight, or start another member.")
 	}
 }
 
 // sayHandoff says what an owner that is asked to hand over may wait for.
 func (e *Explanation) sayHandoff(owner *Client) {
-	e.say("It does so when its Run callback or Hold has ended, and no guarded transaction is open. If a callback hangs, its log says \"handoff waits for work\" after 30 s: kill -QUIT %d on its host logs where, and ends it; if it does not, or under pgleases run, kill -9 %[1]d. Open transactions: pgleases doctor --long 1s.", owner.PID)
+	e.say("It does so when its Run callback or Hold has ended, and no guarded transaction is open. "+
+		"If a callback hangs, its log says \"handoff waits for work\" after 30 s: "+
+		"kill -QUIT %d on its host logs where, and ends it; if it does not, or under pgleases run, kill -9 %[1]d. "+
+		"Open transactions: pgleases doctor --long 1s.", owner.PID)
 }
 
 func round(d time.Duration) time.Duration {
@@ -431,6 +464,9 @@ func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond 
 
 // Times between these have years that JSON can hold, in any zone. PostgreSQL has years up to
 // 294276.
-var earliest, latest = time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC).UnixMicro(), time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).UnixMicro()
+var (
+	earliest = time.Date(1, 1, 2, 0, 0, 0, 0, time.UTC).UnixMicro()
+	latest   = time.Date(9999, 12, 30, 0, 0, 0, 0, time.UTC).UnixMicro()
+)
 
 func instant(micro int64) time.Time { return time.UnixMicro(min(max(micro, earliest), latest)) }
