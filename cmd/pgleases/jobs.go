@@ -44,8 +44,8 @@ func newJobList() *cobra.Command {
 	})
 }
 
-// nameSuspects sets the reason of due jobs whose owner runs a crash suspect: no other suspect begins
-// beside it for some seconds, and no other job when it begins.
+// nameSuspects sets the reason of due jobs whose owner runs a crash suspect: no other suspect
+// begins beside it for some seconds, and no other job when it begins.
 func nameSuspects(jobs []schedule.Job, running iter.Seq2[schedule.Job, error]) error {
 	waits := func(j schedule.Job) bool {
 		return j.State == schedule.StateDue && j.Owner != "" && (j.Crashes > 0 || j.Why == "")

@@ -46,10 +46,10 @@ var (
 	several = regexp.MustCompile(`^[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)+`)
 )
 
-// layout aligns the columns of rows, whose first row is the heading. If width is above 0, a row fits
-// into it: times of today lose their date, the columns leftOut are left out one after the other,
-// names are cut so that they stay different, and a text in the last column continues on the next
-// lines. A table that is still wider stays so.
+// layout aligns the columns of rows, whose first row is the heading. If width is above 0, a row
+// fits into it: times of today lose their date, the columns leftOut are left out one after the
+// other, names are cut so that they stay different, and a text in the last column continues on
+// the next lines. A table that is still wider stays so.
 func layout(rows [][]string, width int, color bool) string {
 	if width > 0 && wide(rows) > width {
 		rows = withoutDate(rows, time.Now().UTC().Format(time.DateOnly))
@@ -206,8 +206,8 @@ func withCutNames(rows [][]string, width int) [][]string {
 	return all
 }
 
-// cutAll cuts those names to a width that are longer. It tries several ways, returns the names as the
-// first one that keeps different names different cuts them, and reports whether there is one.
+// cutAll cuts those names to a width that are longer. It tries several ways, returns the names as
+// the first one that keeps different names different cuts them, and reports whether there is one.
 func cutAll(names []string, width int) (all []string, different bool) {
 	prefix := commonPrefix(names, width)
 	for _, way := range []func(name string) string{

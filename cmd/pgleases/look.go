@@ -56,8 +56,9 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 	})
 }
 
-// pausedConsumers returns the leases of the consumers that are paused. It returns none if the role
-// may not read that, or a session locks the table. Admin.Consumers would read the queue tables, too.
+// pausedConsumers returns the leases of the consumers that are paused. It returns none if the
+// role may not read that, or a session locks the table. Admin.Consumers would read the queue
+// tables, too.
 func pausedConsumers(ctx context.Context, a *admin.Admin, s *admin.Snapshot) (names []string) {
 	if !slices.ContainsFunc(s.Leases, func(l admin.Lease) bool { return strings.HasPrefix(l.Name, "consumer/") }) {
 		return nil // there may be no table
@@ -193,8 +194,8 @@ func clientsOf(s *admin.Snapshot) string {
 	})
 }
 
-// metadataColumn returns the heading of a column with the clients' metadata, and its cell. It returns
-// no column if no client has metadata.
+// metadataColumn returns the heading of a column with the clients' metadata, and its cell. It
+// returns no column if no client has metadata.
 func metadataColumn(s *admin.Snapshot) (heading string, cell func(c *admin.Client) []any) {
 	text := func(c *admin.Client) string {
 		const most = 60 // the JSON has all of it

@@ -3,8 +3,9 @@
 //
 // The texts of the help are in help.txt, which help.go reads. look.go has the verbs that show
 // leases and clients, operate.go those of operators, overrides and events, audit.go the audit,
-// schedules.go, jobs.go and consumers.go those of schedules, jobs and consumers, setup.go those that create the tables,
-// and doctor; all of them use package admin. table.go prints. serve.go is the dashboard.
+// schedules.go, jobs.go and consumers.go those of schedules, jobs and consumers, setup.go those
+// that create the tables, and doctor; all of them use package admin. table.go prints. serve.go is
+// the dashboard.
 //
 // run.go reads the flags of run; package supervise does the work.
 package main

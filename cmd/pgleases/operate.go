@@ -195,8 +195,8 @@ func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject strin
 	return errors.New(strings.TrimSpace(fmt.Sprintf("%s\n%spgleases %s shows all\n%s", text, similar(name, known), list, hint)))
 }
 
-// similarLease is similar for the name of a lease. A misspelled name may be that of a consumer or of
-// a group.
+// similarLease is similar for the name of a lease. A misspelled name may be that of a consumer or
+// of a group.
 func similarLease(s *admin.Snapshot, name string) string {
 	known := leaseNames(s)
 	for _, of := range known {

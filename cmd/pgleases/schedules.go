@@ -109,7 +109,8 @@ func newEdit(verb, use, short string) *cobra.Command {
 	return cmd
 }
 
-// edit executes a request, and prints what it has done. With unknown, it retries an unknown outcome.
+// edit executes a request, and prints what it has done. With unknown, it retries an unknown
+// outcome.
 func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r manage.Request, args []string, unknown bool) error {
 	j, err := before(ctx, s, r)
 	var jobs []int64

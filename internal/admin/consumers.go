@@ -68,7 +68,8 @@ type DeadLetter struct {
 	At        time.Time `json:"at"`       // when it was taken out
 }
 
-// A ConsumerChange is an event: a change that an operator made to a consumer, its rows or its lease.
+// A ConsumerChange is an event: a change that an operator made to a consumer, its rows or its
+// lease.
 type ConsumerChange struct {
 	At     time.Time `json:"at"`
 	Cause  string    `json:"cause"`     // as of an Event

@@ -18,7 +18,8 @@ const (
 	// old is the age from which an override without an end is reported.
 	old = 24 * time.Hour
 
-	// stays is the time after which orphans are reported: a plan in progress assigns them in much less.
+	// stays is the time after which orphans are reported: a plan in progress assigns them in much
+	// less.
 	stays = 3 * time.Second
 )
 
@@ -138,8 +139,9 @@ func idle(l *Lease) string {
 	return fmt.Sprintf("%q (of weight 0, for example because the client ends: %s)", l.Name, listed(weightless))
 }
 
-// orphans reports partitions without a live owner, or if there are none, leases that no client works
-// on, with the drains that cause that, or if there are none, leases that all clients have left.
+// orphans reports partitions without a live owner, or if there are none, leases that no client
+// works on, with the drains that cause that, or if there are none, leases that all clients have
+// left.
 func (d *doctor) orphans(ctx context.Context) {
 	orphans, deserted := d.lastingOrphans(ctx), d.deserted()
 	drop := "; if the lease is not needed any more, pgleases drop LEASE --reason '...' deletes it"

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A fault is one that schedules or jobs of a group have, as duties.sql returns it, or a consumer, as
-// queues.sql does.
+// A fault is one that schedules or jobs of a group have, as duties.sql returns it, or a consumer,
+// as queues.sql does.
 type fault struct {
 	Check, Fault, Group string
 	Count               int
@@ -19,8 +19,8 @@ type fault struct {
 	Why                 string  // its error, or what mends it
 }
 
-// A kind is a kind of fault. Its text says which ones there are, after what they have in common. The
-// reason of each follows in parentheses, unless the remedy names it.
+// A kind is a kind of fault. Its text says which ones there are, after what they have in common.
+// The reason of each follows in parentheses, unless the remedy names it.
 type kind struct {
 	check, fault string
 	level        Level

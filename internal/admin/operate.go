@@ -77,10 +77,11 @@ type Change struct {
 	// The person who makes the change, up to 255 bytes. It is recorded beside the role that connects;
 	// empty: only that role is recorded.
 	Actor string `json:"-"`
-	// Of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken back.
+	// Of Drain, Cordon, Pause, Freeze and Pin: the duration of the override; 0: until it is taken
+	// back.
 	Lasts time.Duration `json:"-"`
-	// Of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the same
-	// number. Of Replace: the number of partitions of the lease By.
+	// Of Drop: the only number of partitions for a new lease of that name in the next 24 h; 0: the
+	// same number. Of Replace: the number of partitions of the lease By.
 	Next  int  `json:"-"`
 	Force bool `json:"force"` // of Drain: even if the client is the last that works on a lease
 }

@@ -30,7 +30,8 @@ type Snapshot struct {
 
 // Server identifies the server. In JSON its numbers are strings, because they have up to 63 bits.
 type Server struct {
-	// The result of the SQL function timeline, for the server, its timeline and the tables; 0: unknown.
+	// The result of the SQL function timeline, for the server, its timeline and the tables; 0:
+	// unknown.
 	Timeline int64 `json:"timeline,string"`
 	// The part of Timeline that is for the tables.
 	Tables int64 `json:"tables,string"`

@@ -362,7 +362,8 @@ func (t *Tables) row(lease string, partition int) *Partition {
 var (
 	ErrNoLease = errors.New("no such lease")
 	ErrInUse   = errors.New("lease in use")
-	// ErrReplaced is the error of ReplaceLease if the lease was replaced, or its successor has another number.
+	// ErrReplaced is the error of ReplaceLease if the lease was replaced, or its successor has
+	// another number.
 	ErrReplaced = errors.New("lease cannot be replaced so")
 )
 

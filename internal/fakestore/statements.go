@@ -93,8 +93,8 @@ func (c *Conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 	return a.incarnation, a.newer, err
 }
 
-// livelyOther returns the newest client under the ID of a first registration whose last heartbeat is
-// less than half a TTL old; nil: there is none.
+// livelyOther returns the newest client under the ID of a first registration whose last heartbeat
+// is less than half a TTL old; nil: there is none.
 func (t *Tables) livelyOther(r store.Registration, clock int64) *Client {
 	if r.Incarnation != 0 {
 		return nil

@@ -159,8 +159,8 @@ var programFolders = []string{
 	"/Applications/Postgres.app/Contents/Versions/[1-9][0-9]/bin",
 }
 
-// FindPrograms returns the folder of the server programs: of PGLEASES_TEST_POSTGRES_BIN if it is set,
-// otherwise on PATH or where distributions install them.
+// FindPrograms returns the folder of the server programs: of PGLEASES_TEST_POSTGRES_BIN if it is
+// set, otherwise on PATH or where distributions install them.
 func FindPrograms() (string, error) {
 	folders := []string{os.Getenv(binVariable)}
 	if folders[0] == "" {

@@ -22,8 +22,8 @@ import (
 // startTimeout bounds the start of a server, downloads included.
 const startTimeout = 5 * time.Minute
 
-// Without DATABASE_URL, tests have a server of their own, and what the environment says about another
-// one is not for it.
+// Without DATABASE_URL, tests have a server of their own, and what the environment says about
+// another one is not for it.
 func init() {
 	if os.Getenv("DATABASE_URL") != "" {
 		return
