@@ -100,7 +100,8 @@ var (
 )
 
 var ofDatabase = []entry[database]{
-	{Metric{"pgleases.database.clients", "{client}", Level, "Clients whose sessions have not expired.", nil},
+	{Metric{"pgleases.database.clients", "{client}", Level, nil,
+		"Clients whose sessions have not expired."},
 		count(func(d *database) (n int) {
 			for _, c := range d.Clients {
 				if !c.Expired {
@@ -109,27 +110,34 @@ var ofDatabase = []entry[database]{
 			}
 			return n
 		}), nil},
-	{Metric{"pgleases.database.partitions", "{partition}", Level, "Partitions of the lease.", ofLease},
+	{Metric{"pgleases.database.partitions", "{partition}", Level, ofLease,
+		"Partitions of the lease."},
 		leases(func(_ *admin.Snapshot, l *admin.Lease) float64 { return float64(l.Partitions) }), nil},
-	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, "Partitions without a live owner; 0 while the lease is paused.", ofLease},
+	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, ofLease,
+		"Partitions without a live owner; 0 while the lease is paused."},
 		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
 			if s.Pause(l) != nil {
 				return 0
 			}
 			return float64(s.Orphans(l).Count())
 		}), nil},
-	{Metric{"pgleases.database.pause.age", "s", Gauge, "Time since an operator paused the lease, if the pause has no end; else 0.", ofLease},
+	{Metric{"pgleases.database.pause.age", "s", Gauge, ofLease,
+		"Time since an operator paused the lease, if the pause has no end; else 0."},
 		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
-			if p := s.Pause(l); p != nil && p.Until.IsZero() {
-				return sincePause(s.At, p.Since)
+			p := s.Pause(l)
+			if p == nil || !p.Until.IsZero() {
+				return 0
 			}
-			return 0
+			return sincePause(s.At, p.Since)
 		}), nil},
-	{Metric{"pgleases.database.partitions.owned", "{partition}", Level, "Partitions that the client owns.", ofMember},
+	{Metric{"pgleases.database.partitions.owned", "{partition}", Level, ofMember,
+		"Partitions that the client owns."},
 		members(func(m *admin.Member) float64 { return float64(m.Owned) }), nil},
-	{Metric{"pgleases.database.partitions.wanted", "{partition}", Level, "Partitions that the client is due by its weight.", ofMember},
+	{Metric{"pgleases.database.partitions.wanted", "{partition}", Level, ofMember,
+		"Partitions that the client is due by its weight."},
 		members(func(m *admin.Member) float64 { return m.Share }), nil},
-	{Metric{"pgleases.database.handoffs", "{partition}", Level, "Partitions that a live owner is asked to hand over.", ofLease},
+	{Metric{"pgleases.database.handoffs", "{partition}", Level, ofLease,
+		"Partitions that a live owner is asked to hand over."},
 		leases(func(_ *admin.Snapshot, l *admin.Lease) (n float64) {
 			for _, h := range l.Holdings {
 				if h.Moves() {
@@ -138,7 +146,8 @@ var ofDatabase = []entry[database]{
 			}
 			return n
 		}), nil},
-	{Metric{"pgleases.database.handoff.age", "s", Gauge, "Time since the oldest of these requests; 0 if there is none.", ofLease},
+	{Metric{"pgleases.database.handoff.age", "s", Gauge, ofLease,
+		"Time since the oldest of these requests; 0 if there is none."},
 		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
 			var oldest time.Duration
 			for _, h := range l.Holdings {
@@ -148,41 +157,59 @@ var ofDatabase = []entry[database]{
 			}
 			return oldest.Seconds()
 		}), nil},
-	{Metric{"pgleases.database.schedule.late", "{schedule}", Level, "Schedules that are due for more than 10 s, 1001 at most.", ofGroup},
+	{Metric{"pgleases.database.schedule.late", "{schedule}", Level, ofGroup,
+		"Schedules that are due for more than 10 s, 1001 at most."},
 		groups(func(g *admin.ScheduleGroup) int { return g.Late }), nil},
-	{Metric{"pgleases.database.schedule.failing", "{schedule}", Level, "Schedules whose last tick failed, 1001 at most.", ofGroup},
+	{Metric{"pgleases.database.schedule.failing", "{schedule}", Level, ofGroup,
+		"Schedules whose last tick failed, 1001 at most."},
 		groups(func(g *admin.ScheduleGroup) int { return g.Failing }), nil},
-	{Metric{"pgleases.database.schedule.blocked", "{schedule}", Level, "Schedules that their owners cannot run, 1001 at most.", ofGroup},
+	{Metric{"pgleases.database.schedule.blocked", "{schedule}", Level, ofGroup,
+		"Schedules that their owners cannot run, 1001 at most."},
 		groups(func(g *admin.ScheduleGroup) int { return g.Blocked }), nil},
-	{Metric{"pgleases.database.schedule.jobs", "{job}", Level, "Jobs that have not ended, 1001 at most.", ofGroup},
+	{Metric{"pgleases.database.schedule.jobs", "{job}", Level, ofGroup,
+		"Jobs that have not ended, 1001 at most."},
 		groups(func(g *admin.ScheduleGroup) int { return g.Jobs }), nil},
-	{Metric{"pgleases.database.schedule.stuck", "{job}", Level, "Jobs that their owners cannot run, 1001 at most.", ofGroup},
+	{Metric{"pgleases.database.schedule.stuck", "{job}", Level, ofGroup,
+		"Jobs that their owners cannot run, 1001 at most."},
 		groups(func(g *admin.ScheduleGroup) int { return g.Stuck }), nil},
-	{Metric{"pgleases.database.consumer.waiting", "{row}", Level, "Rows in the queue table, 1000 at most.", ofQueue},
+	{Metric{"pgleases.database.consumer.waiting", "{row}", Level, ofQueue,
+		"Rows in the queue table, 1000 at most."},
 		consumers(func(c *admin.Consumer) *int { return c.Waiting }), nil},
-	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, "Age of the oldest row whose key is not blocked; 0 if there is none. It is known if pgleases serve may read the table, and the queue has a column for the time and an index that begins with the ID.", ofQueue},
+	{Metric{"pgleases.database.consumer.oldest.age", "s", Gauge, ofQueue,
+		"Age of the oldest row whose key is not blocked; 0 if there is none. " +
+			"It is known if pgleases serve may read the table, " +
+			"and the queue has a column for the time and an index that begins with the ID."},
 		consumers(func(c *admin.Consumer) *int {
 			if c.Waiting == nil || !c.Timed {
 				return nil
 			}
 			return age(c.Oldest)
 		}), nil},
-	{Metric{"pgleases.database.consumer.first.age", "s", Gauge, "Time for which the row with the lowest ID whose key is not blocked has been the same, as the consumer's processes saw it; 0 if no such row waits, or if the consumer is paused or no partition has an owner.", ofQueue},
+	{Metric{"pgleases.database.consumer.first.age", "s", Gauge, ofQueue,
+		"Time for which the row with the lowest ID whose key is not blocked has been the same, " +
+			"as the consumer's processes saw it; 0 if no such row waits, " +
+			"or if the consumer is paused or no partition has an owner."},
 		consumers(func(c *admin.Consumer) *int { return age(&c.FirstFor) }), nil},
-	{Metric{"pgleases.database.consumer.blocked", "{key}", Level, "Keys that wait for a row that failed.", ofQueue},
+	{Metric{"pgleases.database.consumer.blocked", "{key}", Level, ofQueue,
+		"Keys that wait for a row that failed."},
 		consumers(func(c *admin.Consumer) *int { return &c.BlockedKeys }), nil},
-	{Metric{"pgleases.database.consumer.blocked.age", "s", Gauge, "Time since the oldest of these rows failed first; 0 if there is none.", ofQueue},
+	{Metric{"pgleases.database.consumer.blocked.age", "s", Gauge, ofQueue,
+		"Time since the oldest of these rows failed first; 0 if there is none."},
 		consumers(func(c *admin.Consumer) *int { return age(&c.BlockedFor) }), nil},
-	{Metric{"pgleases.database.consumer.dead_letters", "{row}", Level, "Dead letters, 1000 at most.", ofQueue},
+	{Metric{"pgleases.database.consumer.dead_letters", "{row}", Level, ofQueue,
+		"Dead letters, 1000 at most."},
 		consumers(func(c *admin.Consumer) *int { return &c.DeadLetters }), nil},
-	{Metric{"pgleases.database.consumer.unhandled", "{row}", Level, "Rows whose partition is null or out of range, 1000 at most.", ofQueue},
+	{Metric{"pgleases.database.consumer.unhandled", "{row}", Level, ofQueue,
+		"Rows whose partition is null or out of range, 1000 at most."},
 		consumers(func(c *admin.Consumer) *int { return c.Unhandled }), nil},
-	{Metric{"pgleases.database.consumer.paused", "", Gauge, "1 if an operator has paused the consumer or its lease, else 0.", ofQueue},
+	{Metric{"pgleases.database.consumer.paused", "", Gauge, ofQueue,
+		"1 if an operator has paused the consumer or its lease, else 0."},
 		consumers(func(c *admin.Consumer) *int {
 			paused := map[bool]int{true: 1}[c.LeasePaused || !c.PausedAt.IsZero()]
 			return &paused
 		}), nil},
-	{Metric{"pgleases.database.consumer.pause.age", "s", Gauge, "Time since an operator paused the consumer; 0 if it is not paused.", ofQueue},
+	{Metric{"pgleases.database.consumer.pause.age", "s", Gauge, ofQueue,
+		"Time since an operator paused the consumer; 0 if it is not paused."},
 		func(d *database, to add) {
 			for _, c := range d.consumers {
 				to(sincePause(d.At, c.PausedAt), c.Name)

@@ -24,8 +24,8 @@ type Metric struct {
 	Name   string
 	Unit   string
 	Kind   Kind
-	Help   string
 	Labels []string
+	Help   string
 }
 
 // Prometheus returns the metric's name in Prometheus.

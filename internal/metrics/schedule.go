@@ -31,45 +31,62 @@ func kinds(of func(k *schedule.KindStats, to add)) func(*scheduler, add) {
 }
 
 var ofScheduler = []entry[scheduler]{
-	{Metric{"pgleases.schedule.partition.owned", "{partition}", Level, "Partitions of the group that the process owns.", nil},
+	{Metric{"pgleases.schedule.partition.owned", "{partition}", Level, nil,
+		"Partitions of the group that the process owns."},
 		count(func(s *scheduler) int { return s.Partitions }), nil},
-	{Metric{"pgleases.schedule.run.waiting", "{run}", Level, "Schedules and jobs that are due, and wait for room or for a run of their key.", nil},
+	{Metric{"pgleases.schedule.run.waiting", "{run}", Level, nil,
+		"Schedules and jobs that are due, and wait for room or for a run of their key."},
 		count(func(s *scheduler) int { return s.Waiting }), nil},
-	{Metric{"pgleases.schedule.run.suspects", "{run}", Level, "Schedules and jobs that are due soon and may crash their process.", nil},
+	{Metric{"pgleases.schedule.run.suspects", "{run}", Level, nil,
+		"Schedules and jobs that are due soon and may crash their process."},
 		count(func(s *scheduler) int { return s.CrashSuspects }), nil},
-	{Metric{"pgleases.schedule.run.slow", "{run}", Level, "Schedules and jobs that run or are due soon, and are tried less often until they succeed, by what they wait for.", []string{"waits_for"}},
+	{Metric{"pgleases.schedule.run.slow", "{run}", Level, []string{"waits_for"},
+		"Schedules and jobs that run or are due soon, and are tried less often until they succeed, " +
+			"by what they wait for."},
 		func(s *scheduler, to add) {
 			to(float64(s.SlowByTimeout), worker.TimedOut.String())
 			to(float64(s.SlowByLock), worker.Locked.String())
 			to(float64(s.SlowByConnection), worker.Hung.String())
 		}, nil},
-	{Metric{"pgleases.schedule.overdue", "{run}", Level, "Runs that have not ended 10 s after their context, and whose places went to others.", nil},
+	{Metric{"pgleases.schedule.overdue", "{run}", Level, nil,
+		"Runs that have not ended 10 s after their context, and whose places went to others."},
 		count(func(s *scheduler) int { return s.Overdue }), nil},
-	{Metric{"pgleases.schedule.run.age", "s", Gauge, "Time since the oldest run began that is under way; 0 if no run is.", nil},
+	{Metric{"pgleases.schedule.run.age", "s", Gauge, nil,
+		"Time since the oldest run began that is under way; 0 if no run is."},
 		seconds(func(s *scheduler) time.Duration { return s.OldestRun }), nil},
-	{Metric{"pgleases.schedule.polls", "{poll}", Counter, "Polls for what is due.", nil},
+	{Metric{"pgleases.schedule.polls", "{poll}", Counter, nil,
+		"Polls for what is due."},
 		count(func(s *scheduler) int64 { return s.Polls }), nil},
-	{Metric{"pgleases.schedule.poll.errors", "{poll}", Counter, "Failed polls for what is due.", nil},
+	{Metric{"pgleases.schedule.poll.errors", "{poll}", Counter, nil,
+		"Failed polls for what is due."},
 		count(func(s *scheduler) int64 { return s.PollErrors }), nil},
-	{Metric{"pgleases.schedule.poll.time", "s", Counter, "Total time of the polls for what is due.", nil},
+	{Metric{"pgleases.schedule.poll.time", "s", Counter, nil,
+		"Total time of the polls for what is due."},
 		seconds(func(s *scheduler) time.Duration { return s.PollTime }), nil},
-	{Metric{"pgleases.schedule.poll.age", "s", Gauge, "Time since the last successful poll was sent.", nil},
+	{Metric{"pgleases.schedule.poll.age", "s", Gauge, nil,
+		"Time since the last successful poll was sent."},
 		seconds(func(s *scheduler) time.Duration { return s.SinceLastPoll }), nil},
-	{Metric{"pgleases.schedule.clock.offset", "s", Gauge, "The database's clock minus the clock of the host.", nil},
+	{Metric{"pgleases.schedule.clock.offset", "s", Gauge, nil,
+		"The database's clock minus the clock of the host."},
 		seconds(func(s *scheduler) time.Duration { return s.ClockOffset }), nil},
-	{Metric{"pgleases.schedule.clock.unstable", "", Gauge, "1 if the database's clock has stepped and no run begins, else 0.", nil},
+	{Metric{"pgleases.schedule.clock.unstable", "", Gauge, nil,
+		"1 if the database's clock has stepped and no run begins, else 0."},
 		truth(func(s *scheduler) bool { return s.ClockUnstable }), nil},
-	{Metric{"pgleases.schedule.run.active", "{run}", Level, "Handlers under way.", []string{"kind"}},
+	{Metric{"pgleases.schedule.run.active", "{run}", Level, []string{"kind"},
+		"Handlers under way."},
 		kinds(func(k *schedule.KindStats, to add) { to(float64(k.Running)) }), nil},
-	{Metric{"pgleases.schedule.run.begun", "{run}", Counter, "Calls of handlers.", []string{"kind"}},
+	{Metric{"pgleases.schedule.run.begun", "{run}", Counter, []string{"kind"},
+		"Calls of handlers."},
 		kinds(func(k *schedule.KindStats, to add) { to(float64(k.Begun)) }), nil},
-	{Metric{"pgleases.schedule.run.repeated", "{run}", Counter, "Runs that run again, by reason.", []string{"kind", "reason"}},
+	{Metric{"pgleases.schedule.run.repeated", "{run}", Counter, []string{"kind", "reason"},
+		"Runs that run again, by reason."},
 		kinds(func(k *schedule.KindStats, to add) {
 			to(float64(k.Retried), "retry")
 			to(float64(k.Snoozed), "snooze")
 			to(float64(k.Unavailable), "unavailable")
 		}), nil},
-	{Metric{"pgleases.schedule.outcomes", "{run}", Counter, "Ticks and jobs that ended, by outcome.", []string{"kind", "outcome"}},
+	{Metric{"pgleases.schedule.outcomes", "{run}", Counter, []string{"kind", "outcome"},
+		"Ticks and jobs that ended, by outcome."},
 		kinds(func(k *schedule.KindStats, to add) {
 			to(float64(k.Succeeded), string(schedule.OutcomeSucceeded))
 			to(float64(k.Failed), string(schedule.OutcomeFailed))
@@ -77,7 +94,8 @@ var ofScheduler = []entry[scheduler]{
 			to(float64(k.Missed), string(schedule.OutcomeMissed))
 			to(float64(k.Skipped), string(schedule.OutcomeSkipped))
 		}), nil},
-	{Metric{"pgleases.schedule.lateness", "s", Histogram, "Time from when a run was due to the call of its handler.", []string{"kind"}},
+	{Metric{"pgleases.schedule.lateness", "s", Histogram, []string{"kind"},
+		"Time from when a run was due to the call of its handler."},
 		nil, func(s *scheduler, to spread) {
 			var bounds []float64
 			for _, bound := range bridge.DelayBounds {

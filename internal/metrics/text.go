@@ -24,7 +24,8 @@ func Text(samples []Sample) []byte {
 		}
 		var labels []string
 		for i, label := range s.Metric.Labels {
-			labels = append(labels, fmt.Sprintf(`%s="%s"`, label, escape.Replace(strings.ToValidUTF8(s.Labels[i], "�"))))
+			value := escape.Replace(strings.ToValidUTF8(s.Labels[i], "�"))
+			labels = append(labels, fmt.Sprintf(`%s="%s"`, label, value))
 		}
 		if len(labels) > 0 {
 			name += "{" + strings.Join(labels, ",") + "}"
