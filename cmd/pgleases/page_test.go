@@ -68,11 +68,11 @@ func pageOf(root *cobra.Command) string {
 			text, example := section(strings.TrimPrefix(cmd.CommandPath(), "pgleases "))
 			fmt.Fprintf(&verbs, "\n### %s\n\n    %s\n\n%s", cmd.CommandPath(),
 				strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), unwrapped(cmd.Short+".\n"+text))
-			if len(own) > 0 {
-				fmt.Fprintf(&verbs, "Flags: %s.\n", strings.Join(own, "; "))
-			}
 			if example != "" {
 				verbs.WriteString("\n" + regexp.MustCompile(`(?m)^  (.+)$`).ReplaceAllString(example, "    $1") + "\n")
+			}
+			if len(own) > 0 {
+				verbs.WriteString("\nFlags:\n\n- " + strings.Join(own, "\n- ") + "\n")
 			}
 		}
 	}
