@@ -104,7 +104,7 @@ var pictures = map[string]picture{
 		{label: "ResumeFromNow", paused: true},
 		{label: "ResumeCatchUp", paused: true, resume: ResumeCatchUp},
 		{label: "ResumeCatchUp, MissedAll", policy: policy{Missed: MissedAll}, paused: true, resume: ResumeCatchUp},
-		{label: "another rule meanwhile, then ResumeCatchUp", paused: true, resume: ResumeCatchUp, rule: "CRON_TZ=UTC 30 * * * *"},
+		{label: "a new rule, then ResumeCatchUp", paused: true, resume: ResumeCatchUp, rule: "CRON_TZ=UTC 30 * * * *"},
 	}},
 }
 
@@ -318,15 +318,31 @@ func (p picture) draw(t *testing.T) string {
 	for i, s := range p.scenes {
 		s.play(t, p).draw(t, &b, top+lane*i, shown)
 	}
+	legend(&b, bottom+32, shown)
+	return b.String() + "</svg>\n"
+}
+
+// legend explains the marks of ticks, and the bars of attempts.
+func legend(b *strings.Builder, y int, shown map[Outcome]bool) {
+	fails := strings.Contains(b.String(), `class="broken"`)
 	x := float64(labels + 20)
+	next := func(mark, text string) {
+		b.WriteString(mark)
+		fmt.Fprintf(b, `<text class="ink" x="%.1f" y="%d">%s</text>`+"\n", x+10, y+4, text)
+		x += 96
+	}
+	bar := func(class, text string) {
+		next(fmt.Sprintf(`<rect class="%s" x="%.1f" y="%d" width="13" height="12" rx="3"/>`, class, x-6, y-6), text)
+	}
 	for _, o := range outcomes {
 		if shown[o] {
-			b.WriteString(markOf(o, x, float64(bottom+32), "a tick"))
-			fmt.Fprintf(&b, `<text class="ink" x="%.1f" y="%d">%s</text>`+"\n", x+10, bottom+36, o)
-			x += 96
+			next(markOf(o, x, float64(y), "a tick"), string(o))
 		}
 	}
-	return b.String() + "</svg>\n"
+	bar("run", "an attempt")
+	if fails {
+		bar("broken", "an attempt that fails")
+	}
 }
 
 // draw draws the lane of one scene: a mark for each tick, and below it a bar for each run.
