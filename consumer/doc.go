@@ -40,7 +40,7 @@
 //
 // A row that crashes its process is found. After a crash the next owner notes which rows it has in
 // hand. If it crashes too, these rows are handled one by one, and a row that was alone in three
-// crashes has failed. The rows beside it are not charged for the crashes.
+// crashes has failed. The crashes are no attempts of the rows beside it.
 //
 // A handoff waits for the batch in hand, within the lease's drain timeout. A frozen process cannot
 // commit after another process owns the partition.

@@ -8,14 +8,14 @@
 //	})
 //
 // The leader is the owner of the only partition of a lease. So each leadership has an epoch, a
-// number that rises with each leader. [Guard] checks it in a transaction, and refuses the writes of
-// a former leader that was frozen. [Epoch] returns it for other systems. [Context] returns a context
-// that ends only if the leadership is lost.
+// number that rises with each new leader. [Guard] checks it in a transaction, and refuses the writes
+// of a former leader that was frozen. [Epoch] returns it for other systems. [Context] returns a
+// context that ends only if the leadership is lost.
 //
 // # What differs from client-go
 //
-//   - Candidates take turns. A leadership that is free goes to the candidate that has stood for
-//     longest, so candidates that fail and stand again keep no other one from leading.
+//   - Candidates take turns. A leadership that is free goes to the one that has waited for longest.
+//     So a candidate that fails and comes back does not keep the others from leading.
 //   - A process that stops leading stands by, and leads again when it is elected.
 //   - OnStoppedLeading and the end of Run wait for OnStartedLeading. So an os.Exit in
 //     OnStoppedLeading does not stop work that hangs. The example of [Context] shows what does.

@@ -44,8 +44,8 @@
 // kind. Runs beside it do not fail for that, because a crash suspect runs alone in its process.
 // While the suspect waits for that, no other run begins there.
 //
-// An outage or a deploy loses no tick: [WithMissed] and [WithGrace] decide about late ones. Pauses
-// and edits run no tick, and make none missed. A schedule or job is blocked while its process does
+// No tick is lost in an outage or a deploy. [WithMissed] and [WithGrace] decide about late ones. A
+// pause or an edit runs no tick, and makes none missed. A schedule or job is blocked while its process does
 // not know its kind or zone, cannot read its arguments, or runs code that does not declare the
 // schedule. Blocked time does not count as lateness, Why gives the cause, and other schedules
 // continue.
@@ -94,7 +94,7 @@
 // A run locks its schedule's row only when it ends, so edits do not wait for handlers. If an edit
 // has locked the row for longer, the run is rolled back, and runs again when the row is free. Put
 // schedules last in a transaction, in the order of their names: see [Kind.PutTx]. If transactions
-// deadlock anyway, the database ends one of them; if that was a run, it runs again.
+// deadlock anyway, the database ends one of them. If that was a run, it runs again.
 //
 // # Rules
 //
