@@ -53,7 +53,7 @@ func TestPictureHasLeasesConsumersAndSchedules(t *testing.T) {
 	x.until(rows("#group-rows tr") + `.some(text => /^billing3/.test(text))`)
 	giveWork(t, pool, first)
 	x.until(rows(".lease h3") + `.join() === "consumer/outbox,orders"`)
-	x.until(`[...document.querySelectorAll(".lease tbody tr")].map(e => e.children[1].textContent).join() === "22,22,33,33"`)
+	x.until(rows(".lease tbody td:nth-child(2)") + `.join() === "22,22,33,33"`)
 	x.until(rows("#group-rows tr") + `.some(text => /^billing3.*5 succeeded/.test(text))`)
 	x.until(rows("#group-rows tr") + `.some(text => /^mail0.*40 succeeded/.test(text))`)
 	// The picture has the leases and the groups of schedules, and leaves the rest of the page out.
@@ -62,7 +62,7 @@ func TestPictureHasLeasesConsumersAndSchedules(t *testing.T) {
 		"main { padding-top: .5rem !important }",
 		"h2 { margin: 0 0 .5rem !important }",
 	} {
-		eval[int](x, fmt.Sprintf("document.styleSheets[0].insertRule(%q, document.styleSheets[0].cssRules.length)", rule))
+		eval[int](x, fmt.Sprintf("(s => s.insertRule(%q, s.cssRules.length))(document.styleSheets[0])", rule))
 	}
 	x.run(chromedp.EmulateViewport(1240, 590, chromedp.EmulateScale(2)))
 	x.until(`[...document.querySelectorAll(".map")].every(e => e.width === Math.round(e.clientWidth * 2))`) // sharp
@@ -71,7 +71,8 @@ func TestPictureHasLeasesConsumersAndSchedules(t *testing.T) {
 		x.run(chromedp.CaptureScreenshot(&png))
 		testkit.OK(t, os.WriteFile("../../docs/operate.png", png, 0o644))
 	}
-	if bottom := eval[float64](x, `document.querySelector("#group-rows").getBoundingClientRect().bottom`); bottom > 590 {
+	bottom := eval[float64](x, `document.querySelector("#group-rows").getBoundingClientRect().bottom`)
+	if bottom > 590 {
 		t.Errorf("the schedules end at %v of 590 pixels", bottom)
 	}
 }
