@@ -69,8 +69,13 @@ const (
 var static embed.FS
 
 // files are the files that the browser loads in addition to the page.
-var files = map[string]string{"dashboard.js": "text/javascript; charset=utf-8", "operate.js": "text/javascript; charset=utf-8", "schedules.js": "text/javascript; charset=utf-8",
-	"dashboard.css": "text/css; charset=utf-8", "icon.svg": "image/svg+xml"}
+var files = map[string]string{
+	"dashboard.js":  "text/javascript; charset=utf-8",
+	"operate.js":    "text/javascript; charset=utf-8",
+	"schedules.js":  "text/javascript; charset=utf-8",
+	"dashboard.css": "text/css; charset=utf-8",
+	"icon.svg":      "image/svg+xml",
+}
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
 
@@ -128,8 +133,10 @@ func (h *handler) sameScheme(next http.Handler) http.Handler {
 			own = "https://"
 		}
 		origin := r.Header.Get("Origin")
-		if safe := r.Method == http.MethodGet || r.Method == http.MethodHead; !safe && r.Header.Get("Sec-Fetch-Site") == "" &&
-			origin != "" && !strings.HasPrefix(strings.ToLower(origin), own) {
+		safe := r.Method == http.MethodGet || r.Method == http.MethodHead
+		checked := r.Header.Get("Sec-Fetch-Site") != ""
+		same := origin == "" || strings.HasPrefix(strings.ToLower(origin), own)
+		if !safe && !checked && !same {
 			h.foreign(w, r)
 			return
 		}
@@ -194,15 +201,20 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		head.Set("Content-Type", kind)
 		http.ServeFileFS(w, r, static, "static/"+name)
 	default:
-		http.Error(w, fmt.Sprintf(
-			"The dashboard has no page %q. If this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path,
-		), http.StatusNotFound)
+		text := fmt.Sprintf("The dashboard has no page %q. "+
+			"If this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path)
+		http.Error(w, text, http.StatusNotFound)
 	}
 }
 
 func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
 	var text bytes.Buffer
-	if err := markup.Execute(&text, map[string]any{"Title": h.options.Title, "Actor": actor, "Operator": access == AccessOperator}); err != nil {
+	err := markup.Execute(&text, map[string]any{
+		"Title":    h.options.Title,
+		"Actor":    actor,
+		"Operator": access == AccessOperator,
+	})
+	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}

@@ -29,10 +29,17 @@ type question func(h *handler, r *http.Request, actor string) (any, error)
 // looks are questions by GET. changes are questions by POST, for operators only.
 var (
 	looks = map[string]question{
-		"explain": (*handler).explain, "events": (*handler).events, "schedules": (*handler).schedules, "jobs": (*handler).jobs,
-		"history": (*handler).history,
+		"explain":   (*handler).explain,
+		"events":    (*handler).events,
+		"schedules": (*handler).schedules,
+		"jobs":      (*handler).jobs,
+		"history":   (*handler).history,
 	}
-	changes = map[string]question{"preview": (*handler).preview, "apply": (*handler).apply, "ask": (*handler).ask}
+	changes = map[string]question{
+		"preview": (*handler).preview,
+		"apply":   (*handler).apply,
+		"ask":     (*handler).ask,
+	}
 )
 
 // wanted is a change as the page sends it.
@@ -57,7 +64,8 @@ func bad(format string, args ...any) error {
 
 // operate answers a question of an operator.
 func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access, actor string, ask question) {
-	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")) // an invalid type is empty
+	sent := r.Header.Get("Content-Type")
+	kind, _, _ := mime.ParseMediaType(sent) // an invalid type is empty
 	switch {
 	case r.Method != http.MethodPost:
 		w.Header().Set("Allow", "POST")
@@ -65,7 +73,8 @@ func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access,
 	case access != AccessOperator:
 		h.reply(w, nil, &refusal{http.StatusForbidden, "denied", "You may look, and change nothing."})
 	case kind != "application/json": // forms of other sites cannot send this type
-		h.reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", fmt.Sprintf("Content-Type %q is not application/json.", r.Header.Get("Content-Type"))})
+		text := fmt.Sprintf("Content-Type %q is not application/json.", sent)
+		h.reply(w, nil, &refusal{http.StatusUnsupportedMediaType, "bad", text})
 	default:
 		if err := h.receive(w, r); err != nil {
 			h.reply(w, nil, err)
@@ -80,11 +89,10 @@ func (h *handler) operate(w http.ResponseWriter, r *http.Request, access Access,
 // host distinguishes our own page from others.
 func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
 	text := "The request comes from a page of another site."
-	if origin := r.Header.Get("Origin"); r.Header.Get("Sec-Fetch-Site") == "" {
-		text = fmt.Sprintf(
-			"Nothing was done: the page is of %q, and the request of %q. If a proxy is in front, configure it to pass on the Host of the browser and Sec-Fetch-Site, or use HTTPS.",
-			origin, r.Host,
-		)
+	if r.Header.Get("Sec-Fetch-Site") == "" {
+		text = fmt.Sprintf("Nothing was done: the page is of %q, and the request of %q. "+
+			"If a proxy is in front, configure it to pass on the Host of the browser and Sec-Fetch-Site, or use HTTPS.",
+			r.Header.Get("Origin"), r.Host)
 	}
 	h.reply(w, nil, &refusal{http.StatusForbidden, "bad", text})
 }
@@ -98,7 +106,8 @@ func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	var long *http.MaxBytesError
 	switch {
 	case errors.As(err, &long):
-		return &refusal{http.StatusRequestEntityTooLarge, "bad", fmt.Sprintf("The request is longer than %d bytes.", long.Limit)}
+		text := fmt.Sprintf("The request is longer than %d bytes.", long.Limit)
+		return &refusal{http.StatusRequestEntityTooLarge, "bad", text}
 	case err != nil:
 		return bad("The request is incomplete: %v.", err)
 	}
@@ -145,7 +154,8 @@ func read(r *http.Request, into any) error {
 	d.DisallowUnknownFields()
 	err := d.Decode(into)
 	if err == nil {
-		if _, err = d.Token(); err == io.EOF {
+		_, more := d.Token()
+		if more == io.EOF {
 			return nil
 		}
 		err = errors.New("more than one value")
@@ -162,7 +172,8 @@ func change(r *http.Request, actor string) (c admin.Change, token string, err er
 	c = w.Change
 	c.Reason, c.Actor = strings.TrimSpace(c.Reason), actor
 	if w.Lasts != "" {
-		if c.Lasts, err = time.ParseDuration(w.Lasts); err != nil || c.Lasts <= 0 {
+		c.Lasts, err = time.ParseDuration(w.Lasts)
+		if err != nil || c.Lasts <= 0 {
 			return c, "", bad("The duration %q is invalid: give one such as 2h.", w.Lasts)
 		}
 	}
@@ -184,7 +195,9 @@ func (h *handler) apply(r *http.Request, actor string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return h.once(r, actor, token, func(ctx context.Context) (any, error) { return struct{}{}, h.hub.admin.Apply(ctx, c) })
+	return h.once(r, actor, token, func(ctx context.Context) (any, error) {
+		return struct{}{}, h.hub.admin.Apply(ctx, c)
+	})
 }
 
 // mostOutcomes is the number of latest changes whose outcome is kept: a repeated request arrives
@@ -204,7 +217,9 @@ type outcome struct {
 // ended, because changes are made one at a time. It knows only the changes of this process.
 func (h *handler) once(r *http.Request, actor, token string, do func(context.Context) (any, error)) (any, error) {
 	h.mu.Lock()
-	i := slices.IndexFunc(h.outcomes, func(o outcome) bool { return token != "" && o.token == token && o.actor == actor })
+	i := slices.IndexFunc(h.outcomes, func(o outcome) bool {
+		return token != "" && o.token == token && o.actor == actor
+	})
 	if i >= 0 {
 		defer h.mu.Unlock()
 		return h.outcomes[i].content, h.outcomes[i].err
@@ -215,7 +230,8 @@ func (h *handler) once(r *http.Request, actor, token string, do func(context.Con
 	content, err := do(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.outcomes = append(slices.Clone(h.outcomes[max(0, len(h.outcomes)-mostOutcomes+1):]), outcome{actor, token, content, err})
+	latest := h.outcomes[max(0, len(h.outcomes)-mostOutcomes+1):]
+	h.outcomes = append(slices.Clone(latest), outcome{actor, token, content, err})
 	return content, err
 }
 

@@ -80,10 +80,12 @@ type hub struct {
 	known    map[string]seenLease
 	versions map[string]int // version of all leases, and the latest read with it
 
-	last    *admin.Snapshot // nil: there was no read yet; kept while no page polls, for a page that opens during an outage
-	seen    time.Time       // time of last
-	failure string          // of a later read; empty: no failure
-	slots   map[string]int  // by ID: see assignSlots
+	// The last read; nil: there was no read yet. It is kept while no page polls, for a page that opens
+	// during an outage.
+	last    *admin.Snapshot
+	seen    time.Time      // time of last
+	failure string         // of a later read; empty: no failure
+	slots   map[string]int // by ID: see assignSlots
 }
 
 // A text is a part as it is sent.
@@ -140,17 +142,20 @@ func (h *hub) publish(ctx context.Context, of part, content any) {
 // holds mu, and has checked that the loops have not ended.
 func (h *hub) publishLeases(all []admin.Lease) {
 	h.looks++
-	names, known, hash := []string{}, make(map[string]seenLease), sha256.New()
+	names, known := []string{}, make(map[string]seenLease)
+	hash := sha256.New()
 	for _, l := range all {
-		one := seenLease{encode(l), h.looks}
-		if before := h.known[l.Name]; bytes.Equal(before.encoded, one.encoded) {
+		one, before := seenLease{encode(l), h.looks}, h.known[l.Name]
+		if bytes.Equal(before.encoded, one.encoded) {
 			one = before
 		}
 		names, known[l.Name] = append(names, l.Name), one
 		_, _ = hash.Write(one.encoded) // a hash takes all
 	}
 	version := hex.EncodeToString(hash.Sum(nil)[:8])
-	h.names, h.known, h.texts[leases], h.versions[version] = names, known, text{version: version}, h.looks
+	h.names, h.known = names, known
+	h.texts[leases] = text{version: version}
+	h.versions[version] = h.looks
 	maps.DeleteFunc(h.versions, func(_ string, look int) bool { return look < h.looks-maxBefore })
 }
 
@@ -158,10 +163,12 @@ func (h *hub) publishLeases(all []admin.Lease) {
 // those that differ from the version. The caller holds mu.
 func (h *hub) leasesSince(version string) (pieces [][]byte) {
 	shown := h.versions[version] // 0: unknown, so all leases are sent
-	pieces = append(pieces, fmt.Appendf(nil, `{"version":%q,"content":{"names":%s,"changed":[`, h.texts[leases].version, encode(h.names)))
+	const head = `{"version":%q,"content":{"names":%s,"changed":[`
+	pieces = append(pieces, fmt.Appendf(nil, head, h.texts[leases].version, encode(h.names)))
 	comma := ""
 	for _, name := range h.names {
-		if l := h.known[name]; l.since > shown {
+		l := h.known[name]
+		if l.since > shown {
 			pieces = append(pieces, []byte(comma), l.encoded)
 			comma = ","
 		}
@@ -171,7 +178,9 @@ func (h *hub) leasesSince(version string) (pieces [][]byte) {
 
 // again calls do until ctx ends, each time with the limit of a read. rest returns the pause after a
 // call that took a time.
-func (h *hub) again(ctx context.Context, rest func(took time.Duration) time.Duration, do func(ctx, limited context.Context)) {
+func (h *hub) again(
+	ctx context.Context, rest func(took time.Duration) time.Duration, do func(ctx, limited context.Context),
+) {
 	for {
 		began := time.Now()
 		limited, cancel := context.WithTimeout(ctx, h.times.answers)
@@ -221,7 +230,8 @@ func (h *hub) saw(ctx context.Context, s *admin.Snapshot, at time.Time) {
 	if ctx.Err() != nil {
 		return
 	}
-	h.last, h.seen, h.failure = s, at, ""
+	h.last, h.seen = s, at
+	h.failure = ""
 	assignSlots(h.slots, s.Clients)
 	shown, silent := make([]shownClient, len(s.Clients)), make([]int64, len(s.Clients))
 	for i, c := range s.Clients {
@@ -325,11 +335,16 @@ type shownStatus struct {
 // status returns the status. The caller holds mu.
 func (h *hub) status() shownStatus {
 	s := shownStatus{Failure: h.failure, Stale: h.failure != ""}
-	if h.last != nil {
-		age := time.Since(h.seen)
-		s.Seen, s.Age, s.Stale = true, age.Milliseconds(), s.Stale || age > old
-		s.At, s.Version, s.Server = h.last.At, h.last.Version, &h.last.Server
+	if h.last == nil {
+		return s
 	}
+	age := time.Since(h.seen)
+	s.Seen = true
+	s.Age = age.Milliseconds()
+	s.Stale = s.Stale || age > old
+	s.At = h.last.At
+	s.Version = h.last.Version
+	s.Server = &h.last.Server
 	return s
 }
 
@@ -341,7 +356,8 @@ func (h *handler) poll(w http.ResponseWriter, r *http.Request) {
 	for _, piece := range answer {
 		length += len(piece)
 	}
-	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
+	// If it cannot be set, the server's own holds.
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write))
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Content-Length", strconv.Itoa(length))
 	for _, piece := range answer { // not joined, because all viewers share the large ones

@@ -69,9 +69,12 @@ func (h *handler) manage(ctx context.Context, group string, opts ...schedule.Opt
 	return schedule.Manage(ctx, pool, group, append(opts, schedule.WithSchema(schema))...)
 }
 
+// rows reads rows of a scheduler.
+type rows[T any] func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[T, error]
+
 // listed returns a kept page of rows, or reads it. It reads one row more than it shows, to know
 // whether there are more. The caller has the turn of reads, so no other request reads meanwhile.
-func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[T, error]) (any, error) {
+func listed[T any](h *handler, r *http.Request, read rows[T]) (any, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Encode()
 	h.mu.Lock()
 	p, has := h.pages[key]
@@ -88,7 +91,8 @@ func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, s
 		if err != nil {
 			return nil, refused(err, admin.ForReader)
 		}
-		if content.More = len(content.Rows) == perPage; content.More {
+		content.More = len(content.Rows) == perPage
+		if content.More {
 			break
 		}
 		content.Rows = append(content.Rows, row)
@@ -105,7 +109,11 @@ func listed[T any](h *handler, r *http.Request, read func(ctx context.Context, s
 func (h *handler) schedules(r *http.Request, _ string) (any, error) {
 	q := r.URL.Query()
 	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Schedule, error] {
-		return s.List(ctx, schedule.ScheduleFilter{Prefix: q.Get("prefix"), After: q.Get("after"), Only: q.Get("which")})
+		return s.List(ctx, schedule.ScheduleFilter{
+			Prefix: q.Get("prefix"),
+			After:  q.Get("after"),
+			Only:   q.Get("which"),
+		})
 	})
 }
 

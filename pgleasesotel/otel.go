@@ -39,7 +39,9 @@ import (
 // If a process has several clients, give each attributes of its own, such as
 // attribute.String("client", "orders"). Without them, the series of one client would hide those
 // of the other, so Observe returns an error for the second client of a provider.
-func Observe(provider metric.MeterProvider, client *pgleases.Client, attributes ...attribute.KeyValue) (metric.Registration, error) {
+func Observe(
+	provider metric.MeterProvider, client *pgleases.Client, attributes ...attribute.KeyValue,
+) (metric.Registration, error) {
 	if client == nil {
 		return nil, errors.New("pgleasesotel: observe client: it is nil")
 	}
@@ -48,7 +50,9 @@ func Observe(provider metric.MeterProvider, client *pgleases.Client, attributes 
 
 // ObserveSchedules exports a scheduler, with the attribute group and those of the application.
 // Unregister the result after Run has returned. For two schedulers of one group see [Observe].
-func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler, attributes ...attribute.KeyValue) (metric.Registration, error) {
+func ObserveSchedules(
+	provider metric.MeterProvider, s *schedule.Scheduler, attributes ...attribute.KeyValue,
+) (metric.Registration, error) {
 	if s == nil {
 		return nil, errors.New("pgleasesotel: observe scheduler: it is nil")
 	}
@@ -57,7 +61,9 @@ func ObserveSchedules(provider metric.MeterProvider, s *schedule.Scheduler, attr
 
 // ObserveConsumer exports a consumer, with the attribute consumer and those of the application.
 // Unregister the result after Run has returned. For two consumers of one name see [Observe].
-func ObserveConsumer(provider metric.MeterProvider, c *consumer.Consumer, attributes ...attribute.KeyValue) (metric.Registration, error) {
+func ObserveConsumer(
+	provider metric.MeterProvider, c *consumer.Consumer, attributes ...attribute.KeyValue,
+) (metric.Registration, error) {
 	if c == nil {
 		return nil, errors.New("pgleasesotel: observe consumer: it is nil")
 	}
@@ -95,13 +101,14 @@ type observeValue func(o metric.Observer, value float64, with metric.Measurement
 func (i *instruments) add(name, unit, help string, kind metrics.Kind) observeValue {
 	var instrument metric.Float64Observable
 	var err error
+	in, says := metric.WithUnit(unit), metric.WithDescription(help)
 	switch kind {
 	case metrics.Gauge:
-		instrument, err = i.meter.Float64ObservableGauge(name, metric.WithUnit(unit), metric.WithDescription(help))
+		instrument, err = i.meter.Float64ObservableGauge(name, in, says)
 	case metrics.Level:
-		instrument, err = i.meter.Float64ObservableUpDownCounter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		instrument, err = i.meter.Float64ObservableUpDownCounter(name, in, says)
 	default:
-		instrument, err = i.meter.Float64ObservableCounter(name, metric.WithUnit(unit), metric.WithDescription(help))
+		instrument, err = i.meter.Float64ObservableCounter(name, in, says)
 	}
 	i.all, i.errs = append(i.all, instrument), append(i.errs, err)
 	return func(o metric.Observer, value float64, with metric.MeasurementOption) {
@@ -125,7 +132,8 @@ func (i *instruments) of(m *metrics.Metric) observeSample {
 	return func(o metric.Observer, s *metrics.Sample, attributes []attribute.KeyValue) {
 		d := s.Distribution
 		upTo := func(le string, n int64) {
-			bucket(o, float64(n), metric.WithAttributes(append(attributes[:len(attributes):len(attributes)], attribute.String("le", le))...))
+			withLE := append(slices.Clone(attributes), attribute.String("le", le))
+			bucket(o, float64(n), metric.WithAttributes(withLE...))
 		}
 		for i, bound := range d.Bounds {
 			upTo(strconv.FormatFloat(bound, 'g', -1, 64), d.Within[i])
@@ -136,7 +144,9 @@ func (i *instruments) of(m *metrics.Metric) observeSample {
 	}
 }
 
-func observe(provider metric.MeterProvider, kind string, source metrics.Source, own []attribute.KeyValue) (metric.Registration, error) {
+func observe(
+	provider metric.MeterProvider, kind string, source metrics.Source, own []attribute.KeyValue,
+) (metric.Registration, error) {
 	if provider == nil {
 		return nil, fmt.Errorf("pgleasesotel: observe %s: the provider is nil; pass the one of the application", kind)
 	}
@@ -150,8 +160,9 @@ func observe(provider metric.MeterProvider, kind string, source metrics.Source, 
 		return register(provider, source, fixed)
 	}
 	if _, twice := observed.LoadOrStore(of, true); twice {
-		return nil, fmt.Errorf("pgleasesotel: observe %s: another one with the attributes %q is observed with this provider: "+
-			"its series would hide these; give each attributes of its own", kind, set.Encoded(attribute.DefaultEncoder()))
+		return nil, fmt.Errorf("pgleasesotel: observe %s: another one with the attributes %q "+
+			"is observed with this provider: its series would hide these; give each attributes of its own",
+			kind, set.Encoded(attribute.DefaultEncoder()))
 	}
 	registered, err := register(provider, source, fixed)
 	if err != nil {
@@ -166,7 +177,9 @@ func observe(provider metric.MeterProvider, kind string, source metrics.Source, 
 }
 
 // register registers a source, whose samples all have those attributes.
-func register(provider metric.MeterProvider, source metrics.Source, fixed []attribute.KeyValue) (metric.Registration, error) {
+func register(
+	provider metric.MeterProvider, source metrics.Source, fixed []attribute.KeyValue,
+) (metric.Registration, error) {
 	i := instruments{meter: provider.Meter("github.com/pgleases/pgleases")}
 	sample := make(map[*metrics.Metric]observeSample)
 	for _, m := range source.Metrics {

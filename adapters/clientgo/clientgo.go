@@ -88,14 +88,17 @@ func (l *Lock) renew() error {
 	if !owned {
 		return l.notLeading("it does not own the lease")
 	}
-	if left := time.Until(l.lease.TrustDeadline()); left < l.Trust {
-		return l.notLeading(fmt.Sprintf("the trust lasts for %v, and %v are required", left.Round(time.Millisecond), l.Trust))
+	left := time.Until(l.lease.TrustDeadline())
+	if left < l.Trust {
+		const why = "the trust lasts for %v, and %v are required"
+		return l.notLeading(fmt.Sprintf(why, left.Round(time.Millisecond), l.Trust))
 	}
 	hold := l.hold
 	if hold == nil {
 		hold = l.lease.Hold(context.Background())
 	}
-	if held, ok := hold.Partition(0); !ok || held.Epoch != p.Epoch {
+	held, ok := hold.Partition(0)
+	if !ok || held.Epoch != p.Epoch {
 		if l.hold == nil {
 			hold.Release()
 		}

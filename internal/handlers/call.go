@@ -19,7 +19,7 @@ func Call(f func() error) error { return <-start(f) }
 func start(f func() error) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
-		err := error(CutShort{errors.New("the code of the application ended its goroutine with runtime.Goexit, as the FailNow of a test does")})
+		var err error = CutShort{errGoexit}
 		defer func() { ended <- err }()
 		defer Caught(&err)
 		err = f()
@@ -27,9 +27,12 @@ func start(f func() error) <-chan error {
 	return ended
 }
 
+var errGoexit = errors.New("the code of the application ended its goroutine with runtime.Goexit, " +
+	"as the FailNow of a test does")
+
 // ErrHangs is returned by Within.
-var ErrHangs = errors.New("code of the application, such as a tracer or a hook of the pool, did not return when its context had ended; " +
-	"make it end with its context")
+var ErrHangs = errors.New("code of the application, such as a tracer or a hook of the pool, " +
+	"did not return when its context had ended; make it end with its context")
 
 // Within is Call for what ends with ctx, unless code of the application hangs in it. If it still
 // runs when grace has passed after the end of ctx, Within leaves it behind, and returns ErrHangs.
@@ -127,10 +130,13 @@ func (s *surrounded) end() error {
 }
 
 var (
-	errNotCalled   = errors.New("the function of WithAround returned before it had called the handler: call next once, and wait for it")
-	errNotReturned = errors.New("the function of WithAround returned nil, but next had not returned: wait for it, and pass on its panics")
+	errNotCalled = errors.New("the function of WithAround returned before it had called the handler: " +
+		"call next once, and wait for it")
+	errNotReturned = errors.New("the function of WithAround returned nil, but next had not returned: " +
+		"wait for it, and pass on its panics")
 	errCalledAgain = errors.New("the function of WithAround has called the handler before: call next once")
-	errCalledLate  = errors.New("the function of WithAround has returned before, so the handler is not called: call next once, and wait for it")
+	errCalledLate  = errors.New("the function of WithAround has returned before, so the handler is not called: " +
+		"call next once, and wait for it")
 )
 
 // CutShort is the error of a handler that did not return: it panicked, or ended its goroutine.

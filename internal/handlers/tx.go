@@ -105,7 +105,8 @@ func (t *Transaction) Left() error {
 	server := t.Conn().PgConn()
 	switch {
 	case server.IsBusy():
-		return errors.New("the handler returned nil while rows or a batch of its transaction were open: close them first")
+		return errors.New("the handler returned nil while rows or a batch of its transaction were open: " +
+			"close them first")
 	case server.TxStatus() == 'E':
 		return errors.New("the handler returned nil after a failed statement, so its transaction cannot be committed")
 	case server.TxStatus() == 'I':
@@ -123,7 +124,8 @@ type handlerTx struct {
 	of *Transaction
 }
 
-var errNotYours = errors.New("the handler must not end its transaction: return nil to commit it, or an error to roll it back")
+var errNotYours = errors.New("the handler must not end its transaction: " +
+	"return nil to commit it, or an error to roll it back")
 
 func (handlerTx) Commit(context.Context) error   { return errNotYours }
 func (handlerTx) Rollback(context.Context) error { return errNotYours }
@@ -156,7 +158,9 @@ func (h handlerTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return savepoint{handlerTx{tx, h.of}}, nil
 }
 
-func (h handlerTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+func (h handlerTx) CopyFrom(
+	ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource,
+) (int64, error) {
 	return h.live().CopyFrom(ctx, table, columns, rows)
 }
 func (h handlerTx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
