@@ -20,7 +20,8 @@ import (
 // The verbs on consumers.
 
 func newConsumers() *cobra.Command {
-	cmd := looking(&cobra.Command{Use: "consumers", Short: "List, show, pause and resume consumers"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "consumers", Short: "List, show, pause and resume consumers"}
+	looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
 		all, err := a.Consumers(ctx)
 		return all, consumersTable(all), err
 	})
@@ -41,22 +42,29 @@ func newConsumers() *cobra.Command {
 }
 
 func consumersTable(all []admin.Consumer) string {
+	const heading = "CONSUMER,QUEUE,OWNED,WAITING,OLDEST,BLOCKED KEYS,FOR,DEAD LETTERS,UNHANDLED,STATE"
 	now := time.Now()
-	return table("CONSUMER,QUEUE,OWNED,WAITING,OLDEST,BLOCKED KEYS,FOR,DEAD LETTERS,UNHANDLED,STATE", all, func(c admin.Consumer) []any {
-		oldest, blocked, state := dash, dash, dash
+	return table(heading, all, func(c admin.Consumer) []any {
+		oldest, blocked := dash, dash
 		if c.Oldest != nil {
 			oldest = period(*c.Oldest)
 		}
 		if c.BlockedKeys > 0 {
 			blocked = period(c.BlockedFor)
 		}
+		state := dash
 		switch {
 		case !c.PausedAt.IsZero():
-			state = fmt.Sprintf("paused %s by %s: %s", relative(now, c.PausedAt), printable(c.PausedBy), printable(c.PausedReason))
+			since := relative(now, c.PausedAt)
+			state = fmt.Sprintf("paused %s by %s: %s", since, printable(c.PausedBy), printable(c.PausedReason))
 		case c.LeasePaused:
 			state = "lease paused"
 		}
-		return []any{shown(c.Name), shown(c.Queue), fmt.Sprintf("%d/%d", c.Owned, c.Partitions), counted(c.Waiting), oldest, c.BlockedKeys, blocked, counted(&c.DeadLetters), counted(c.Unhandled), state}
+		owned := fmt.Sprintf("%d/%d", c.Owned, c.Partitions)
+		return []any{
+			shown(c.Name), shown(c.Queue), owned, counted(c.Waiting), oldest, c.BlockedKeys, blocked,
+			counted(&c.DeadLetters), counted(c.Unhandled), state,
+		}
 	})
 }
 
@@ -72,7 +80,8 @@ func counted(n *int) string {
 }
 
 func newConsumerShow() *cobra.Command {
-	return looking(&cobra.Command{Use: "show CONSUMER", Short: "Show blocked rows, dead letters and changes"}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "show CONSUMER", Short: "Show blocked rows, dead letters and changes"}
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		c, err := a.Consumer(ctx, args[0])
 		if err != nil {
 			return nil, "", err
@@ -80,39 +89,53 @@ func newConsumerShow() *cobra.Command {
 		if c == nil {
 			return nil, "", unknownConsumer(ctx, a, args[0])
 		}
-		now, text := time.Now(), consumersTable([]admin.Consumer{*c})
+		text := consumersTable([]admin.Consumer{*c})
 		if len(c.Blocked) > 0 {
-			text += "\n" + table("ROW,KEY,PARTITION,BLOCKS FOR,ATTEMPTS,NEXT,STATE,ERROR", c.Blocked, func(b admin.BlockedRow) []any {
-				state, next := "blocked", relative(now, b.Next)
-				switch {
-				case b.SkippedBy != "":
-					state, next = "skipped by "+printable(b.SkippedBy), dash
-				case b.Suspect:
-					state = fmt.Sprintf("suspect, crashes: %d", b.Crashes)
-				case b.Next.IsZero(): // all attempts failed
-				case now.Sub(b.Next) > 10*time.Second:
-					state = "overdue"
-				default:
-					state = "retrying"
-				}
-				return []any{b.ID, shown(b.Key), b.Partition, period(now.Sub(b.Since)), b.Attempts, next, state, orDash(firstLine(b.Error))}
-			})
+			text += "\n" + blockedTable(c.Blocked)
 		}
 		if len(c.Letters) > 0 {
-			text += "\n" + table("DEAD LETTER,KEY,PARTITION,AT,ATTEMPTS,ERROR", c.Letters, func(d admin.DeadLetter) []any {
-				return []any{d.ID, shown(d.Key), d.Partition, d.At.UTC().Format(time.DateTime), d.Attempts, orDash(firstLine(d.Error))}
-			})
+			text += "\n" + lettersTable(c.Letters)
 		}
 		if len(c.Changes) > 0 {
-			text += "\n" + table("AT,CHANGE,ROW,ROWS,BY,REASON", c.Changes, func(h admin.ConsumerChange) []any {
-				row := dash
-				if h.ID != nil {
-					row = strconv.FormatInt(*h.ID, 10)
-				}
-				return []any{h.At.UTC().Format(time.DateTime), h.Cause, row, counted(h.Rows), shown(h.Actor), shown(h.Reason)}
-			})
+			text += "\n" + changesTable(c.Changes)
 		}
 		return c, text, nil
+	})
+}
+
+func blockedTable(rows []admin.BlockedRow) string {
+	now := time.Now()
+	return table("ROW,KEY,PARTITION,BLOCKS FOR,ATTEMPTS,NEXT,STATE,ERROR", rows, func(b admin.BlockedRow) []any {
+		state, next := "blocked", relative(now, b.Next)
+		switch {
+		case b.SkippedBy != "":
+			state, next = "skipped by "+printable(b.SkippedBy), dash
+		case b.Suspect:
+			state = fmt.Sprintf("suspect, crashes: %d", b.Crashes)
+		case b.Next.IsZero(): // all attempts failed
+		case now.Sub(b.Next) > 10*time.Second:
+			state = "overdue"
+		default:
+			state = "retrying"
+		}
+		blocks := period(now.Sub(b.Since))
+		return []any{b.ID, shown(b.Key), b.Partition, blocks, b.Attempts, next, state, orDash(firstLine(b.Error))}
+	})
+}
+
+func lettersTable(letters []admin.DeadLetter) string {
+	return table("DEAD LETTER,KEY,PARTITION,AT,ATTEMPTS,ERROR", letters, func(d admin.DeadLetter) []any {
+		return []any{d.ID, shown(d.Key), d.Partition, utc(d.At), d.Attempts, orDash(firstLine(d.Error))}
+	})
+}
+
+func changesTable(changes []admin.ConsumerChange) string {
+	return table("AT,CHANGE,ROW,ROWS,BY,REASON", changes, func(h admin.ConsumerChange) []any {
+		row := dash
+		if h.ID != nil {
+			row = strconv.FormatInt(*h.ID, 10)
+		}
+		return []any{utc(h.At), h.Cause, row, counted(h.Rows), shown(h.Actor), shown(h.Reason)}
 	})
 }
 
@@ -139,22 +162,33 @@ type consumerVerb struct {
 }
 
 var consumerVerbs = []consumerVerb{
-	{use: "pause CONSUMER", short: "Pause a consumer until it is resumed", do: func(ctx context.Context, m *consumer.Manager, _ *int64) (string, error) {
-		changed, err := m.Pause(ctx)
-		return either(changed, "done; batches in hand end first", "it is paused already"), err
-	}},
-	{use: "resume CONSUMER", short: "Resume a paused consumer", do: func(ctx context.Context, m *consumer.Manager, _ *int64) (string, error) {
-		changed, err := m.Resume(ctx)
-		return either(changed, "done", "it is not paused"), err
-	}},
+	{use: "pause CONSUMER", short: "Pause a consumer until it is resumed", do: pauseConsumer},
+	{use: "resume CONSUMER", short: "Resume a paused consumer", do: resumeConsumer},
 	{use: "retry CONSUMER [ID]", short: "Retry a blocked row, or all, now", ofRow: true, ofAll: true, do: retryRows},
-	{use: "skip CONSUMER ID", short: "Move a blocked row to the dead letters", ofRow: true, do: func(ctx context.Context, m *consumer.Manager, id *int64) (string, error) {
-		return "recorded; its owner moves it to the dead letters, of a paused consumer after resume", m.Skip(ctx, *id)
-	}},
-	{use: "return CONSUMER [ID]", short: "Return a dead letter to its queue table", ofRow: true, ofAll: true, do: returnRows},
-	{use: "delete CONSUMER", short: "Delete a consumer that is no longer used", do: func(ctx context.Context, m *consumer.Manager, _ *int64) (string, error) {
-		return "done", m.Delete(ctx)
-	}},
+	{use: "skip CONSUMER ID", short: "Move a blocked row to the dead letters", ofRow: true, do: skipRow},
+	{
+		use: "return CONSUMER [ID]", short: "Return a dead letter to its queue table", ofRow: true, ofAll: true,
+		do: returnRows,
+	},
+	{use: "delete CONSUMER", short: "Delete a consumer that is no longer used", do: deleteConsumer},
+}
+
+func pauseConsumer(ctx context.Context, m *consumer.Manager, _ *int64) (state string, err error) {
+	changed, err := m.Pause(ctx)
+	return either(changed, "done; batches in hand end first", "it is paused already"), err
+}
+
+func resumeConsumer(ctx context.Context, m *consumer.Manager, _ *int64) (state string, err error) {
+	changed, err := m.Resume(ctx)
+	return either(changed, "done", "it is not paused"), err
+}
+
+func skipRow(ctx context.Context, m *consumer.Manager, id *int64) (state string, err error) {
+	return "recorded; its owner moves it to the dead letters, of a paused consumer after resume", m.Skip(ctx, *id)
+}
+
+func deleteConsumer(ctx context.Context, m *consumer.Manager, _ *int64) (state string, err error) {
+	return "done", m.Delete(ctx)
 }
 
 // either returns one of two texts.
@@ -172,7 +206,8 @@ func retryRows(ctx context.Context, m *consumer.Manager, id *int64) (state strin
 	} else {
 		n, err = m.RetryAll(ctx)
 	}
-	due := ranges.Many(n, "row") + " due now; within a minute if an outage has paused its partition; after resume if the consumer is paused"
+	due := ranges.Many(n, "row") + " due now; within a minute if an outage has paused its partition; " +
+		"after resume if the consumer is paused"
 	return either(n > 0, due, "no row is blocked"), err
 }
 
@@ -181,20 +216,23 @@ func returnRows(ctx context.Context, m *consumer.Manager, id *int64) (state stri
 		return "done; it is handled before other rows of its key, of a paused consumer after resume", m.Return(ctx, *id)
 	}
 	n, err := m.ReturnAll(ctx)
-	returned := ranges.Many(n, "row") + " returned, each is handled before other rows of its key, of a paused consumer after resume"
+	returned := ranges.Many(n, "row") + " returned, each is handled before other rows of its key, " +
+		"of a paused consumer after resume"
 	return either(n > 0, returned, "there is no dead letter"), err
 }
 
 func newConsumerChange(v consumerVerb) *cobra.Command {
 	cmd := &cobra.Command{Use: v.use, Short: v.short, Args: asUsed, Annotations: map[string]string{shared: "consumer"}}
-	reason, actor, all := "", "", false
+	var reason, actor string
 	reasonFlags(cmd, &reason, &actor)
+	all := false
 	if v.ofAll {
 		cmd.Flags().BoolVar(&all, "all", false, "all blocked rows, or all dead letters")
 	}
 	cmd.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if negative.MatchString(err.Error()) {
-			return fmt.Errorf("%w: a negative ID comes last, after --: pgleases consumers %s CONSUMER --reason '...' -- -5", err, cmd.Name())
+			return fmt.Errorf("%w: a negative ID comes last, after --: "+
+				"pgleases consumers %s CONSUMER --reason '...' -- -5", err, cmd.Name())
 		}
 		return err
 	})
@@ -212,7 +250,8 @@ func newConsumerChange(v consumerVerb) *cobra.Command {
 				left = leftOf(ctx, a, args[0])
 			}
 			pool, schema := a.Database()
-			m, err := consumer.Manage(ctx, pool, args[0], consumer.WithSchema(schema), consumer.WithReason(reason, actor))
+			why := consumer.WithReason(reason, actor)
+			m, err := consumer.Manage(ctx, pool, args[0], consumer.WithSchema(schema), why)
 			if errors.Is(err, pgleases.ErrSchema) {
 				_, err = a.Consumers(ctx) // its error has the remedy for this command
 			}
@@ -221,7 +260,8 @@ func newConsumerChange(v consumerVerb) *cobra.Command {
 			}
 			state, err := v.do(ctx, m, id)
 			if errors.Is(err, consumer.ErrNotFound) {
-				if c, other := a.Consumer(ctx, args[0]); c == nil && other == nil {
+				c, other := a.Consumer(ctx, args[0])
+				if c == nil && other == nil {
 					return unknownConsumer(ctx, a, args[0])
 				}
 			}
@@ -243,7 +283,8 @@ func rowOf(args []string, v consumerVerb, all bool) (*int64, error) {
 	case len(args) == 2:
 		n, err := strconv.ParseInt(args[1], 10, 64)
 		if err != nil {
-			return nil, fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists", args[1], args[0])
+			return nil, fmt.Errorf("%q is no row: give the ID of a row that pgleases consumers show %s lists",
+				args[1], args[0])
 		}
 		return &n, nil
 	case v.ofRow && !all:
@@ -254,11 +295,15 @@ func rowOf(args []string, v consumerVerb, all bool) (*int64, error) {
 
 // leftOf says what is left of a consumer after it is deleted.
 func leftOf(ctx context.Context, a *admin.Admin, name string) (left string) {
-	if c, err := a.Consumer(ctx, name); err == nil && c != nil {
-		left = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d", shown(c.Queue), c.BlockedKeys, c.DeadLetters)
+	c, err := a.Consumer(ctx, name)
+	if err == nil && c != nil {
+		left = fmt.Sprintf("; its table was %s, blocked keys: %d, dead letters that stay: %d",
+			shown(c.Queue), c.BlockedKeys, c.DeadLetters)
 	}
-	if s, err := a.Snapshot(ctx); err == nil && s.Lease("consumer/"+name) != nil {
-		left += fmt.Sprintf("; its lease stays: pgleases drop %s --reason '...' deletes it", shell.Word("consumer/"+name))
+	lease := "consumer/" + name
+	s, err := a.Snapshot(ctx)
+	if err == nil && s.Lease(lease) != nil {
+		left += fmt.Sprintf("; its lease stays: pgleases drop %s --reason '...' deletes it", shell.Word(lease))
 	}
 	return left
 }

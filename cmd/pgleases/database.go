@@ -25,7 +25,8 @@ func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_U
 // unreachable adds a remedy to an error if no database answers, or the server refuses the login. A
 // server without a free connection does answer.
 func unreachable(err error, url string) error {
-	if remedy := store.LoginRemedy(err); remedy != "" {
+	remedy := store.LoginRemedy(err)
+	if remedy != "" {
 		return fmt.Errorf("%w\n%s", err, remedy)
 	}
 	if !store.Full(err) && (store.Unconnected(err) || err != nil && url == "") {
@@ -44,8 +45,9 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	}
 	// These work through any pooler, and with any encoding of the database.
 	config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
-	config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
-	config.ConnConfig.RuntimeParams["application_name"] = cmp.Or(config.ConnConfig.RuntimeParams["application_name"], "pgleases "+cmd.Name())
+	params := config.ConnConfig.RuntimeParams
+	params["client_encoding"] = "UTF8"
+	params["application_name"] = cmp.Or(params["application_name"], "pgleases "+cmd.Name())
 	config.ConnConfig.ConnectTimeout = cmp.Or(config.ConnConfig.ConnectTimeout, 5*time.Second)
 	config.MaxConns, config.MinConns = 2, 0
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

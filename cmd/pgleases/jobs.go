@@ -20,7 +20,8 @@ import (
 
 func newJobs() *cobra.Command {
 	cmd := &cobra.Command{Use: "jobs", Short: "List, show, cancel and retry jobs", RunE: onlyVerbs}
-	cmd.AddCommand(newJobList(), newJobFailed(), newJobShow(), newEdit("cancel_job", "cancel GROUP ID", "Cancel a job"),
+	cmd.AddCommand(newJobList(), newJobFailed(), newJobShow(),
+		newEdit("cancel_job", "cancel GROUP ID", "Cancel a job"),
 		newEdit("retry_job", "retry GROUP ID", "Retry a job that failed"),
 		newEdit("retry_failed", "retry-failed GROUP KIND SINCE", "Retry failed jobs and ticks of a kind"))
 	return cmd
@@ -29,19 +30,29 @@ func newJobs() *cobra.Command {
 func newJobList() *cobra.Command {
 	cmd := &cobra.Command{Use: "list GROUP [PREFIX]", Short: "List the pending jobs of a group"}
 	kind := cmd.Flags().String("kind", "", "only jobs of this kind")
-	state := choiceFlag(cmd, "state", "", "", "only jobs in this state", string(schedule.StatePlanned), string(schedule.StateDue),
-		string(schedule.StateRunning), string(schedule.StateRetrying), string(schedule.StateBlocked))
+	states := []schedule.State{
+		schedule.StatePlanned, schedule.StateDue, schedule.StateRunning, schedule.StateRetrying, schedule.StateBlocked,
+	}
+	words := mapped(states, func(s schedule.State) string { return string(s) })
+	state := choiceFlag(cmd, "state", "", "", "only jobs in this state", words...)
 	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
-	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
-		filter := schedule.JobFilter{Kind: *kind, Prefix: strings.Join(args[1:], ""), State: schedule.State(state.value)}
-		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, filter), *most)
+	list := func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+		all, err := ofGroup(cmd, args[0], s.Jobs(ctx, schedule.JobFilter{
+			Kind:   *kind,
+			Prefix: strings.Join(args[1:], ""),
+			State:  schedule.State(state.value),
+		}), *most)
 		err = cmp.Or(err, nameSuspects(all, s.Jobs(ctx, schedule.JobFilter{State: schedule.StateRunning})))
 		now := time.Now()
 		return all, table("JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,NEXT,ERROR", all, func(j schedule.Job) []any {
 			state, next := stateOf(now, j.State, j.Why, j.Crashes, j.StartedAt, time.Time{}, j.Due)
-			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), state, orDash(j.Owner), j.Attempts, next, orDash(firstLine(j.Error))}
+			return []any{
+				j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), state, orDash(j.Owner), j.Attempts,
+				next, orDash(firstLine(j.Error)),
+			}
 		}), err
-	})
+	}
+	return looking(cmd, withGroup, list)
 }
 
 // nameSuspects sets the reason of due jobs whose owner runs a crash suspect: no other suspect
@@ -69,16 +80,21 @@ func nameSuspects(jobs []schedule.Job, running iter.Seq2[schedule.Job, error]) e
 func newJobFailed() *cobra.Command {
 	cmd := &cobra.Command{Use: "failed GROUP", Short: "List the failed jobs of a group"}
 	most := cmd.Flags().IntP("number", "n", 100, "number of jobs, 1 or more")
-	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+	list := func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+		const heading = "JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR (ARGUMENTS)"
 		all, err := ofGroup(cmd, args[0], s.FailedJobs(ctx, 0), *most)
-		return all, table("JOB,NAME,KIND,OUTCOME,ATTEMPTS,ENDED,RETRIED AS,ERROR (ARGUMENTS)", all, func(e schedule.HistoryEntry) []any {
+		return all, table(heading, all, func(e schedule.HistoryEntry) []any {
 			text := orDash(firstLine(e.Error))
 			if e.Args != nil {
 				text += " (" + cut(printable(string(e.Args)), 80) + ")"
 			}
-			return []any{e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt), idOrDash(e.Retried), text}
+			return []any{
+				e.Job, orDash(e.Name), orDash(e.Kind), e.Outcome, e.Attempts, relative(time.Now(), e.EndedAt),
+				idOrDash(e.Retried), text,
+			}
 		}), err
-	})
+	}
+	return looking(cmd, withGroup, list)
 }
 
 func jobID(text string) (int64, error) {
@@ -91,7 +107,9 @@ func jobID(text string) (int64, error) {
 
 // stateOf returns a state with its time and its reason as tables show it, and when the next run is
 // due.
-func stateOf(now time.Time, state schedule.State, why string, crashes int, started, paused, due time.Time) (text, next string) {
+func stateOf(
+	now time.Time, state schedule.State, why string, crashes int, started, paused, due time.Time,
+) (text, next string) {
 	text, next = string(state), relative(now, due)
 	switch {
 	case state == schedule.StatePaused: // its owner reads that when it is due
@@ -111,7 +129,8 @@ func stateOf(now time.Time, state schedule.State, why string, crashes int, start
 }
 
 func newJobShow() *cobra.Command {
-	return looking(&cobra.Command{Use: "show GROUP ID", Short: "Show a job and its outcome"}, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "show GROUP ID", Short: "Show a job and its outcome"}
+	show := func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		id, err := jobID(args[1])
 		if err != nil {
 			return nil, "", err
@@ -120,20 +139,25 @@ func newJobShow() *cobra.Command {
 		if errors.Is(err, schedule.ErrNotFound) {
 			err = fmt.Errorf("%v: the group has no such job; jobs that ended long ago are deleted", err)
 		}
+		const heading = "JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,STARTED,ENDED,RETRY OF,RETRIED AS,ERROR"
 		now := time.Now()
-		text := table("JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,STARTED,ENDED,RETRY OF,RETRIED AS,ERROR", []schedule.Job{j}, func(j schedule.Job) []any {
+		text := table(heading, []schedule.Job{j}, func(j schedule.Job) []any {
 			state, _ := stateOf(now, j.State, j.Why, j.Crashes, time.Time{}, time.Time{}, j.Due)
-			return []any{j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), cmp.Or(string(j.Outcome), state), orDash(j.Owner), j.Attempts,
-				relative(now, j.StartedAt), relative(now, j.EndedAt), idOrDash(j.RetryOf), idOrDash(j.Retried), orDash(firstLine(j.Error))}
+			return []any{
+				j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), cmp.Or(string(j.Outcome), state),
+				orDash(j.Owner), j.Attempts, relative(now, j.StartedAt), relative(now, j.EndedAt),
+				idOrDash(j.RetryOf), idOrDash(j.Retried), orDash(firstLine(j.Error)),
+			}
 		})
 		if j.Args != nil {
 			text += "arguments: " + cut(printable(string(j.Args)), 1000) + "\n"
 		}
-		if first := firstLine(j.Error); first != j.Error {
+		if firstLine(j.Error) != j.Error {
 			text += "\n" + lines(j.Error) + "\n"
 		}
 		return j, text, err
-	})
+	}
+	return looking(cmd, withGroup, show)
 }
 
 func parsedTime(text string) (time.Time, error) {

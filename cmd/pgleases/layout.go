@@ -31,7 +31,9 @@ const (
 var (
 	// leftOut are the columns that a table loses on a narrow terminal, in this order. The help names
 	// them.
-	leftOut = []string{"FAST", "UP", "METADATA", "TTL", "TOKEN", "MODE", "PLANNED", "QUEUE", "RULE", "PID", "HOST", "KIND"}
+	leftOut = []string{
+		"FAST", "UP", "METADATA", "TTL", "TOKEN", "MODE", "PLANNED", "QUEUE", "RULE", "PID", "HOST", "KIND",
+	}
 
 	// words are the columns with words of the command, which are not cut, but for what follows them.
 	words = []string{"STATE", "OUTCOME", "LEVEL", "CAUSE", "CHECK", "CHANGE"}
@@ -72,7 +74,8 @@ func layout(rows [][]string, width int, color bool) string {
 				if i == last {
 					gap = "\n"
 				}
-				if style := styleOf(rows[0][i], row[i], n == 0); color && l == 0 && style != "" {
+				style := styleOf(rows[0][i], row[i], n == 0)
+				if color && l == 0 && style != "" {
 					cell = style + cell + plain
 				}
 				b.WriteString(cell + gap)
@@ -221,7 +224,7 @@ func cutAll(names []string, width int) (all []string, different bool) {
 			}
 			return way(name)
 		})
-		if different = stayDifferent(names, all); different {
+		if stayDifferent(names, all) {
 			return all, true
 		}
 	}
@@ -232,7 +235,8 @@ func cutAll(names []string, width int) (all []string, different bool) {
 func stayDifferent(names, cut []string) bool {
 	of := make(map[string]string)
 	for i, name := range names {
-		if before, known := of[cut[i]]; known && before != name && !several.MatchString(name) {
+		before, known := of[cut[i]]
+		if known && before != name && !several.MatchString(name) {
 			return false
 		}
 		of[cut[i]] = name

@@ -28,7 +28,8 @@ import (
 const poll = 5 * time.Second // limit of a poll
 
 func newList() *cobra.Command {
-	return looking(&cobra.Command{Use: "list", Short: "List the leases"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "list", Short: "List the leases"}
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
 		s, err := a.Snapshot(ctx)
 		if err != nil {
 			return nil, "", err
@@ -38,21 +39,26 @@ func newList() *cobra.Command {
 }
 
 func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
-	states, idle := map[admin.Verb]string{admin.VerbPause: "paused", admin.VerbFreeze: "frozen"}, pausedConsumers(ctx, a, s)
+	states := map[admin.Verb]string{admin.VerbPause: "paused", admin.VerbFreeze: "frozen"}
+	idle := pausedConsumers(ctx, a, s)
 	return table("LEASE,PARTITIONS,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED,STATE", s.Leases, func(l admin.Lease) []any {
-		moving, orphans, state := 0, s.Orphans(&l).Count(), dash
+		state := dash
 		for _, w := range s.OverridesOf(l.Name, "") {
 			state = max(state, states[w.Verb]) // a pause goes before a freeze
 		}
 		if slices.Contains(idle, l.Name) {
 			state = strings.TrimPrefix(state+", consumer paused", dash+", ")
 		}
+		moving, orphans := 0, s.Orphans(&l).Count()
 		for _, h := range l.Holdings {
 			if h.Moves() {
 				moving += h.Partitions.Count()
 			}
 		}
-		return []any{shown(l.Name), l.Partitions, l.Partitions - orphans, moving, orphans, len(l.Members), relative(s.At, l.Planned), state}
+		return []any{
+			shown(l.Name), l.Partitions, l.Partitions - orphans, moving, orphans, len(l.Members),
+			relative(s.At, l.Planned), state,
+		}
 	})
 }
 
@@ -66,18 +72,26 @@ func pausedConsumers(ctx context.Context, a *admin.Admin, s *admin.Snapshot) (na
 	limited, cancel := context.WithTimeout(ctx, poll)
 	defer cancel()
 	pool, schema := a.Database()
-	_ = pgx.BeginTxFunc(limited, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) (err error) {
-		if _, err = tx.Exec(limited, "SET LOCAL lock_timeout = '50ms'"); err == nil {
-			rows, _ := tx.Query(limited, "SELECT name FROM "+pgx.Identifier{schema, "consumers"}.Sanitize()+" WHERE paused_at IS NOT NULL")
-			names, err = pgx.CollectRows(rows, pgx.RowTo[string])
+	paused := "SELECT name FROM " + pgx.Identifier{schema, "consumers"}.Sanitize() + " WHERE paused_at IS NOT NULL"
+	_ = pgx.BeginTxFunc(limited, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		_, err := tx.Exec(limited, "SET LOCAL lock_timeout = '50ms'")
+		if err != nil {
+			return err
 		}
+		rows, _ := tx.Query(limited, paused) // CollectRows returns its error
+		names, err = pgx.CollectRows(rows, pgx.RowTo[string])
 		return err
 	})
 	return mapped(names, func(name string) string { return "consumer/" + name })
 }
 
 func newDescribe() *cobra.Command {
-	return looking(&cobra.Command{Use: "describe LEASE", Short: "Show the members and partitions of a lease", SuggestFor: []string{"show", "get", "status", "members", "partitions"}}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	cmd := &cobra.Command{
+		Use:        "describe LEASE",
+		Short:      "Show the members and partitions of a lease",
+		SuggestFor: []string{"show", "get", "status", "members", "partitions"},
+	}
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		s, err := a.Snapshot(ctx)
 		if err != nil {
 			return nil, "", err
@@ -97,7 +111,9 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 		return nil, "", unknown("lease", name, leaseNames(s), "pgleases list")
 	}
 	due := map[bool]string{true: "no plan due", false: "a plan due"}[l.Due.IsZero()]
-	head := fmt.Sprintf("%s: %s, generation %d, last plan %s, %s\n\n", shown(l.Name), ranges.Many(l.Partitions, "partition"), l.Generation, relative(s.At, l.Planned), due)
+	partitions, planned := ranges.Many(l.Partitions, "partition"), relative(s.At, l.Planned)
+	head := fmt.Sprintf("%s: %s, generation %d, last plan %s, %s\n\n",
+		shown(l.Name), partitions, l.Generation, planned, due)
 	heading, metadata := metadataColumn(s)
 	members := table(shareHeading+",HEARTBEAT"+heading+",STATE", l.Members, func(m admin.Member) []any {
 		c := s.Client(m.Session)
@@ -112,7 +128,10 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 		if h.Owner == "" && h.LastOwner != "" {
 			owner = "- (last: " + shown(h.LastOwner) + ")"
 		}
-		return []any{short(h.Partitions), h.Partitions.Count(), owner, relative(s.At, h.Since), orDash(to), relative(s.At, h.Asked)}
+		return []any{
+			short(h.Partitions), h.Partitions.Count(), owner, relative(s.At, h.Since),
+			orDash(to), relative(s.At, h.Asked),
+		}
 	})
 	return l, head + members + "\n" + holdings, nil
 }
@@ -168,12 +187,16 @@ func state(s *admin.Snapshot, c *admin.Client) string {
 	case c.Superseded:
 		return "superseded"
 	}
-	overrides := mapped(s.OverridesOf("", c.ID), func(w admin.Override) string { return string(w.Verb) + "ed" }) // drained, cordoned
-	return strings.Join(append([]string{"live"}, overrides...), ", ")
+	all := []string{"live"}
+	for _, w := range s.OverridesOf("", c.ID) {
+		all = append(all, string(w.Verb)+"ed") // drained, cordoned
+	}
+	return strings.Join(all, ", ")
 }
 
 func newClients() *cobra.Command {
-	return looking(&cobra.Command{Use: "clients", Short: "List the clients"}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "clients", Short: "List the clients"}
+	return looking(cmd, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
 		return s.Clients, clientsOf(s), nil
 	})
 }
@@ -186,11 +209,15 @@ func clientsOf(s *admin.Snapshot) string {
 			owned[m.Session] += m.Owned
 		}
 	}
-	heading, metadata := metadataColumn(s)
-	return table("CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP"+heading+",FAST", s.Clients, func(c admin.Client) []any {
-		fast := map[bool]string{true: "yes", false: "no"}[c.FastFailover]
-		return append(append([]any{shown(c.ID), state(s, &c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
-			shown(c.Host), c.PID, period(s.At.Sub(c.Started))}, metadata(&c)...), fast)
+	optional, metadata := metadataColumn(s)
+	heading := "CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP" + optional + ",FAST"
+	return table(heading, s.Clients, func(c admin.Client) []any {
+		row := []any{
+			shown(c.ID), state(s, &c), period(c.HeartbeatAge), c.TTL, leases[c.Session], owned[c.Session],
+			shown(c.Host), c.PID, period(s.At.Sub(c.Started)),
+		}
+		row = append(row, metadata(&c)...)
+		return append(row, either(c.FastFailover, "yes", "no"))
 	})
 }
 
@@ -281,7 +308,8 @@ func newExplain() *cobra.Command {
 	key := cmd.Flags().String("key", "", "explain the partition of this key, such as a customer, in the lease")
 	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		lease, partition, err := partitionOf(args[0])
-		if keyed := cmd.Flags().Changed("key"); keyed || err != nil {
+		keyed := cmd.Flags().Changed("key")
+		if keyed || err != nil {
 			lease, partition, err = leaseOf(ctx, a, args[0], *key, keyed)
 		}
 		if err != nil {
@@ -319,10 +347,13 @@ func leaseOf(ctx context.Context, a *admin.Admin, lease, key string, keyed bool)
 	case keyed || l.Partitions == 1:
 		return lease, store.PartitionFor(key, l.Partitions), nil
 	default:
-		return "", 0, fmt.Errorf("lease %q has partitions 0 to %d: give one, such as pgleases explain %s/0, or a key with --key", lease, l.Partitions-1, shown(lease))
+		return "", 0, fmt.Errorf("lease %q has partitions 0 to %d: "+
+			"give one, such as pgleases explain %s/0, or a key with --key", lease, l.Partitions-1, shown(lease))
 	}
-	if alone, _, err := partitionOf(lease); err == nil && s.Lease(alone) != nil {
-		return "", 0, fmt.Errorf("%q names a partition, and --key another one: give pgleases explain %s --key KEY, or leave --key out", lease, shown(alone))
+	alone, _, err := partitionOf(lease)
+	if err == nil && s.Lease(alone) != nil {
+		return "", 0, fmt.Errorf("%q names a partition, and --key another one: "+
+			"give pgleases explain %s --key KEY, or leave --key out", lease, shown(alone))
 	}
 	return "", 0, unknown("lease", lease, leaseNames(s), "pgleases list")
 }
@@ -335,7 +366,12 @@ func share(m admin.Member) []any {
 }
 
 func newLocks() *cobra.Command {
-	return looking(&cobra.Command{Use: "locks [PREFIX]", Short: "List the named locks and their holders", SuggestFor: []string{"unlock", "release"}}, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
+	cmd := &cobra.Command{
+		Use:        "locks [PREFIX]",
+		Short:      "List the named locks and their holders",
+		SuggestFor: []string{"unlock", "release"},
+	}
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		all, err := firstOf(a.Locks(ctx, strings.Join(args, "")), math.MaxInt)
 		return all, locksOf(all), err
 	})
@@ -369,7 +405,8 @@ func partitionOf(text string) (lease string, partition int, err error) {
 	slash := strings.LastIndexByte(text, '/')
 	partition, err = strconv.Atoi(text[slash+1:])
 	if slash < 0 || err != nil || partition < 0 {
-		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, such as orders/17", text)
+		return "", 0, fmt.Errorf("%q names no partition: give the lease, a slash and the number, such as orders/17",
+			text)
 	}
 	return text[:slash], partition, nil
 }

@@ -29,7 +29,8 @@ import (
 func init() { cobra.EnableCommandSorting = false }
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == supervise.KeepVerb { // without the tree of commands, because there may be many keepers
+	// A keeper has no tree of commands, because there may be many.
+	if len(os.Args) > 1 && os.Args[1] == supervise.KeepVerb {
 		code, _ := exitOf(supervise.Keep(os.Args[2:]))
 		os.Exit(code)
 	}
@@ -107,14 +108,19 @@ func foreignWords(err error) (all []string) {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{Use: "pgleases", Version: thisBuild().Version, Short: "Manage leases on PostgreSQL"}
 	root.SilenceErrors, root.SilenceUsage = true, true // main prints errors
-	root.PersistentFlags().String("database", "", "connection string, a URL or keywords and values; other users may see it in the list of processes (default: DATABASE_URL, then PG*)")
-	root.PersistentFlags().String("schema", "pgleases", "schema of the tables")
-	root.PersistentFlags().BoolP("verbose", "v", false, "log successful steps too")
+	flags := root.PersistentFlags()
+	flags.String("database", "", "connection string, a URL or keywords and values; "+
+		"other users may see it in the list of processes (default: DATABASE_URL, then PG*)")
+	flags.String("schema", "pgleases", "schema of the tables")
+	flags.BoolP("verbose", "v", false, "log successful steps too")
 	for _, group := range []struct {
 		title string
 		verbs []*cobra.Command
 	}{
-		{"Inspect", []*cobra.Command{newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(), newAudit()}},
+		{"Inspect", []*cobra.Command{
+			newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(),
+			newAudit(),
+		}},
 		{"Run", []*cobra.Command{newRun()}},
 		{"Change", newOperations()},
 		{"Schedules, jobs, consumers", []*cobra.Command{newSchedules(), newJobs(), newConsumers()}},

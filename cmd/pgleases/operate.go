@@ -38,18 +38,31 @@ func newOperations() []*cobra.Command {
 	}
 }
 
+// overrideVerbs set an override. The other verbs take one back, or change something once.
+var overrideVerbs = []admin.Verb{
+	admin.VerbDrain, admin.VerbCordon, admin.VerbPause, admin.VerbFreeze, admin.VerbPin,
+}
+
 func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
-	override := slices.Contains([]admin.Verb{admin.VerbDrain, admin.VerbCordon, admin.VerbPause, admin.VerbFreeze, admin.VerbPin}, verb)
-	cmd := &cobra.Command{Use: string(verb) + " " + subject, Short: short, Args: asUsed, Annotations: map[string]string{shared: "change"}}
-	change, wait, dryRun := admin.Change{Verb: verb}, false, false
+	override := slices.Contains(overrideVerbs, verb)
+	cmd := &cobra.Command{
+		Use:         string(verb) + " " + subject,
+		Short:       short,
+		Args:        asUsed,
+		Annotations: map[string]string{shared: "change"},
+	}
+	change := admin.Change{Verb: verb}
+	var wait, dryRun bool
 	flags := cmd.Flags()
 	reasonFlags(cmd, &change.Reason, &change.Actor)
 	flags.BoolVar(&dryRun, "dry-run", false, "change no rows, print which partitions would move")
 	if override {
-		flags.DurationVar(&change.Lasts, "for", 0, "duration of the override, by the clock of the database, such as 2h (default: until it is taken back)")
+		flags.DurationVar(&change.Lasts, "for", 0, "duration of the override, by the clock of the database, "+
+			"such as 2h (default: until it is taken back)")
 	}
 	if verb == admin.VerbDrop {
-		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the lease when it is created again (default: the same number)")
+		flags.IntVar(&change.Next, "partitions", 0, "number of partitions of the lease "+
+			"when it is created again (default: the same number)")
 	}
 	if verb == admin.VerbReplace {
 		flags.StringVar(&change.By, "by", "", "name of the new lease")
@@ -76,16 +89,9 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 			return fmt.Errorf("--partitions %d: give 1 to 65536", change.Next)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			note := ""
-			if verb == admin.VerbPause || verb == admin.VerbResume {
-				if s, err := a.Snapshot(ctx); err == nil { // otherwise the verb returns its error
-					if err := meansOther(ctx, a, s, string(verb), change.Subject); err != nil {
-						return err
-					}
-					if verb == admin.VerbPause && s.Lease(change.Subject) == nil {
-						note = fmt.Sprintf("pgleases: lease %q does not exist yet: its pause begins when it is created; %spgleases list shows all\n", change.Subject, similarLease(s, change.Subject))
-					}
-				}
+			note, err := noteOf(ctx, a, change)
+			if err != nil {
+				return err
 			}
 			if dryRun {
 				p, err := a.DryRun(ctx, change)
@@ -105,30 +111,57 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	return cmd
 }
 
+// noteOf returns a note for a pause of a lease that does not exist yet. It returns an error for a
+// pause or a resume that means something else.
+func noteOf(ctx context.Context, a *admin.Admin, c admin.Change) (note string, err error) {
+	if c.Verb != admin.VerbPause && c.Verb != admin.VerbResume {
+		return "", nil
+	}
+	s, err := a.Snapshot(ctx)
+	if err != nil {
+		return "", nil // the verb returns its error
+	}
+	if err := meansOther(ctx, a, s, string(c.Verb), c.Subject); err != nil {
+		return "", err
+	}
+	if c.Verb == admin.VerbResume || s.Lease(c.Subject) != nil {
+		return "", nil
+	}
+	return fmt.Sprintf("pgleases: lease %q does not exist yet: its pause begins when it is created; "+
+		"%spgleases list shows all\n", c.Subject, similarLease(s, c.Subject)), nil
+}
+
 // meansOther returns an error for a pause, resume or describe of a name that no lease has, but a
 // consumer or a group of schedules; or for a resume of a lease whose consumer is paused instead.
 func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, name string) error {
-	if of, is := strings.CutPrefix(name, "consumer/"); is && verb == "resume" && s.Pause(&admin.Lease{Name: name}) == nil {
-		if c, _ := a.Consumer(ctx, of); c != nil && !c.PausedAt.IsZero() { // otherwise the verb returns its error
-			return fmt.Errorf("lease %q is not paused, but its consumer: pgleases consumers resume %s --reason '...'", name, shell.Word(of))
+	paused := func(lease string) bool { return s.Pause(&admin.Lease{Name: lease}) != nil }
+	of, is := strings.CutPrefix(name, "consumer/")
+	if is && verb == "resume" && !paused(name) {
+		c, _ := a.Consumer(ctx, of) // otherwise the verb returns its error
+		if c != nil && !c.PausedAt.IsZero() {
+			return fmt.Errorf("lease %q is not paused, but its consumer: pgleases consumers resume %s --reason '...'",
+				name, shell.Word(of))
 		}
 	}
 	if s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
 		return nil
 	}
 	consumer, group := "consumer/"+name, "schedule/"+name
-	ofConsumer, ofGroup := fmt.Sprintf("consumers %s %s --reason '...'", verb, shell.Word(name)), fmt.Sprintf("%s %s --reason '...'", verb, shell.Word(group))
+	ofConsumer := fmt.Sprintf("consumers %s %s --reason '...'", verb, shell.Word(name))
+	ofGroup := fmt.Sprintf("%s %s --reason '...'", verb, shell.Word(group))
 	switch {
 	case verb == "describe":
 		ofConsumer, ofGroup = "consumers show "+shell.Word(name), "schedules list "+shell.Word(name)
-	case verb == "resume" && s.Pause(&admin.Lease{Name: consumer}) != nil:
+	case verb == "resume" && paused(consumer):
 		ofConsumer = fmt.Sprintf("resume %s --reason '...'", shell.Word(consumer))
 	}
-	if one, err := a.Consumer(ctx, name); one != nil || store.Denied(err) && s.Lease(consumer) != nil {
+	one, err := a.Consumer(ctx, name)
+	if one != nil || store.Denied(err) && s.Lease(consumer) != nil {
 		return fmt.Errorf("there is no lease %q, but a consumer: pgleases %s", name, ofConsumer)
 	}
 	groups, _ := a.ScheduleGroups(ctx) // an error is that there are none, or that the role may not read them
-	if s.Lease(group) != nil || slices.ContainsFunc(groups, func(g admin.ScheduleGroup) bool { return g.Name == name }) {
+	named := func(g admin.ScheduleGroup) bool { return g.Name == name }
+	if s.Lease(group) != nil || slices.ContainsFunc(groups, named) {
 		return fmt.Errorf("there is no lease %q, but a group of schedules: pgleases %s", name, ofGroup)
 	}
 	return nil
@@ -136,18 +169,23 @@ func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, na
 
 // operate executes a change, writes a note of it, and returns what it has done. It warns of an
 // override of an unknown client, and refuses to wait for one.
-func operate(ctx context.Context, notes io.Writer, a *admin.Admin, change admin.Change, note string, overridesClient, wait bool) (state string, err error) {
+func operate(
+	ctx context.Context, notes io.Writer, a *admin.Admin, change admin.Change, note string, overridesClient, wait bool,
+) (state string, err error) {
 	state = "recorded; the clients act within a heartbeat"
 	if overridesClient {
-		if s, err := a.Snapshot(ctx); err == nil && !slices.Contains(clientIDs(s), change.Subject) {
+		s, err := a.Snapshot(ctx)
+		if err == nil && !slices.Contains(clientIDs(s), change.Subject) {
 			host, none := onHost(s, change), fmt.Sprintf("no client %q is running: ", change.Subject)
 			if wait {
-				return "", fmt.Errorf("%s\n%spgleases clients shows all", cmp.Or(host, none+"nothing was done"), similar(change.Subject, clientIDs(s)))
+				why, known := cmp.Or(host, none+"nothing was done"), clientIDs(s)
+				return "", fmt.Errorf("%s\n%spgleases clients shows all", why, similar(change.Subject, known))
 			}
 			state = "recorded; " + cmp.Or(host, none+"it holds when one starts")
 		}
 	}
-	if err = a.Apply(ctx, change); err == nil {
+	err = a.Apply(ctx, change)
+	if err == nil {
 		fmt.Fprint(notes, note)
 		if wait {
 			err = awaitDone(ctx, notes, a, change)
@@ -173,7 +211,8 @@ func of(change *admin.Change, subject string, args []string) (err error) {
 func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject string, err error) error {
 	switch {
 	case errors.Is(err, admin.ErrLast):
-		return fmt.Errorf("%w\nStart another client of its leases first. With --force their partitions have no owner until undrain", err)
+		return fmt.Errorf("%w\nStart another client of its leases first. "+
+			"With --force their partitions have no owner until undrain", err)
 	case store.Code(err) != "42704":
 		return err
 	}
@@ -181,18 +220,22 @@ func remedied(ctx context.Context, a *admin.Admin, c admin.Change, subject strin
 	if other != nil {
 		return err
 	}
-	name, known, list := c.Subject, leaseNames(s), "list"
+	name, known := c.Subject, leaseNames(s)
+	list := "list"
 	if subject == "CLIENT" || c.Client != "" && s.Lease(name) != nil {
-		name, known, list = cmp.Or(c.Client, name), clientIDs(s), "clients"
+		name, known = cmp.Or(c.Client, name), clientIDs(s)
+		list = "clients"
 	}
 	if slices.Contains(known, name) {
 		return err
 	}
 	text, hint, _ := strings.Cut(safeText(err), "\n")
-	if host := onHost(s, c); subject == "CLIENT" && host != "" {
+	host := onHost(s, c)
+	if subject == "CLIENT" && host != "" {
 		text = host
 	}
-	return errors.New(strings.TrimSpace(fmt.Sprintf("%s\n%spgleases %s shows all\n%s", text, similar(name, known), list, hint)))
+	all := fmt.Sprintf("%s\n%spgleases %s shows all\n%s", text, similar(name, known), list, hint)
+	return errors.New(strings.TrimSpace(all))
 }
 
 // similarLease is similar for the name of a lease. A misspelled name may be that of a consumer or
@@ -211,12 +254,17 @@ func clientIDs(s *admin.Snapshot) []string {
 
 // onHost names the live clients on the host that the subject of a change is; "" if it is none.
 func onHost(s *admin.Snapshot, c admin.Change) string {
-	there := slices.DeleteFunc(slices.Clone(s.Clients), func(one admin.Client) bool { return one.Host != c.Subject || one.Expired })
-	ids := mapped(there, func(one admin.Client) string { return shell.Word(one.ID) })
+	var ids []string
+	for _, one := range s.Clients {
+		if one.Host == c.Subject && !one.Expired {
+			ids = append(ids, shell.Word(one.ID))
+		}
+	}
 	if len(ids) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%q is a host, not a client: its clients are %s: %s each", c.Subject, strings.Join(ids, ", "), c.Verb)
+	return fmt.Sprintf("%q is a host, not a client: its clients are %s: %s each",
+		c.Subject, strings.Join(ids, ", "), c.Verb)
 }
 
 var errNoReason = errors.New("--reason is missing: give the reason for the change")
@@ -235,8 +283,9 @@ func done(cmd *cobra.Command, args []string, state string) string {
 func movesOf(change admin.Change, p *admin.DryRun) string {
 	switch {
 	case change.Verb == admin.VerbReplace:
+		forgets, next := ranges.Many(p.Forgets, "partition"), ranges.Many(change.Next, "partition")
 		return fmt.Sprintf("%s would be closed: it has no members. Its %s would be forgotten, and %s would have %s.\n",
-			shown(change.Subject), ranges.Many(p.Forgets, "partition"), shown(change.By), ranges.Many(change.Next, "partition"))
+			shown(change.Subject), forgets, shown(change.By), next)
 	case p.Forgets > 0:
 		return ranges.Many(p.Forgets, "partition") + " would be forgotten: the lease has no members.\n"
 	case len(p.Moves) == 0:
@@ -272,7 +321,9 @@ func warnsOfLast(ctx context.Context, a *admin.Admin, change admin.Change) strin
 // awaitDone returns when no partition is owned that a drain or a pause concerns. After some seconds
 // it notes what it waits for.
 func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Change) error {
-	polls, back := 0, map[admin.Verb]admin.Verb{admin.VerbDrain: admin.VerbUndrain, admin.VerbPause: admin.VerbResume}[c.Verb]
+	back := map[admin.Verb]admin.Verb{admin.VerbDrain: admin.VerbUndrain, admin.VerbPause: admin.VerbResume}[c.Verb]
+	made := func(w admin.Override) bool { return w.Verb == c.Verb && w.Of() == c.Subject }
+	polls := 0
 	for limited := range eachSecond(ctx) {
 		s, err := a.Snapshot(limited)
 		if ctx.Err() != nil {
@@ -281,7 +332,7 @@ func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Cha
 		if err != nil {
 			return fmt.Errorf("%w\nThe override remains", err)
 		}
-		i := slices.IndexFunc(s.Overrides, func(w admin.Override) bool { return w.Verb == c.Verb && w.Of() == c.Subject })
+		i := slices.IndexFunc(s.Overrides, made)
 		if i < 0 {
 			return errors.New("the override ended, or was taken back, before all partitions were handed over")
 		}
@@ -289,22 +340,26 @@ func awaitDone(ctx context.Context, notes io.Writer, a *admin.Admin, c admin.Cha
 		if n == 0 {
 			return nil
 		}
-		if polls++; polls == 3 {
+		polls++
+		if polls == 3 {
 			fmt.Fprintf(notes, "pgleases: %s still owned: waits for %s\n", ranges.Many(n, "partition"), first)
 		}
 	}
-	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason '...'", back, shell.Word(c.Subject))
+	return fmt.Errorf("interrupted: the override remains; take it back with pgleases %s %s --reason '...'",
+		back, shell.Word(c.Subject))
 }
 
 func newOverrides() *cobra.Command {
-	return looking(&cobra.Command{Use: "overrides", Short: "List overrides: drains, cordons, pauses, freezes, pins"}, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "overrides", Short: "List overrides: drains, cordons, pauses, freezes, pins"}
+	return looking(cmd, withSnapshot, func(_ context.Context, s *admin.Snapshot, _ []string) (any, string, error) {
 		return s.Overrides, table("OVERRIDE,OF,OWNED,SINCE,UNTIL,BY,REASON", s.Overrides, func(w admin.Override) []any {
 			of := shown(w.Of())
 			if w.Partition != nil {
 				of += " to " + shown(w.Client)
 			}
 			n, _ := owned(s, w)
-			return []any{w.Verb, of, n, relative(s.At, w.Since), relative(s.At, w.Until), shown(w.Actor), shown(w.Reason)}
+			since, until := relative(s.At, w.Since), relative(s.At, w.Until)
+			return []any{w.Verb, of, n, since, until, shown(w.Actor), shown(w.Reason)}
 		}), nil
 	})
 }
@@ -320,8 +375,11 @@ func owned(s *admin.Snapshot, w admin.Override) (n int, first string) {
 			case h.Partitions.Contains(*w.Partition):
 				n++
 			}
-			if c := s.Client(h.OwnerSession); first == "" && n > 0 && c != nil {
-				first = fmt.Sprintf("%s %s, which %s (host %s, pid %d) owns; pgleases explain %s says why", shown(l.Name), short(h.Partitions), shown(c.ID), shown(c.Host), c.PID, shell.Word(fmt.Sprintf("%s/%d", l.Name, h.Partitions[0][0])))
+			c := s.Client(h.OwnerSession)
+			if first == "" && n > 0 && c != nil {
+				partition := shell.Word(fmt.Sprintf("%s/%d", l.Name, h.Partitions[0][0]))
+				first = fmt.Sprintf("%s %s, which %s (host %s, pid %d) owns; pgleases explain %s says why",
+					shown(l.Name), short(h.Partitions), shown(c.ID), shown(c.Host), c.PID, partition)
 			}
 		}
 	}
@@ -343,14 +401,13 @@ func newEvents() *cobra.Command {
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			if *follow {
-				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(events []admin.Event) (err error) {
-					text := strings.Join(mapped(together(events), func(e admin.Event) string { return strings.Join(mapped(eventCells(e), toText), "  ") + "\n" }), "")
-					if cmd.Flag("output").Value.String() == "json" {
-						text = strings.Join(mapped(events, func(e admin.Event) (line string) { line, err = asJSON(e, ""); return line }), "")
+				inJSON := cmd.Flag("output").Value.String() == "json"
+				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(events []admin.Event) error {
+					text, err := eventLines(events, inJSON)
+					if err != nil {
+						return err
 					}
-					if err == nil {
-						_, err = io.WriteString(cmd.OutOrStdout(), text)
-					}
+					_, err = io.WriteString(cmd.OutOrStdout(), text)
 					return err
 				})
 			}
@@ -361,10 +418,31 @@ func newEvents() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return output(latest(*most, events), table("AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", latest(*most, together(events)), eventCells))
+			const heading = "AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON"
+			text := table(heading, latest(*most, together(events)), eventCells)
+			return output(latest(*most, events), text)
 		})
 	}
 	return cmd
+}
+
+// eventLines returns a line for each event, or in text for those that belong together.
+func eventLines(events []admin.Event, inJSON bool) (string, error) {
+	var lines strings.Builder
+	if !inJSON {
+		for _, e := range together(events) {
+			lines.WriteString(strings.Join(mapped(eventCells(e), toText), "  ") + "\n")
+		}
+		return lines.String(), nil
+	}
+	for _, e := range events {
+		line, err := asJSON(e, "")
+		if err != nil {
+			return "", err
+		}
+		lines.WriteString(line)
+	}
+	return lines.String(), nil
 }
 
 // noEventsOf returns an error if there is no lease of a name that no event has either.
@@ -373,7 +451,8 @@ func noEventsOf(ctx context.Context, a *admin.Admin, name string) error {
 	if err != nil || s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
 		return err
 	}
-	return fmt.Errorf("there is no lease %q, and no event of one: %spgleases list shows all", name, similarLease(s, name))
+	return fmt.Errorf("there is no lease %q, and no event of one: %spgleases list shows all",
+		name, similarLease(s, name))
 }
 
 // latest returns the last n events, or all if there are fewer.
@@ -387,7 +466,9 @@ next:
 	for _, e := range events {
 		for i := len(all) - 1; i >= 0 && e.At.Sub(all[i].At) < 2*time.Second; i-- {
 			both := admin.Ranges(ranges.Merged(slices.Concat(all[i].Partitions, e.Partitions)))
-			if n := both.Count(); key(e) == key(all[i]) && n > 0 && n == all[i].Partitions.Count()+e.Partitions.Count() {
+			n := both.Count()
+			disjoint := n > 0 && n == all[i].Partitions.Count()+e.Partitions.Count()
+			if key(e) == key(all[i]) && disjoint {
 				all[i].Partitions = both
 				continue next
 			}
@@ -399,7 +480,9 @@ next:
 
 // followEvents shows the latest events, and new ones, until ctx ends: those that the poll before
 // did not return. So it also shows an event that commits later than one with a higher number.
-func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func([]admin.Event) error) error {
+func followEvents(
+	ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func([]admin.Event) error,
+) error {
 	var seen map[string]bool // those of the poll before; nil: there was no poll yet
 	last, away := "", false
 	for limited := range eachSecond(ctx) {
@@ -423,7 +506,8 @@ func followEvents(ctx context.Context, notes io.Writer, a *admin.Admin, lease st
 			return seen[last]
 		})
 		if away || before != "" && !now[before] {
-			fmt.Fprintln(notes, "pgleases: the events start again; some may be missing, if there were more than 1,000 meanwhile, or if this server lacks some")
+			fmt.Fprintln(notes, "pgleases: the events start again; some may be missing, "+
+				"if there were more than 1,000 meanwhile, or if this server lacks some")
 		}
 		if seen == nil {
 			news = latest(most, news)
@@ -446,5 +530,8 @@ func eventCells(e admin.Event) []any {
 	case e.Rows > 0:
 		e.Reason = fmt.Sprintf("%s: %s", ranges.Many(e.Rows, "row"), e.Reason)
 	}
-	return []any{e.At.UTC().Format(time.DateTime), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions), orDash(e.Actor), orDash(e.Reason)}
+	return []any{
+		utc(e.At), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions),
+		orDash(e.Actor), orDash(e.Reason),
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -139,11 +140,14 @@ func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 // A table in the help has the columns of a table in the code, without those that depend on the data.
 func TestHelpTablesHaveColumnsOfTheCode(t *testing.T) {
 	headings := make(map[string]bool)
+	given := regexp.MustCompile(`(?:\btable\(|\bheading :?= )((?:"[^"]*"|\w+|[ +])+)[,\n]`)
+	quoted := regexp.MustCompile(`"([^"]*)"`)
 	for _, name := range testkit.Must(filepath.Glob("*.go"))(t) {
 		source := string(testkit.Must(os.ReadFile(name))(t))
-		for _, call := range regexp.MustCompile(`\btable\(((?:"[^"]*"|\w+|\+)+), `).FindAllStringSubmatch(source, -1) {
+		for _, call := range given.FindAllStringSubmatch(source, -1) {
 			heading := ""
-			for _, text := range regexp.MustCompile(`"([^"]*)"`).FindAllStringSubmatch(strings.ReplaceAll(call[1], "shareHeading", `"`+shareHeading+`"`), -1) {
+			value := strings.ReplaceAll(call[1], "shareHeading", strconv.Quote(shareHeading))
+			for _, text := range quoted.FindAllStringSubmatch(value, -1) {
 				heading += text[1]
 			}
 			headings[heading] = true

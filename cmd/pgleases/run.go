@@ -85,7 +85,8 @@ func newRun() *cobra.Command {
 			r.URL = databaseURL(database)
 			r.Schema, _ = cmd.Flags().GetString("schema")
 			r.Unreachable = func(err error) error { return unreachable(err, r.URL) }
-			r.Stdin = r.Partitions == 1 && !term.IsTerminal(int(os.Stdin.Fd())) // a process of another group cannot read a terminal
+			// A process of another group cannot read a terminal.
+			r.Stdin = r.Partitions == 1 && !term.IsTerminal(int(os.Stdin.Fd()))
 			level := slog.LevelWarn
 			if verbose, _ := cmd.Flags().GetBool("verbose"); verbose {
 				level = slog.LevelInfo
@@ -97,15 +98,24 @@ func newRun() *cobra.Command {
 		},
 	}
 	flags := cmd.Flags()
-	flags.IntVarP(&r.Partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; the same for all, and fixed when the lease is created")
+	flags.IntVarP(&r.Partitions, "partitions", "n", 1, "partitions of the lease, 1 to 65536; "+
+		"the same for all, and fixed when the lease is created")
 	flags.DurationVar(&r.TTL, "ttl", 6*time.Second, "time that a process that crashed keeps its partitions: 1s to 10m")
 	flags.DurationVar(&r.Grace, "grace", 5*time.Second, "time from SIGTERM to SIGKILL, 0 to 8760h")
 	flags.BoolVar(&r.Cgroup, "cgroup", true, "run the program in its own control group, if possible")
 	flags.BoolVar(&r.Once, "once", false, "do not restart the program: exit with its exit code (one partition only)")
-	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, or an operator has paused the lease or drained this client; a crashed client counts as live until its TTL is over, and then this command waits to take over")
-	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit); if all machines use it, give more than the TTL: otherwise no machine takes over after a crash")
-	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows the owned partitions, their epochs and the trust deadline by HTTP")
-	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random). A process ends an older one with its ID; with --once, --try or --wait it waits for the older one as for other clients")
+	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, "+
+		"or an operator has paused the lease or drained this client; "+
+		"a crashed client counts as live until its TTL is over, and then this command waits to take over")
+	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time "+
+		"(default: no limit); if all machines use it, give more than the TTL: "+
+		"otherwise no machine takes over after a crash")
+	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows the owned partitions, "+
+		"their epochs and the trust deadline by HTTP")
+	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; "+
+		"one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random). "+
+		"A process ends an older one with its ID; "+
+		"with --once, --try or --wait it waits for the older one as for other clients")
 	return cmd
 }
 
@@ -133,16 +143,19 @@ func validate(r *supervise.Config, given func(flag string) bool) error {
 	}
 	var err error
 	if r.Status != "" {
-		if r.Status, err = filepath.Abs(r.Status); err != nil {
+		r.Status, err = filepath.Abs(r.Status)
+		if err != nil {
 			return err
 		}
 	}
 	path, err := exec.LookPath(r.Program[0])
 	switch {
 	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EISDIR):
-		return supervise.Exit{Code: supervise.CannotRun, Err: fmt.Errorf("program %q: %w: is it executable?", r.Program[0], err)}
+		err = fmt.Errorf("program %q: %w: is it executable?", r.Program[0], err)
+		return supervise.Exit{Code: supervise.CannotRun, Err: err}
 	case err != nil:
-		return supervise.Exit{Code: supervise.NotFound, Err: fmt.Errorf("program %q: %w: give a program in PATH, or a path with a slash", r.Program[0], err)}
+		err = fmt.Errorf("program %q: %w: give a program in PATH, or a path with a slash", r.Program[0], err)
+		return supervise.Exit{Code: supervise.NotFound, Err: err}
 	}
 	r.Program[0] = path
 	return nil

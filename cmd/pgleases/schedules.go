@@ -25,7 +25,11 @@ import (
 // The verbs on schedules.
 
 func newSchedules() *cobra.Command {
-	cmd := &cobra.Command{Use: "schedules", Short: "Show, pause, resume, trigger, backfill and delete schedules", RunE: onlyVerbs}
+	cmd := &cobra.Command{
+		Use:   "schedules",
+		Short: "Show, pause, resume, trigger, backfill and delete schedules",
+		RunE:  onlyVerbs,
+	}
 	cmd.AddCommand(newScheduleGroups(), newScheduleList(), newScheduleHistory(),
 		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Pause a schedule until it is resumed"),
 		newEdit("resume_schedule", "resume GROUP SCHEDULE", "Resume a paused schedule"),
@@ -62,11 +66,13 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 			if other := checkGroup(cmd, cmd.Flags().Arg(0)); other != nil {
 				return other
 			}
-			err = fmt.Errorf("%w\npgleases schedules list GROUP, schedules history GROUP SCHEDULE and jobs list GROUP show what there is", err)
+			err = fmt.Errorf("%w\npgleases schedules list GROUP, schedules history GROUP SCHEDULE "+
+				"and jobs list GROUP show what there is", err)
 		case worker.Whose(err) == worker.Standby:
 			err = fmt.Errorf("%w\n%s", err, store.NoWrites)
 		case store.Denied(err):
-			err = fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q", err, admin.ForScheduleOperators, schema)
+			err = fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints for schema %q",
+				err, admin.ForScheduleOperators, schema)
 		}
 		return err
 	})
@@ -77,13 +83,16 @@ func withGroup(cmd *cobra.Command, use func(ctx context.Context, s *schedule.Sch
 func newEdit(verb, use, short string) *cobra.Command {
 	cmd := &cobra.Command{Use: use, Short: short, Args: asUsed, Annotations: map[string]string{shared: "edit"}}
 	r := manage.Request{Verb: verb}
-	reason, actor, unknown := "", "", false
+	var reason, actor string
 	reasonFlags(cmd, &reason, &actor)
+	unknown := false
 	switch verb {
 	case "retry_tick", "retry_job":
-		cmd.Flags().BoolVar(&unknown, "unknown", false, "retry even if the outcome is unknown, so that it may be done twice")
+		const help = "retry even if the outcome is unknown, so that it may be done twice"
+		cmd.Flags().BoolVar(&unknown, "unknown", false, help)
 	case "resume_schedule":
-		cmd.Flags().BoolVar(&r.CatchUp, "catch-up", false, "treat the ticks that passed as late ticks, instead of canceling them")
+		const help = "treat the ticks that passed as late ticks, instead of canceling them"
+		cmd.Flags().BoolVar(&r.CatchUp, "catch-up", false, help)
 	}
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		texts := map[string]*string{"SCHEDULE": &r.Schedule, "KIND": &r.Kind}
@@ -104,19 +113,24 @@ func newEdit(verb, use, short string) *cobra.Command {
 		if reason == "" {
 			return errNoReason
 		}
-		return withGroup(cmd, func(ctx context.Context, s *schedule.Scheduler) error { return edit(ctx, cmd, s, r, args, unknown) })
+		return withGroup(cmd, func(ctx context.Context, s *schedule.Scheduler) error {
+			return edit(ctx, cmd, s, r, args, unknown)
+		})
 	}
 	return cmd
 }
 
 // edit executes a request, and prints what it has done. With unknown, it retries an unknown
 // outcome.
-func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r manage.Request, args []string, unknown bool) error {
+func edit(
+	ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r manage.Request, args []string, unknown bool,
+) error {
 	j, err := before(ctx, s, r)
 	var jobs []int64
 	switch {
 	case j.Outcome == schedule.OutcomeUnknown && !unknown:
-		err = errors.New("its outcome is unknown, so it may have been done: check its effect first; only if it was not done, add --unknown")
+		err = errors.New("its outcome is unknown, so it may have been done: check its effect first; " +
+			"only if it was not done, add --unknown")
 	case err == nil:
 		jobs, err = r.Do(ctx, s)
 	}
@@ -124,7 +138,8 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 		fmt.Fprintln(cmd.OutOrStdout(), id)
 	}
 	if len(jobs) > 0 {
-		cmd.PrintErrf("pgleases: new jobs: %d; to see how it goes: pgleases jobs show %s %d\n", len(jobs), shell.Word(args[0]), jobs[0])
+		cmd.PrintErrf("pgleases: new jobs: %d; to see how it goes: pgleases jobs show %s %d\n",
+			len(jobs), shell.Word(args[0]), jobs[0])
 	}
 	state := "done"
 	switch {
@@ -135,7 +150,8 @@ func edit(ctx context.Context, cmd *cobra.Command, s *schedule.Scheduler, r mana
 	case r.Verb == "resume_schedule" && j.At.IsZero():
 		state = "it was not paused"
 	case j.State == schedule.StateRunning:
-		state = fmt.Sprintf("done; the context of its handler ends; if the handler continues, restart %s: pgleases clients names its host and pid", shell.Word(j.Owner))
+		state = fmt.Sprintf("done; the context of its handler ends; "+
+			"if the handler continues, restart %s: pgleases clients names its host and pid", shell.Word(j.Owner))
 	}
 	fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state))
 	return err
@@ -146,9 +162,15 @@ func nothingToRetry(ctx context.Context, cmd *cobra.Command, s *schedule.Schedul
 	jobs, err := ofGroup(cmd, cmd.Flags().Arg(0), s.FailedJobs(ctx, 0), 1000)
 	jobs = slices.DeleteFunc(jobs, func(e schedule.HistoryEntry) bool { return e.Retried != 0 })
 	failing, other := firstOf(s.List(ctx, schedule.ScheduleFilter{Only: schedule.OnlyFailing}), 1000)
-	kinds := slices.Sorted(slices.Values(append(mapped(jobs, func(e schedule.HistoryEntry) string { return shown(e.Kind) }), mapped(failing, func(one schedule.Schedule) string { return shown(one.Kind) })...)))
-	return fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; kinds of failed jobs and failing schedules: %s",
-		shown(kind), cmp.Or(strings.Join(slices.Compact(kinds), ", "), "none")), cmp.Or(err, other)
+	kinds := mapped(jobs, func(e schedule.HistoryEntry) string { return shown(e.Kind) })
+	for _, one := range failing {
+		kinds = append(kinds, shown(one.Kind))
+	}
+	slices.Sort(kinds)
+	text := fmt.Sprintf("nothing to retry: no job or tick of kind %s failed since then, or all were retried; "+
+		"kinds of failed jobs and failing schedules: %s",
+		shown(kind), cmp.Or(strings.Join(slices.Compact(kinds), ", "), "none"))
+	return text, cmp.Or(err, other)
 }
 
 // before returns the job of a request; of a tick, only its outcome, of a resume, At is when the
@@ -194,9 +216,11 @@ func checkGroup(cmd *cobra.Command, group string) error {
 }
 
 func newScheduleGroups() *cobra.Command {
-	return looking(&cobra.Command{Use: "groups", Short: "List the groups of schedules"}, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+	cmd := &cobra.Command{Use: "groups", Short: "List the groups of schedules"}
+	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+		const heading = "GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS"
 		groups, err := a.ScheduleGroups(ctx)
-		return groups, table("GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS", groups, func(g admin.ScheduleGroup) []any {
+		return groups, table(heading, groups, func(g admin.ScheduleGroup) []any {
 			row := []any{shown(g.Name)}
 			for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {
 				row = append(row, strings.Replace(strconv.Itoa(n), "1001", "1000+", 1)) // more are not counted
@@ -208,10 +232,11 @@ func newScheduleGroups() *cobra.Command {
 
 func newScheduleList() *cobra.Command {
 	cmd := &cobra.Command{Use: "list GROUP [PREFIX]", Short: "List the schedules of a group"}
-	only := choiceFlag(cmd, "only", "", "", "only schedules in this state", schedule.OnlyLate, schedule.OnlyFailing, schedule.OnlyBlocked, schedule.OnlyPaused)
+	only := choiceFlag(cmd, "only", "", "", "only schedules in this state",
+		schedule.OnlyLate, schedule.OnlyFailing, schedule.OnlyBlocked, schedule.OnlyPaused)
 	most := cmd.Flags().IntP("number", "n", 100, "number of schedules, 1 or more")
 	after := cmd.Flags().String("after", "", "only names after this one, the last of the previous list")
-	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+	list := func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		filter := schedule.ScheduleFilter{Prefix: strings.Join(args[1:], ""), After: *after, Only: only.value}
 		all, err := ofGroup(cmd, args[0], s.List(ctx, filter), *most)
 		now := time.Now()
@@ -220,27 +245,37 @@ func newScheduleList() *cobra.Command {
 			if one.Error != "" {
 				state += " (last error: " + printable(firstLine(one.Error)) + ")"
 			}
-			return []any{shown(one.Name), shown(one.Kind), shown(one.Rule), orDash(one.Owner), next, relative(now, one.Succeeded), state}
+			return []any{
+				shown(one.Name), shown(one.Kind), shown(one.Rule), orDash(one.Owner), next,
+				relative(now, one.Succeeded), state,
+			}
 		})
 		if len(all) == *most {
 			text += "\nThere may be more: continue with --after and the last name.\n"
 		}
 		return all, text, err
-	})
+	}
+	return looking(cmd, withGroup, list)
 }
 
 func newScheduleHistory() *cobra.Command {
 	cmd := &cobra.Command{Use: "history GROUP SCHEDULE", Short: "Show the history of a schedule"}
 	most := cmd.Flags().IntP("number", "n", 20, "number of entries, 1 or more")
-	return looking(cmd, withGroup, func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
+	show := func(ctx context.Context, s *schedule.Scheduler, args []string) (any, string, error) {
 		all, err := firstOf(s.History(ctx, args[1], 0), *most)
 		if err == nil && len(all) == 0 {
 			_, err = s.Get(ctx, args[1])
 		}
+		const heading = "TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,RETRIED AS,ERROR"
 		now := time.Now()
-		return all, table("TICK,TICKS,JOB,OUTCOME,STARTED,TOOK,RETRIED AS,ERROR", all, func(e schedule.HistoryEntry) []any {
-			took := map[bool]string{true: dash, false: period(e.EndedAt.Sub(e.StartedAt))}[e.StartedAt.IsZero()]
-			return []any{e.Until.UTC().Format(time.RFC3339Nano), e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took, idOrDash(e.Retried), orDash(firstLine(e.Error))}
+		return all, table(heading, all, func(e schedule.HistoryEntry) []any {
+			tick := e.Until.UTC().Format(time.RFC3339Nano)
+			took := either(e.StartedAt.IsZero(), dash, period(e.EndedAt.Sub(e.StartedAt)))
+			return []any{
+				tick, e.Ticks, idOrDash(e.Job), e.Outcome, relative(now, e.StartedAt), took,
+				idOrDash(e.Retried), orDash(firstLine(e.Error)),
+			}
 		}), err
-	})
+	}
+	return looking(cmd, withGroup, show)
 }

@@ -20,14 +20,18 @@ import (
 
 func newServe() *cobra.Command {
 	cmd := &cobra.Command{Use: "serve", Short: "Serve the dashboard", Args: cobra.NoArgs}
-	listen := cmd.Flags().String("listen", "127.0.0.1:8080", "address and port; with port 0 any free port, which is printed")
-	title := cmd.Flags().String("title", "Leases", "title of the page, such as the name of the environment")
-	hosts := cmd.Flags().StringSlice("host", nil, "host name to answer for, besides those of this machine; several with commas")
-	clients := cmd.Flags().Bool("client-series", true, "let /metrics have the partitions of each client; without it, clients whose IDs change with each start make no new series")
+	flags := cmd.Flags()
+	listen := flags.String("listen", "127.0.0.1:8080", "address and port; with port 0 any free port, which is printed")
+	title := flags.String("title", "Leases", "title of the page, such as the name of the environment")
+	hosts := flags.StringSlice("host", nil, "host name to answer for, besides those of this machine; "+
+		"several with commas")
+	clients := flags.Bool("client-series", true, "let /metrics have the partitions of each client; "+
+		"without it, clients whose IDs change with each start make no new series")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		listener, err := net.Listen("tcp", *listen)
 		if err != nil {
-			return fmt.Errorf("cannot listen on %q: %w\nGive --listen an address of this machine and a port that is free, such as 127.0.0.1:8081", *listen, err)
+			return fmt.Errorf("cannot listen on %q: %w\nGive --listen an address of this machine "+
+				"and a port that is free, such as 127.0.0.1:8081", *listen, err)
 		}
 		defer listener.Close()
 		isLocal := listener.Addr().(*net.TCPAddr).IP.IsLoopback()
@@ -63,8 +67,12 @@ func onlyFor(hosts []string, next http.Handler) http.Handler {
 			host = name
 		}
 		host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
-		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) && !slices.ContainsFunc(hosts, func(name string) bool { return strings.EqualFold(name, host) }) {
-			http.Error(w, fmt.Sprintf("This server does not answer for %q. Ask for localhost, or start it with --host.", r.Host), http.StatusMisdirectedRequest)
+		ip := net.ParseIP(host)
+		local := host == "localhost" || ip != nil && ip.IsLoopback()
+		given := slices.ContainsFunc(hosts, func(name string) bool { return strings.EqualFold(name, host) })
+		if !local && !given {
+			const text = "This server does not answer for %q. Ask for localhost, or start it with --host."
+			http.Error(w, fmt.Sprintf(text, r.Host), http.StatusMisdirectedRequest)
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -116,7 +124,9 @@ func (e *exposition) current(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	if !e.clients {
-		samples = slices.DeleteFunc(samples, func(s metrics.Sample) bool { return slices.Contains(s.Metric.Labels, "client") })
+		samples = slices.DeleteFunc(samples, func(s metrics.Sample) bool {
+			return slices.Contains(s.Metric.Labels, "client")
+		})
 	}
 	e.text, e.read = metrics.Text(samples), time.Now()
 	return e.text, nil

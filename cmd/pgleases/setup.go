@@ -67,9 +67,12 @@ func newMigrate() *cobra.Command {
 					return err
 				})
 			}
-			err := report(store.Engine, func() error { return pgleases.Migrate(ctx, pool, pgleases.WithSchema(schema)) })
+			err := report(store.Engine, func() error {
+				return pgleases.Migrate(ctx, pool, pgleases.WithSchema(schema))
+			})
 			for _, p := range parts {
-				if wanted, _ := cmd.Flags().GetBool(p.flag); wanted && err == nil {
+				wanted, _ := cmd.Flags().GetBool(p.flag)
+				if wanted && err == nil {
 					err = report(store.PartOf(p.name, p.files), func() error { return p.migrate(ctx, pool, schema) })
 				}
 			}
@@ -86,7 +89,8 @@ func newSchema() *cobra.Command {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := pgleases.Schema(pgleases.WithSchema(schema))
 		for _, p := range parts {
-			if wanted, _ := cmd.Flags().GetBool(p.flag); wanted && err == nil {
+			wanted, _ := cmd.Flags().GetBool(p.flag)
+			if wanted && err == nil {
 				more, other := p.schema(schema)
 				text, err = text+"\n"+more, other
 			}
@@ -125,14 +129,16 @@ func newVersion() *cobra.Command {
 	output := outputFlag(cmd)
 	cmd.RunE = func(*cobra.Command, []string) error {
 		b := thisBuild()
-		return output(b, fmt.Sprintf("pgleases %s\ncommit %s\nschema version %d\n%s\n", b.Version, orDash(b.Commit), b.Schema, b.Go))
+		const text = "pgleases %s\ncommit %s\nschema version %d\n%s\n"
+		return output(b, fmt.Sprintf(text, b.Version, orDash(b.Commit), b.Schema, b.Go))
 	}
 	return cmd
 }
 
 func newGrants() *cobra.Command {
 	cmd := &cobra.Command{Use: "grants ROLE", Short: "Print the GRANT statements for a role", Args: asUsed}
-	purpose := choiceFlag(cmd, "for", "", string(admin.ForApplication), "use of the role", mapped(admin.Purposes, func(p admin.Purpose) string { return string(p) })...)
+	all := mapped(admin.Purposes, func(p admin.Purpose) string { return string(p) })
+	purpose := choiceFlag(cmd, "for", "", string(admin.ForApplication), "use of the role", all...)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := admin.Grants(args[0], schema, admin.Purpose(purpose.value))
@@ -148,8 +154,11 @@ var exitCodes = map[admin.Level]int{admin.LevelWarning: 1, admin.LevelFault: 2}
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Short: "Check the database, the tables and the fleet", Args: cobra.NoArgs}
 	output := outputFlag(cmd)
-	role := cmd.Flags().String("role", "", "role of the clients, whose rights are checked (default: the role that connects, and those of clients)")
-	long := cmd.Flags().Duration("long", time.Minute, "minimum age of a handoff, a wait, an idle transaction or an expired session that is reported; 10 times that for a transaction that works or a row of a consumer, 60 times for a blocked key")
+	role := cmd.Flags().String("role", "", "role of the clients, whose rights are checked "+
+		"(default: the role that connects, and those of clients)")
+	long := cmd.Flags().Duration("long", time.Minute, "minimum age of a handoff, a wait, an idle transaction "+
+		"or an expired session that is reported; 10 times that for a transaction that works "+
+		"or a row of a consumer, 60 times for a blocked key")
 	skip := cmd.Flags().StringSlice("skip", nil, "checks to leave out, with commas between")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		for _, check := range *skip {
@@ -161,7 +170,8 @@ func newDoctor() *cobra.Command {
 			return fmt.Errorf("--long %v: give 1ms or more", *long)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			found := slices.DeleteFunc(a.Doctor(ctx, admin.DoctorOptions{Role: *role, Long: *long}), func(f admin.Finding) bool { return slices.Contains(*skip, f.Check) })
+			found := a.Doctor(ctx, admin.DoctorOptions{Role: *role, Long: *long})
+			found = slices.DeleteFunc(found, func(f admin.Finding) bool { return slices.Contains(*skip, f.Check) })
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
 			}

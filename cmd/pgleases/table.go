@@ -200,7 +200,8 @@ func firstOf[T any](seq iter.Seq2[T, error], most int) ([]T, error) {
 		if err != nil {
 			return nil, err
 		}
-		if all = append(all, one); len(all) == most {
+		all = append(all, one)
+		if len(all) == most {
 			break
 		}
 	}
