@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math"
 	"slices"
-	"sync"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -99,11 +98,10 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 // acquire takes a place in the pool, and a connection.
 func (a *attempt) acquire() error {
 	if a.handler.calls.inTransaction() { // the handler may need the pool once more
-		err := a.db.inTime(a.share.Take)
+		err := a.takePlace()
 		if err != nil {
 			return err
 		}
-		a.give = sync.OnceFunc(a.share.Give)
 	}
 	conn, giveBack, err := a.db.acquire(func(context.Context, *pgxpool.Conn) error { return nil })
 	if err != nil {
@@ -114,6 +112,23 @@ func (a *attempt) acquire() error {
 	a.conn = conn.Conn()
 	a.release = func() { loan.End(a.times.answer) }
 	a.leave = loan.Leave
+	return nil
+}
+
+var errNoPlace = errors.New("no place for a transaction on the pool: handlers have had all of them for long")
+
+// takePlace takes a place in the pool.
+func (a *attempt) takePlace() error {
+	err := a.db.inTime(func(ctx context.Context) (err error) {
+		give, err := a.share.Take(ctx, a.job.lane)
+		if err == nil {
+			a.give = give
+		}
+		return err
+	})
+	if err != nil { // the database is not at fault
+		return errNoPlace
+	}
 	return nil
 }
 

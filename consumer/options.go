@@ -51,8 +51,9 @@ func WithBatch(rows int, bytes int64) Option {
 
 // WithMaxRunning sets how many batches this process handles at once. Valid values are 1 to the
 // pool's connections minus 1. By default all consumers and groups of schedules on the pool share
-// half of its connections, at least one each. If the numbers of a small pool add up to more than
-// half of its connections, besides those that were set, batches take turns. Rows that take the
+// half of its connections. Each has at least two, or one on a pool of less than 4 connections. If the
+// numbers of a small pool add up to more than half of its connections, besides those that were set,
+// batches take turns, and slow ones leave a turn to the others. Rows that take the
 // handler less than 2 ms in all form one batch, even if others could begin beside it.
 func WithMaxRunning(n int) Option { return func(o *options) { o.maxRunning, o.limited = n, true } }
 

@@ -64,7 +64,7 @@ func (e *execution) attempt() *attempt {
 		l = e.kind.limits
 	}
 	if e.kind != nil && e.kind.calls.inTransaction() {
-		transact = e.forHandler
+		transact = e.forItsHandler
 	}
 	var of runnable
 	ctx := e.o.ctx
@@ -108,6 +108,13 @@ func (e *execution) attempt() *attempt {
 		a.outcome, a.err = e.classify(a, err, l.idle), err
 	}
 	return a
+}
+
+// forItsHandler is forHandler for the handler of the item.
+func (e *execution) forItsHandler(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
+	return e.forHandler(life, e.item.lane, p, open, f)
 }
 
 // classify returns the outcome of an attempt with an error.

@@ -65,9 +65,10 @@ func WithPartitions(n int) Option {
 
 // WithMaxRunning sets how many handlers of this group run at once in this process. Valid values are
 // 1 to the pool's connections minus 1. By default all groups and consumers that run on the pool
-// share half of its connections, at least one each. A transactional run uses one connection of the
-// pool, besides those that its handler takes. So if the numbers of a small pool add up to more than
-// half of its connections, besides those that were set, runs take turns.
+// share half of its connections. Each has at least two, or one on a pool of less than 4 connections. A
+// transactional run uses one connection of the pool, besides those that its handler takes. So if the
+// numbers of a small pool add up to more than half of its connections, besides those that were set,
+// runs take turns, and slow ones leave a turn to the others.
 func WithMaxRunning(n int) Option {
 	return option("WithMaxRunning", func(o *options) { o.maxRunning = n })
 }

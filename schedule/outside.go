@@ -118,7 +118,7 @@ func (e *execution) callOutside(a *attempt) result {
 	guarded := func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
 		open := e.db.open(new(runnable), e.item.subject, e.id, l.timeout+time.Second, l.idle)
-		return e.fromHandler(ctx, e.o.Partition, open, func(tx *handlers.Transaction) error {
+		return e.fromHandler(ctx, e.item.lane, e.o.Partition, open, func(tx *handlers.Transaction) error {
 			return f(tx.ForHandler())
 		})
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
+	"github.com/pgleases/pgleases/internal/worker"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
 
@@ -138,8 +139,7 @@ func (r *rehearsal) run(it item) bool {
 // unlimited are the places of a rehearsal, which makes one run at a time.
 type unlimited struct{}
 
-func (unlimited) Take(context.Context) error { return nil }
-func (unlimited) Give()                      {}
+func (unlimited) Take(context.Context, worker.Lane) (give func(), err error) { return func() {}, nil }
 
 // fence is the fence of the process, which owns all partitions until its life ends.
 func (r *rehearsal) fence(

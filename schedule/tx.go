@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -24,8 +23,7 @@ type transactions struct {
 	clock *serverClock
 	// places has the places for transactions in which code of the application runs.
 	places interface {
-		Take(context.Context) error
-		Give()
+		Take(context.Context, worker.Lane) (give func(), err error)
 	}
 	stop context.CancelCauseFunc // ends the Run
 }
@@ -60,9 +58,9 @@ type opening struct {
 
 // forHandler is inGoroutine for an f that calls a handler, which may need the pool once more.
 func (t *transactions) forHandler(
-	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+	life context.Context, lane worker.Lane, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, func(give func()) error {
+	return t.inPlace(life, lane, func(give func()) error {
 		return t.inGoroutine(life, p, open, func(tx *handlers.Transaction) error {
 			tx.OnLate(give)
 			return f(tx)
@@ -72,18 +70,18 @@ func (t *transactions) forHandler(
 
 // fromHandler is transact for an f of a handler, in whose goroutine it is called.
 func (t *transactions) fromHandler(
-	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+	life context.Context, lane worker.Lane, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, func(func()) error { return t.transact(life, p, open, f) })
+	return t.inPlace(life, lane, func(func()) error { return t.transact(life, p, open, f) })
 }
 
 // inPlace calls f while it has a place for a handler on the pool. f may give the place to others
 // before it returns.
-func (t *transactions) inPlace(life context.Context, f func(give func()) error) error {
-	if err := t.places.Take(life); err != nil {
+func (t *transactions) inPlace(life context.Context, lane worker.Lane, f func(give func()) error) error {
+	give, err := t.places.Take(life, lane)
+	if err != nil {
 		return worker.Lost(fmt.Errorf("place for a handler on the pool: %w", err))
 	}
-	give := sync.OnceFunc(t.places.Give)
 	defer give()
 	return f(give)
 }

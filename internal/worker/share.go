@@ -26,7 +26,14 @@ type shared struct {
 	mu      sync.Mutex // guards the following fields
 	runs    []*Share
 	taken   int
-	waiting []chan struct{} // each is closed when its owner has the place
+	slow    int        // of these, for work that is not healthy
+	waiting []*request // those that have waited longest come first
+}
+
+// A request is one for a place.
+type request struct {
+	slow bool          // of work that is not healthy
+	turn chan struct{} // closed when it has the place
 }
 
 var (
@@ -70,7 +77,8 @@ func (s *Share) Leave() {
 }
 
 // Most returns how many handlers of the Run may be called at once: the number that the application
-// gave, otherwise an even share of half of the connections, at least one.
+// gave, otherwise an even share of half of the connections. It is at least two if there are two
+// places, so that Slots can keep one for healthy work.
 func (s *Share) Most() int {
 	s.of.mu.Lock()
 	defer s.of.mu.Unlock()
@@ -89,27 +97,26 @@ func (s *Share) Crowded() (crowded bool, handlers, places int) {
 	return handlers > places, handlers, places
 }
 
-// Take waits for a place, for a transaction that calls a handler. Places go to those that have
-// waited longest, so no Run is left without one. The caller must call Give after the connection is
-// released.
-func (s *Share) Take(ctx context.Context) error {
-	turn := s.of.ask()
+// Take waits for a place, for a transaction that calls a handler for work of a lane. Places go to
+// those that have waited longest, so no Run is left without one. If there are several, the last is for
+// healthy work. The caller must call give after the connection is released. More calls do nothing.
+func (s *Share) Take(ctx context.Context, lane Lane) (give func(), err error) {
+	r := &request{slow: lane != Healthy, turn: make(chan struct{})}
+	s.of.change(func() { s.of.waiting = append(s.of.waiting, r) })
+	give = sync.OnceFunc(func() { s.of.change(func() { s.of.end(r) }) })
 	select {
-	case <-turn:
-		return nil
+	case <-r.turn:
+		return give, nil
 	default:
 	}
 	select {
-	case <-turn:
-		return nil
+	case <-r.turn:
+		return give, nil
 	case <-ctx.Done():
-		s.of.giveUp(turn)
-		return context.Cause(ctx)
+		s.of.giveUp(r)
+		return nil, context.Cause(ctx)
 	}
 }
-
-// Give gives a place back.
-func (s *Share) Give() { s.of.change(func() { s.of.taken-- }) }
 
 // mostOf returns how many handlers a Run may call at once.
 func (p *shared) mostOf(s *Share) int {
@@ -122,7 +129,7 @@ func (p *shared) mostOf(s *Share) int {
 			sharing++
 		}
 	}
-	return max(1, p.size/2/max(1, sharing))
+	return max(p.size/2/max(1, sharing), min(2, p.places()))
 }
 
 // places returns how many transactions may call handlers at once: half of the connections, and what
@@ -143,26 +150,40 @@ func (p *shared) change(f func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	f()
-	for len(p.waiting) > 0 && p.taken < p.places() {
-		p.taken++
-		close(p.waiting[0])
-		p.waiting = p.waiting[1:]
+	for p.taken < p.places() {
+		i := slices.IndexFunc(p.waiting, p.mayBegin)
+		if i < 0 {
+			return
+		}
+		p.begin(p.waiting[i])
+		p.waiting = slices.Delete(p.waiting, i, i+1)
 	}
 }
 
-// ask returns a channel that is closed when the caller has a place.
-func (p *shared) ask() (turn chan struct{}) {
-	turn = make(chan struct{})
-	p.change(func() { p.waiting = append(p.waiting, turn) })
-	return turn
+// mayBegin reports whether a request may have a place that is free.
+func (p *shared) mayBegin(r *request) bool { return !r.slow || p.slow < max(1, p.places()-1) }
+
+func (p *shared) begin(r *request) {
+	p.taken++
+	if r.slow {
+		p.slow++
+	}
+	close(r.turn)
+}
+
+func (p *shared) end(r *request) {
+	p.taken--
+	if r.slow {
+		p.slow--
+	}
 }
 
 // giveUp ends a wait. If it was over already, the place is given back.
-func (p *shared) giveUp(turn chan struct{}) {
+func (p *shared) giveUp(r *request) {
 	p.change(func() {
-		i := slices.Index(p.waiting, turn)
+		i := slices.Index(p.waiting, r)
 		if i < 0 {
-			p.taken--
+			p.end(r)
 			return
 		}
 		p.waiting = slices.Delete(p.waiting, i, i+1)

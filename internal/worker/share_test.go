@@ -144,7 +144,7 @@ func (w *sharing) expect(handled int) {
 	}
 }
 
-// Each Run on a pool has its share, and all together leave a connection.
+// Each Run on a pool has its share, which is two if it can be, and all together leave a connection.
 func TestSharesOfAPool(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -158,7 +158,8 @@ func TestSharesOfAPool(t *testing.T) {
 		{size: 2, without: 2, share: 1, places: 1},
 		{size: 3, without: 1, share: 1, places: 1},
 		{size: 4, without: 1, share: 2, places: 2},
-		{size: 4, without: 5, share: 1, places: 2},
+		{size: 4, without: 5, share: 2, places: 2},
+		{size: 20, without: 9, share: 2, places: 10},
 		{size: 20, without: 2, share: 5, places: 10},
 		{size: 4, given: []int{2}, without: 1, share: 2, places: 3},
 		{size: 20, given: []int{3}, without: 2, share: 5, places: 13},
@@ -189,15 +190,16 @@ func TestPlacesGoInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := unconnected(t, 3)
 		first, second := worker.Join(pool), worker.Join(pool)
-		testkit.OK(t, first.Take(t.Context()))
+		give := testkit.Must(first.Take(t.Context(), worker.Healthy))(t)
 		took := make(chan string, 10)
 		wait := func(name string, s *worker.Share, patience time.Duration) {
 			go func() {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
-				if s.Take(ctx) == nil {
+				give, err := s.Take(ctx, worker.Healthy)
+				if err == nil {
 					took <- name
-					s.Give()
+					give()
 				}
 			}()
 			synctest.Wait()
@@ -206,7 +208,7 @@ func TestPlacesGoInOrder(t *testing.T) {
 		wait("second", second, time.Hour)
 		wait("first", first, time.Hour)
 		time.Sleep(2 * time.Second)
-		first.Give()
+		give()
 		synctest.Wait()
 		close(took)
 		var order []string
@@ -216,10 +218,68 @@ func TestPlacesGoInOrder(t *testing.T) {
 		if fmt.Sprint(order) != "[second first]" {
 			t.Errorf("places went to %v, want second, then first", order)
 		}
-		testkit.OK(t, second.Take(t.Context()))
-		second.Give()
+		testkit.Must(second.Take(t.Context(), worker.Healthy))(t)()
 		first.Leave()
 		second.Leave()
+		pool.Close()
+	})
+}
+
+// Slow work of all Runs together leaves a place of a pool to healthy work, and takes turns with itself.
+func TestSlowWorkOfAllRunsLeavesAPlace(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{4, 5, 20} {
+		synctest.Test(t, func(t *testing.T) {
+			pool := unconnected(t, size)
+			runs := []*worker.Share{worker.Join(pool), worker.Join(pool), worker.Join(pool)}
+			slow := make(chan func(), 100)
+			for n := range size {
+				lane := []worker.Lane{worker.Slow, worker.Doubted}[n%2]
+				go func() {
+					give, err := runs[n%3].Take(t.Context(), lane)
+					if err == nil {
+						slow <- give
+					}
+				}()
+			}
+			synctest.Wait()
+			if want := size/2 - 1; len(slow) != want {
+				t.Errorf("pool of %d: slow work has %d places, want %d", size, len(slow), want)
+			}
+			for _, run := range runs {
+				testkit.Must(run.Take(t.Context(), worker.Healthy))(t)()
+			}
+			for range size {
+				(<-slow)()
+				synctest.Wait()
+			}
+			for _, run := range runs {
+				run.Leave()
+			}
+			pool.Close()
+		})
+	}
+}
+
+// A place that slow work has no longer waits for goes to other work.
+func TestSlowWorkThatGivesUpCostsNoPlace(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pool := unconnected(t, 2)
+		run := worker.Join(pool)
+		give := testkit.Must(run.Take(t.Context(), worker.Slow))(t)
+		short, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := run.Take(short, worker.Slow)
+		if err == nil {
+			t.Error("two have the only place")
+		}
+		give()
+		give() // once
+		for _, lane := range []worker.Lane{worker.Healthy, worker.Slow, worker.Doubted} {
+			testkit.Must(run.Take(t.Context(), lane))(t)()
+		}
+		run.Leave()
 		pool.Close()
 	})
 }
