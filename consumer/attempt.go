@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"math"
 	"slices"
-	"sync/atomic"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -87,6 +87,8 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 	o := a.read(ctx)
 	defer e.db.rollback(a.tx) // before the connection is released
 	switch {
+	case e.kept != nil:
+		return o
 	case o.verdict != handled || len(o.rows) == 0 && !e.job.isRetry:
 		return o
 	case !e.handler.calls.inTransaction():
@@ -133,11 +135,29 @@ func (a *attempt) takePlace() error {
 }
 
 // late lets others have what the attempt holds, because code of the application goes on after its
-// context has ended. Another goroutine calls it.
-func (a *attempt) late() {
+// context has ended. Another goroutine calls it. If that code has a single row in hand, the transaction
+// is closed, and the other partitions go on without the attempt.
+func (a *attempt) late(h *inHand, single bool) {
 	a.give()
 	a.leave()
-	a.overdue(a.job)
+	var free []int
+	if single && len(a.parts) > 1 && h.abandon() {
+		_ = a.conn.PgConn().Conn().Close()
+		kept, _ := h.row()
+		for _, p := range a.parts {
+			if p.Number != kept {
+				free = append(free, p.Number)
+			}
+		}
+	}
+	a.overdue(a.job, free)
+}
+
+// keep notes that the attempt was abandoned, and has only the partition of the row in hand.
+func (a *attempt) keep(h *inHand) {
+	kept, _ := h.row()
+	i := slices.IndexFunc(a.parts, func(p *part) bool { return p.Number == kept })
+	a.kept = a.parts[i]
 }
 
 // outside calls a handler outside of a transaction, and removes the rows that it has handled.
@@ -162,6 +182,9 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	watched, stop := worker.WatchTx(ctx, a.db.pool, a.xact, a.times.look)
 	o = a.call(watched, o)
 	stop()
+	if a.kept != nil {
+		return o
+	}
 	o = a.checked(o, context.Cause(watched) == worker.ErrGone)
 	if o.verdict != handled {
 		return o
@@ -288,12 +311,48 @@ func hinted(err error) error {
 	return err
 }
 
-// An inHand says which row the application's code works on, for the log.
-type inHand struct{ partition, id atomic.Int64 }
+// An inHand says which row the application's code works on. That code goes through the rows to the end,
+// or it is abandoned at a row because it goes on after its context has ended, and never both.
+type inHand struct {
+	mu        sync.Mutex // guards the following fields
+	known     bool       // it works on a row
+	partition int
+	id        int64
+	ended     bool
+	abandoned bool
+}
 
-func (h *inHand) set(partition int, id int64) {
-	h.partition.Store(int64(partition))
-	h.id.Store(id)
+// next begins with a row, unless the code was abandoned at the one before.
+func (h *inHand) next(partition int, id int64) (ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !h.abandoned {
+		h.known, h.partition, h.id = true, partition, id
+	}
+	return !h.abandoned
+}
+
+// row returns the row.
+func (h *inHand) row() (partition int, id int64) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.partition, h.id
+}
+
+// end ends the code, and reports whether it was abandoned before.
+func (h *inHand) end() (abandoned bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ended = true
+	return h.abandoned
+}
+
+// abandon abandons the code at its row, unless it has ended or works on none.
+func (h *inHand) abandon() (ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.abandoned = h.known && !h.ended
+	return h.abandoned
 }
 
 // A reader reads rows into an outcome, and of a blocked row what is known about it.
@@ -318,9 +377,10 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 	}
 	r := &reader{attempt: a, out: &o, at: byNumber(a.parts)}
 	defer handlers.Watch(ctx, a.times.overrun, func() {
-		a.log.Warn("consumer: decoder still running after its context ended", slog.Int64("partition", r.inHand.partition.Load()),
-			slog.Int64("id", r.inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
-		a.late()
+		partition, id := r.inHand.row()
+		a.log.Warn("consumer: decoder still running after its context ended", slog.Int("partition", partition),
+			slog.Int64("id", id), slog.Any("cause", context.Cause(ctx)))
+		a.late(&r.inHand, true)
 	})()
 	wait := readWait
 	if a.parts[0].search || a.job.lane == worker.Slow && !a.job.isRetry {
@@ -340,6 +400,9 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 	})
 	p := a.parts[0]
 	switch {
+	case r.inHand.end():
+		a.keep(&r.inHand)
+		return broken(ErrTimeout)
 	case errors.Is(err, pgleases.ErrNotOwner), r.behind:
 		return outcome{verdict: refused, at: -1}
 	case err != nil:
@@ -364,7 +427,9 @@ func (r *reader) collect(further ...any) func(pgx.Rows) error {
 		first: append([]any{&r.number, &r.row.id, &r.row.key, &r.row.version}, further...),
 	}
 	how.begin = func() error {
-		r.inHand.set(r.number, r.row.id)
+		if !r.inHand.next(r.number, r.row.id) {
+			return ErrTimeout
+		}
 		if r.same && r.crashes > r.options.crashes { // this attempt is counted already
 			return crashError{r.crashes - 1}
 		}

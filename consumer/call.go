@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -59,15 +60,32 @@ func (a *attempt) call(ctx context.Context, o outcome) outcome {
 		c.tx = a.tx.ForHandler()
 	}
 	defer handlers.Watch(ctx, a.times.overrun, func() {
-		a.log.Warn("consumer: handler still running after its context ended", slog.Int64("partition", c.inHand.partition.Load()),
-			slog.Int64("id", c.inHand.id.Load()), slog.Any("cause", context.Cause(ctx)))
-		a.late()
+		partition, id := c.inHand.row()
+		a.log.Warn("consumer: handler still running after its context ended", slog.Int("partition", partition),
+			slog.Int64("id", id), slog.Any("cause", context.Cause(ctx)))
+		a.late(&c.inHand, a.handler.calls.oneRow())
 	})()
 	err := handlers.Call(c.all) // one goroutine for all rows: one for each would cost more than a quick handler
 	if err != nil {
 		c.judge(err)
 	}
+	if c.inHand.end() {
+		return c.abandoned()
+	}
 	return o
+}
+
+// abandoned returns the outcome of calls that were abandoned: that of the row in hand, and of those
+// before it in its partition.
+func (c *calling) abandoned() outcome {
+	c.keep(&c.inHand)
+	if context.Cause(c.ctx) != ErrTimeout {
+		return outcome{verdict: refused, at: -1}
+	}
+	_, id := c.inHand.row()
+	rows := slices.DeleteFunc(slices.Clone(c.out.rows), func(r row) bool { return r.partition != c.kept })
+	at := slices.IndexFunc(rows, func(r row) bool { return r.id == id })
+	return outcome{verdict: failed, rows: rows, at: at, slow: true, err: cmp.Or(c.out.err, ErrTimeout)}
 }
 
 // all calls the handler until all rows are handled, or the process has to stop.
@@ -79,7 +97,9 @@ func (c *calling) all() error {
 			return nil
 		}
 		rows := o.rows[o.at : o.at+c.step]
-		c.inHand.set(rows[0].partition.Number, rows[0].id)
+		if !c.inHand.next(rows[0].partition.Number, rows[0].id) {
+			return nil
+		}
 		if rows[0].err != nil {
 			o.verdict, o.err = failed, rows[0].err
 			return nil

@@ -102,7 +102,8 @@ func TestDecoderThatFailsBlocksItsKeyOnly(t *testing.T) {
 	}
 }
 
-// A decoder that does not return is logged, as a handler is.
+// A decoder that does not return is logged, as a handler is. Rows of other partitions that were read with
+// its row are handled.
 func TestDecoderThatHangsIsLogged(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -110,10 +111,14 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	w := newWorkerOf(db, outbox, consumer.Each(handleTouchy), consumer.WithTimeout(200*time.Millisecond), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	w.LogOverrunAfter(10 * time.Millisecond)
 	let := closer(t, hung)
+	for partition := range partitions {
+		db.put(db.customers(partition, 1)...)
+	}
+	db.exec("UPDATE public.outbox SET payload = to_jsonb('hang'::text) WHERE partition = 3")
 	w.run()
-	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('a', to_jsonb('hang'::text))")
 	for line := ""; !strings.Contains(line, "decoder still running after its context ended"); line = testkit.Receive(t, "it is logged", log) {
 	}
+	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
 	let()
 	db.empty("the row is handled in the end")
 	testkit.OK(t, w.end())

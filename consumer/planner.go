@@ -79,7 +79,7 @@ func newPlanner(
 	p.exec = executor{
 		db: p.db, handler: c.handler, options: &c.options, times: &c.times, counts: &c.counts, log: c.log, share: share,
 		outage: outage{log: c.log}, trusted: func() bool { return !lease.TrustDeadline().IsZero() },
-		overdue: func(j *job) { p.post(func() { p.giveSlotBack(j) }) },
+		overdue: func(j *job, free []int) { p.post(func() { p.giveSlotBack(j, free) }) },
 	}
 	return p
 }
@@ -188,9 +188,10 @@ func (p *planner) end(j *job, r result) {
 	p.counts.overdue.Store(int64(p.queue.overdue))
 }
 
-// giveSlotBack lets others have the slot of a job in which code of the application goes on.
-func (p *planner) giveSlotBack(j *job) {
-	p.queue.giveSlotBack(j, time.Now(), p.share.Most())
+// giveSlotBack lets others have the slot of a job in which code of the application goes on, and the
+// partitions that are free.
+func (p *planner) giveSlotBack(j *job, free []int) {
+	p.queue.giveSlotBack(j, free, time.Now(), p.share.Most())
 	p.counts.overdue.Store(int64(p.queue.overdue))
 }
 

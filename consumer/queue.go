@@ -76,6 +76,7 @@ type partition struct {
 	answeredAt time.Time // when a job ended in which the handler returned in time; zero: never yet
 	dueAt      time.Time // since when it is due
 	besideSlow bool      // since then it was in a job in which a partition became slow, perhaps itself
+	hung       bool      // a row was charged for its timeout, and no other was handled since
 }
 
 // newPartition returns a partition that no poll has asked about.
@@ -95,6 +96,7 @@ type part struct {
 	noted    int64         // the highest ID of the noted batch
 	slow     bool          // it is slow from now on
 	why      worker.Reason // why it is slow, if it is
+	charged  bool          // it is slow because of a row that was charged, and blocks its key
 	healed   bool          // it is no longer slow
 	answered bool          // the handler has returned in time for a row
 	freed    bool          // a row no longer blocks its key
@@ -116,7 +118,8 @@ type job struct {
 
 	began   time.Time
 	over    bool
-	overdue bool // its slot was given to others
+	overdue bool         // its slot was given to others
+	freed   []*partition // it has these no longer
 }
 
 // parts returns the copies for the job's goroutine.
@@ -310,9 +313,20 @@ func (s *state) delayOf(j *job) *delay {
 }
 
 // giveSlotBack lets other work have the slot of a job in which code of the application goes on
-// after its context has ended. The job keeps its partitions, whose rows must stay in order.
-func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
-	if j.over || j.overdue {
+// after its context has ended. The job keeps the partitions that are not free, because their rows
+// must stay in order.
+func (q *queue) giveSlotBack(j *job, free []int, now time.Time, size int) {
+	if j.over {
+		return
+	}
+	for _, p := range j.of {
+		if slices.Contains(free, p.Number) {
+			p.besideSlow = true
+			j.freed = append(j.freed, p)
+			q.free(p)
+		}
+	}
+	if j.overdue {
 		return
 	}
 	j.overdue = true
@@ -320,7 +334,9 @@ func (q *queue) giveSlotBack(j *job, now time.Time, size int) {
 	q.slots.End(j.lane, size, now.Sub(j.began), now)
 	q.restAfter(j, true, now, size)
 	for _, p := range j.of {
-		q.fail(p, worker.TimedOut, j.began, now)
+		if !slices.Contains(j.freed, p) {
+			q.fail(p, worker.TimedOut, false, j.began, now)
+		}
 	}
 }
 
@@ -333,15 +349,20 @@ func (q *queue) restAfter(j *job, hung bool, now time.Time, size int) {
 }
 
 // fail notes that a partition is slow after a job, unless its ownership is to end: removeGone has
-// forgotten it.
-func (q *queue) fail(p *partition, why worker.Reason, began, now time.Time) {
+// forgotten it. If it is slow because of a row that is charged, which blocks its key from then on, its
+// other rows are only doubted, until one of them takes too long as well.
+func (q *queue) fail(p *partition, why worker.Reason, charged bool, began, now time.Time) {
 	if p.gone {
 		return
 	}
-	q.slots.Fail(p.Number, why, now)
 	if why == worker.TimedOut {
 		q.doubt(p, began, now)
 	}
+	if charged && !p.hung {
+		p.hung, p.answeredAt = true, time.Time{}
+		return
+	}
+	q.slots.Fail(p.Number, why, now)
 }
 
 // doubt notes that a call hung. What makes it hang may do so for other partitions too, and each of
@@ -399,19 +420,22 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 	}
 	slowed := slices.ContainsFunc(r.parts, func(back *part) bool { return back.slow })
 	for i, p := range j.of {
+		if slices.Contains(j.freed, p) {
+			continue
+		}
 		back := r.parts[i]
 		if back.healed {
 			q.slots.Heal(p.Number)
 		}
 		if back.slow {
-			q.fail(p, back.why, j.began, now)
+			q.fail(p, back.why, back.charged, j.began, now)
 		}
 		if back.freed {
 			p.searched.want(whole)
 		}
 		p.besideSlow = p.besideSlow || slowed
 		if back.answered && !back.slow && !j.isRetry {
-			p.answeredAt, p.dueAt, p.besideSlow = now, now, false
+			p.answeredAt, p.dueAt, p.besideSlow, p.hung = now, now, false, false
 		}
 		p.state = back.state
 		if p.wasBlocked = j.isRetry; p.wasBlocked {

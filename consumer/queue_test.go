@@ -240,13 +240,13 @@ func TestOverdueJobKeepsItsPartition(t *testing.T) {
 	if other, _ := p.q.next(p.now, p.room); other != nil {
 		t.Error("two jobs have one slot")
 	}
-	p.q.giveSlotBack(hung, p.now, 1)
+	p.q.giveSlotBack(hung, nil, p.now, 1)
 	other, _ := p.q.next(p.now, p.room)
 	if other == nil || other.of[0] == hung.of[0] {
 		t.Fatal("no other job has its slot")
 	}
 	p.q.end(hung, result{parts: hung.parts()}, p.now, 1)
-	p.q.giveSlotBack(hung, p.now, 1)
+	p.q.giveSlotBack(hung, nil, p.now, 1)
 	if p.q.slots.Busy() != 1 || p.q.overdue != 0 {
 		t.Errorf("%d jobs under way and %d overdue, want 1 and 0", p.q.slots.Busy(), p.q.overdue)
 	}
@@ -354,7 +354,7 @@ func TestPartitionThatIsGoneIsNotSlow(t *testing.T) {
 			parts[0].slow, parts[0].why = true, worker.TimedOut
 			p.q.end(j, result{parts: parts}, p.now, 1)
 		},
-		"its batch goes on": func(p *plant, j *job) { p.q.giveSlotBack(j, p.now, 1) },
+		"its batch goes on": func(p *plant, j *job) { p.q.giveSlotBack(j, nil, p.now, 1) },
 	} {
 		p := newPlant(t, 1, 1)
 		of := p.q.partitions[0]

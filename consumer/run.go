@@ -31,7 +31,9 @@ type executor struct {
 	share   *worker.Share // of the pool
 	outage  outage
 	trusted func() bool // the client may still own what it owned
-	overdue func(*job)  // code of the application goes on after its context, so others may have the slot
+	// overdue is called when code of the application goes on after its context, so others may have the
+	// slot, and the code cannot do anything for partitions that are free then
+	overdue func(j *job, free []int)
 }
 
 // An execution does one job, in its goroutine.
@@ -40,6 +42,7 @@ type execution struct {
 	job    *job
 	parts  []*part
 	timer  *time.Timer // see watch
+	kept   *part       // the only partition that the job still has, see attempt.late; nil: it has all
 	result result
 }
 
@@ -75,7 +78,7 @@ func (e *execution) watch() (ended func()) {
 	limit := e.attemptLimit()
 	e.timer = time.AfterFunc(limit, func() {
 		e.log.Warn("consumer: batch still at work", slog.Int("partition", e.parts[0].Number), slog.Duration("for", limit))
-		e.overdue(e.job)
+		e.overdue(e.job, nil)
 	})
 	return func() { e.timer.Stop() }
 }
@@ -113,7 +116,11 @@ func (e *execution) handle(parts []*part) {
 		if len(parts) == 0 {
 			return
 		}
-		done = e.settle(parts, e.attempt(parts, b.limit), &b)
+		o := e.attempt(parts, b.limit)
+		if e.kept != nil {
+			parts = []*part{e.kept}
+		}
+		done = e.settle(parts, o, &b) || e.kept != nil
 	}
 }
 
@@ -232,7 +239,7 @@ func (e *execution) settleSlow(parts []*part, o outcome) {
 		sameKey := func(before row) bool { return before.partition == r.partition && before.key == r.key }
 		if removed || !slices.ContainsFunc(o.rows[:o.at], sameKey) {
 			r.partition.slowBy(worker.TimedOut)
-			e.failed(r, o.err, false)
+			r.partition.charged = e.failed(r, o.err, false)
 			return
 		}
 		suspects = slices.DeleteFunc(slices.Clone(o.rows[:o.at+1]), func(before row) bool { return before.partition != r.partition })

@@ -29,7 +29,8 @@ type Stats struct {
 	OldestBatch time.Duration
 
 	// Batches whose handler, or other code of the application, goes on after its context has ended
-	// and 5 s have passed. They keep their partitions, and others have their slots.
+	// and 5 s have passed. Others have their slots. They keep the partitions on whose rows that code
+	// may be at work.
 	Overdue int64
 
 	// Partitions that are tried less often than others, until they succeed once, because a batch

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -153,6 +154,37 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 	testkit.OK(t, w.end())
 	testkit.OK(t, next.end())
 	db.exact(1)
+}
+
+// A call of Each that ignores the end of its context keeps the partition of its row. The others of its
+// batch go on, and what it had written for all of them is rolled back.
+func TestCallOfEachThatIgnoresItsContextKeepsItsPartition(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	var all []string
+	for partition := range partitions {
+		all = append(all, db.customers(partition, 1)...)
+	}
+	deaf := all[partitions/2]
+	db.put(all...)
+	end := make(chan struct{})
+	let := closer(t, end)
+	var calls atomic.Int64
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.Key == deaf && calls.Add(1) == 1 {
+			<-end
+		}
+		return effect(context.WithoutCancel(ctx), tx, row)
+	}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
+	w.LogOverrunAfter(10 * time.Millisecond)
+	w.run()
+	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
+	expect(t, calls.Load(), 1, "calls for the row")
+	testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
+	let()
+	db.empty("the row is handled in the end")
+	testkit.OK(t, w.end())
+	db.exact(int64(partitions))
 }
 
 // A batch that goes on for longer than the drain timeout loses its partition to the next owner.
