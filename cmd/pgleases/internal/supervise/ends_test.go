@@ -133,16 +133,21 @@ func TestRunsWithTheSameIDAtOnceRunOne(t *testing.T) {
 	tx := testkit.Must(pool.Begin(t.Context()))(t)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.clients"))(t)
+	const once = `echo ran; until [ -e "$0" ]; do sleep 0.1; done`
+	end := filepath.Join(t.TempDir(), "end")
 	var both [2]*command.Command
 	for i := range both {
-		both[i] = command.Run(t, command.Database(database), "run", "nightly", "--try", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "sh", "-c", "echo ran; sleep 1")
+		both[i] = command.Run(t, command.Database(database), "run", "nightly", "--try", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "sh", "-c", once, end)
 		both[i].MayEnd() // one of them, before the other waits
 	}
+	refused := func() bool { return strings.Contains(both[0].Printed()+both[1].Printed(), `has the ID "web1-nightly"`) }
 	testkit.Until(t, "both have looked for a client", func() bool {
 		waiting := testkit.Value[int](t, pool, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-		return waiting == 2 || waiting == 1 && strings.Contains(both[0].Printed()+both[1].Printed(), `has the ID "web1-nightly"`)
+		return waiting == 2 || waiting == 1 && refused()
 	})
 	testkit.OK(t, tx.Rollback(t.Context()))
+	testkit.Until(t, "one is refused while the other runs", refused)
+	testkit.OK(t, os.WriteFile(end, nil, 0o600))
 	codes, printed := map[int]int{}, ""
 	for _, c := range both {
 		codes[c.ExitCode()]++
