@@ -29,7 +29,9 @@ var ErrGone = errors.New("the server no longer has the transaction: the connecti
 // It asks each so often, over a connection of the pool, until ctx ends or the caller calls stop. A
 // statement whose server has vanished without a word would otherwise keep its handler waiting until
 // the timeout, and that would look like a failure of the handler.
-func WatchTx(ctx context.Context, pool *pgxpool.Pool, id string, every time.Duration) (watched context.Context, stop func()) {
+func WatchTx(
+	ctx context.Context, pool *pgxpool.Pool, id string, every time.Duration,
+) (watched context.Context, stop func()) {
 	watched, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(every, func() {
 		for watched.Err() == nil {

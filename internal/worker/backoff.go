@@ -25,10 +25,8 @@ func Backoff(min, max time.Duration) BackoffPolicy { return BackoffPolicy{min: m
 // CheckBackoff returns an error for a policy that is out of range.
 func CheckBackoff(p BackoffPolicy) error {
 	if p.min < time.Millisecond || p.max > longestBackoff || p.min > p.max {
-		return fmt.Errorf(
-			"backoff from %v to %v is out of range: from at least 1ms, to at most %v, the first no longer than the last", p.min, p.max,
-			longestBackoff,
-		)
+		return fmt.Errorf("backoff from %v to %v is out of range: "+
+			"from at least 1ms, to at most %v, the first no longer than the last", p.min, p.max, longestBackoff)
 	}
 	return nil
 }

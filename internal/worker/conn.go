@@ -188,7 +188,8 @@ const pingsIn = 2 * time.Second
 // exist. begin must not have an effect that lasts. If the connection is not nil, the error is of
 // begin, and release gives the connection back.
 func Acquire(
-	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration, begin func(context.Context, *pgxpool.Conn) error,
+	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration,
+	begin func(context.Context, *pgxpool.Conn) error,
 ) (conn *pgxpool.Conn, release func(), err error) {
 	line = cmp.Or(line, lineOf(pool))
 	for left := pool.Stat().TotalConns() + 1; ; left-- { // all that there are may lead to a standby
@@ -206,7 +207,8 @@ type anotherError struct{ error }
 func (e anotherError) Unwrap() error { return e.error }
 
 func acquireOnce(
-	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration, begin func(context.Context, *pgxpool.Conn) error,
+	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration,
+	begin func(context.Context, *pgxpool.Conn) error,
 ) (conn *pgxpool.Conn, release func(), err error) {
 	renewed, stop := context.WithCancel(ctx)
 	defer stop()
@@ -290,8 +292,9 @@ func giveBack(conn *pgxpool.Conn, life context.Context) {
 // client has connected again, and then f is not repeated.
 func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
 	line = cmp.Or(line, lineOf(pool))
+	begin := func(context.Context, *pgxpool.Conn) error { return nil }
 	for left := pool.Stat().TotalConns() + 1; ; left-- {
-		conn, release, err := Acquire(ctx, line, pool, forever, func(context.Context, *pgxpool.Conn) error { return nil })
+		conn, release, err := Acquire(ctx, line, pool, forever, begin)
 		if err != nil {
 			release()
 			return err
@@ -304,7 +307,9 @@ func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Con
 }
 
 // useOnce calls f with a connection, and releases it, also if f panics.
-func useOnce(ctx context.Context, line *Line, conn *pgxpool.Conn, release func(), f func(context.Context, *pgxpool.Conn) error) error {
+func useOnce(
+	ctx context.Context, line *Line, conn *pgxpool.Conn, release func(), f func(context.Context, *pgxpool.Conn) error,
+) error {
 	defer release()
 	alive, done := line.outlives(context.WithoutCancel(ctx))
 	defer done()

@@ -40,8 +40,8 @@ const (
 )
 
 var faults = []string{
-	"none", "handler", "refused", "conflict", "lock", "limit", "connection", "standby", "server", "internal", "not owner", "ended",
-	"setting", "closed", "unavailable", "snoozed", "discarded",
+	"none", "handler", "refused", "conflict", "lock", "limit", "connection", "standby", "server", "internal",
+	"not owner", "ended", "setting", "closed", "unavailable", "snoozed", "discarded",
 }
 
 func (f Fault) String() string { return faults[f] }
@@ -115,7 +115,9 @@ func WhoseOfHandler(err error) Fault {
 }
 
 func ofDatabase(err error) bool {
-	return pgconn.SafeToRetry(err) || errors.As(err, new(*pgconn.PgError)) || errors.As(err, new(*pgconn.ConnectError)) ||
+	return pgconn.SafeToRetry(err) ||
+		errors.As(err, new(*pgconn.PgError)) ||
+		errors.As(err, new(*pgconn.ConnectError)) ||
 		errors.As(err, new(sayer))
 }
 
@@ -160,12 +162,12 @@ func EndedContext(err error) bool {
 }
 
 func find(table []code, state string) Fault {
-	of := func(state string) int { return slices.IndexFunc(table, func(c code) bool { return c.state == state }) }
-	if i := of(state); i >= 0 {
-		return table[i].fault
-	}
-	if i := of(state[:min(2, len(state))]); i >= 0 {
-		return table[i].fault
+	class := state[:min(2, len(state))]
+	for _, of := range []string{state, class} {
+		i := slices.IndexFunc(table, func(c code) bool { return c.state == of })
+		if i >= 0 {
+			return table[i].fault
+		}
 	}
 	return Refused
 }

@@ -11,7 +11,8 @@ type Moment struct{ at atomic.Pointer[time.Time] }
 
 // Set sets the moment. An equal one is not stored again, because a loop may set it in each turn.
 func (m *Moment) Set(at time.Time) {
-	if old := m.at.Load(); old != nil && *old == at {
+	old := m.at.Load()
+	if old != nil && *old == at {
 		return
 	}
 	stored := at

@@ -139,7 +139,8 @@ func (s *Slots[K]) Rest(size int, took time.Duration, now time.Time) {
 		s.rest = now
 	}
 	s.rest = s.rest.Add((slowShare - 1) * took / time.Duration(max(1, size)))
-	if most := now.Add(restMost); s.rest.After(most) {
+	most := now.Add(restMost)
+	if s.rest.After(most) {
 		s.rest = most
 	}
 }

@@ -107,7 +107,8 @@ func Copy(err error, others ...error) error {
 func keep(c *handlers.Copied, err error, others []error) {
 	switch e := err.(type) {
 	case verdict:
-		if v, _ := Verdict(*c); v == None {
+		v, _ := Verdict(*c)
+		if v == None {
 			c.Of = append(c.Of, verdict{e.of, e.wait, errors.New("")}) // without the methods of its cause
 		}
 	case *rowError:
