@@ -142,7 +142,7 @@ func newGrants() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		schema, _ := cmd.Flags().GetString("schema")
 		text, err := admin.Grants(args[0], schema, admin.Purpose(purpose.value))
-		fmt.Fprint(cmd.OutOrStdout(), text) // nothing after an error
+		fmt.Fprint(cmd.OutOrStdout(), text) // empty after an error
 		return err
 	}
 	return cmd

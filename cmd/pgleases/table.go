@@ -164,7 +164,7 @@ func outputFlag(cmd *cobra.Command) func(value any, text string) error {
 		if output.value == "json" {
 			text, err = asJSON(value, "  ")
 		}
-		fmt.Fprint(cmd.OutOrStdout(), text) // nothing after an error; main returns the error of writing
+		fmt.Fprint(cmd.OutOrStdout(), text) // empty after an error; main returns the error of writing
 		return err
 	}
 }
