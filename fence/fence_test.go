@@ -76,8 +76,12 @@ func TestFenceRefusesLowerEpoch(t *testing.T) {
 	}
 	testkit.OK(t, write(t.Context(), pool, fence.Name("orders", 8), 1)) // of another partition
 	for what, statement := range map[string]string{
-		"no epoch": "SELECT pgleases.fence('a', NULL)", "no name": "SELECT pgleases.fence(NULL, 1)", "an empty name": "SELECT pgleases.fence('', 1)",
-		"epoch 0": "SELECT pgleases.fence('a', 0)", "a negative epoch": "SELECT pgleases.fence('a', -1)", // no ownership has such an epoch
+		"no epoch":      "SELECT pgleases.fence('a', NULL)",
+		"no name":       "SELECT pgleases.fence(NULL, 1)",
+		"an empty name": "SELECT pgleases.fence('', 1)",
+		// No ownership has such an epoch.
+		"epoch 0":          "SELECT pgleases.fence('a', 0)",
+		"a negative epoch": "SELECT pgleases.fence('a', -1)",
 	} {
 		if _, err := pool.Exec(t.Context(), statement); !strings.HasPrefix(store.Code(err), "23") {
 			t.Errorf("%s passed: %v", what, err)
@@ -142,8 +146,9 @@ func overtake(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel) (waited bo
 	pid := newer.Conn().PgConn().PID()
 	passed := make(chan error, 1)
 	go func() { passed <- fences.Check(t.Context(), newer, "a", 8) }()
+	const waits = "SELECT wait_event_type IS NOT DISTINCT FROM 'Lock' FROM pg_stat_activity WHERE pid = $1"
 	testkit.Until(t, "the newer owner waits, or has passed", func() bool {
-		waited = testkit.Value[bool](t, pool, "SELECT wait_event_type IS NOT DISTINCT FROM 'Lock' FROM pg_stat_activity WHERE pid = $1", pid)
+		waited = testkit.Value[bool](t, pool, waits, pid)
 		return waited || len(passed) > 0
 	})
 	testkit.OK(t, older.Commit(t.Context()))
@@ -187,7 +192,9 @@ func TestFenceLimitsIdleTransactions(t *testing.T) {
 		testkit.OK(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			var got string
 			_, err := tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = '"+before+"'")
-			err = errors.Join(err, fences.Check(t.Context(), tx, "a", 7), tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout").Scan(&got))
+			err = errors.Join(err, fences.Check(t.Context(), tx, "a", 7))
+			row := tx.QueryRow(t.Context(), "SHOW idle_in_transaction_session_timeout")
+			err = errors.Join(err, row.Scan(&got))
 			if got != after {
 				t.Errorf("the limit was %s, and is %s, not %s", before, got, after)
 			}
@@ -265,7 +272,9 @@ func TestFenceInstallsAgain(t *testing.T) {
 		}
 		all.Wait()
 		check := func(epoch int64) error {
-			return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return schema.Check(t.Context(), tx, "a", epoch) })
+			return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				return schema.Check(t.Context(), tx, "a", epoch)
+			})
 		}
 		testkit.OK(t, check(7))
 		testkit.Execute(t, pool, schema.SQL())
@@ -282,11 +291,13 @@ func TestFenceRefusesForeignTable(t *testing.T) {
 	url, _ := pgtest.DirectURL(pgtest.EmptyDatabase(t))
 	pool := testkit.Pool(t, url)
 	role := strings.ToLower("creator_" + rand.Text())
-	testkit.Execute(t, pool, fmt.Sprintf("CREATE ROLE %[1]s; CREATE SCHEMA pgleases; GRANT ALL ON SCHEMA pgleases TO %[1]s", role))
+	testkit.Execute(t, pool, "CREATE ROLE "+role)
+	testkit.Execute(t, pool, "CREATE SCHEMA pgleases; GRANT ALL ON SCHEMA pgleases TO "+role)
 	t.Cleanup(func() { testkit.Execute(t, pool, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)) })
 	as := testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
 	testkit.Execute(t, as, "CREATE TABLE pgleases.fences (name text PRIMARY KEY, epoch bigint)")
-	if _, err := pool.Exec(t.Context(), fences.SQL()); store.Code(err) != "42501" || !strings.Contains(err.Error(), role) {
+	_, err := pool.Exec(t.Context(), fences.SQL())
+	if store.Code(err) != "42501" || !strings.Contains(err.Error(), role) {
 		t.Errorf("it uses the table of another role: %v", err)
 	}
 	testkit.Execute(t, as, "DROP TABLE pgleases.fences; "+fences.SQL()) // its own fence
@@ -328,7 +339,9 @@ func TestFencePageHasRightsAndRemedy(t *testing.T) {
 	role := strings.ToLower("fence_" + rand.Text())
 	testkit.Execute(t, pool, "CREATE ROLE "+role)
 	t.Cleanup(func() { testkit.Execute(t, pool, fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)) })
-	as := testkit.Pool(t, pool.Config().ConnString(), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role })
+	as := testkit.Pool(t, pool.Config().ConnString(), func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["role"] = role
+	})
 	if err := write(t.Context(), as, "orders/7", 4294967298); store.Code(err) != "42501" {
 		t.Errorf("without rights: %v", err)
 	}
@@ -336,7 +349,12 @@ func TestFencePageHasRightsAndRemedy(t *testing.T) {
 	testkit.Execute(t, pool, sql(1)) // the rights
 	testkit.Execute(t, as, sql(0))   // the call
 	testkit.OK(t, write(t.Context(), as, "orders/7", 4294967299))
-	for _, statement := range []string{"UPDATE pgleases.fences SET epoch = 1", "DELETE FROM pgleases.fences", "SELECT * FROM pgleases.fences", "CREATE TABLE pgleases.x ()"} {
+	for _, statement := range []string{
+		"UPDATE pgleases.fences SET epoch = 1",
+		"DELETE FROM pgleases.fences",
+		"SELECT * FROM pgleases.fences",
+		"CREATE TABLE pgleases.x ()",
+	} {
 		if _, err := as.Exec(t.Context(), statement); store.Code(err) != "42501" {
 			t.Errorf("the role may %s: %v", statement, err)
 		}
@@ -371,10 +389,12 @@ func TestFencePassesLeaseCreatedAgain(t *testing.T) {
 	testkit.OK(t, lease.Leave(t.Context()))
 	testkit.Execute(t, leases, "SELECT pgleases.drop_lease('orders', 'test', partitions => 2)")
 	floor := testkit.Value[int64](t, leases, "SELECT epoch_floor FROM pgleases.leases WHERE name = 'orders'")
-	testkit.Execute(t, elsewhere, "SELECT pgleases.fence('orders/' || n, $1 + 1) FROM generate_series(0, 3) AS n", floor)
+	const raise = "SELECT pgleases.fence('orders/' || n, $1 + 1) FROM generate_series(0, 3) AS n"
+	testkit.Execute(t, elsewhere, raise, floor)
 	_, p := owned(2)
 	testkit.OK(t, write(t.Context(), elsewhere, fence.Name("orders", p.Number), p.Epoch))
-	if err := write(t.Context(), elsewhere, fence.Name("orders", old.Number), old.Epoch); !errors.Is(err, fence.ErrFenced) {
+	err := write(t.Context(), elsewhere, fence.Name("orders", old.Number), old.Epoch)
+	if !errors.Is(err, fence.ErrFenced) {
 		t.Errorf("epoch %d of before passes, the floor is %d: %v", old.Epoch, floor, err)
 	}
 }

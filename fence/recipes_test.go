@@ -28,13 +28,16 @@ import (
 
 // docs/fence.md shows lines of these examples and tests word for word.
 
-func billGuarded(ctx context.Context, elsewhere *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, order, cents int) error {
+func billGuarded(
+	ctx context.Context, elsewhere *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition, order, cents int,
+) error {
 	const fences = fence.Schema("pgleases")
 	return pgx.BeginFunc(ctx, elsewhere, func(tx pgx.Tx) error {
 		if err := fences.Check(ctx, tx, fence.Name(lease.Name(), p.Number), p.Epoch); err != nil {
 			return err // fence.ErrFenced: a newer owner writes; roll back
 		}
-		_, err := tx.Exec(ctx, "INSERT INTO bills (number, cents) VALUES ($1, $2) ON CONFLICT (number) DO NOTHING", order, cents)
+		const bill = "INSERT INTO bills (number, cents) VALUES ($1, $2) ON CONFLICT (number) DO NOTHING"
+		_, err := tx.Exec(ctx, bill, order, cents)
 		return err
 	})
 }
@@ -65,7 +68,8 @@ func ExampleSchema_Check() {
 		x.Cleanup(pool.Close)
 		return pool
 	}
-	leases, elsewhere := open(pgtest.ExampleURL()), open(pgtest.ExampleURL("CREATE TABLE bills (number bigint PRIMARY KEY, cents bigint NOT NULL)"))
+	const bills = "CREATE TABLE bills (number bigint PRIMARY KEY, cents bigint NOT NULL)"
+	leases, elsewhere := open(pgtest.ExampleURL()), open(pgtest.ExampleURL(bills))
 	if _, err := elsewhere.Exec(ctx, fence.Schema("pgleases").SQL()); err != nil { // once, or in a migration
 		log.Fatal(err)
 	}
@@ -95,10 +99,11 @@ func bill(elsewhere *pgxpool.Pool) http.HandlerFunc {
 			return
 		}
 		err = pgx.BeginFunc(r.Context(), elsewhere, func(tx pgx.Tx) error {
-			if err := fence.Schema("pgleases").Check(r.Context(), tx, r.Header.Get("Lease-Partition"), epoch); err != nil {
+			name, key := r.Header.Get("Lease-Partition"), r.Header.Get("Idempotency-Key")
+			if err := fence.Schema("pgleases").Check(r.Context(), tx, name, epoch); err != nil {
 				return err
 			}
-			_, err := tx.Exec(r.Context(), "INSERT INTO bills (key) VALUES ($1) ON CONFLICT DO NOTHING", r.Header.Get("Idempotency-Key"))
+			_, err := tx.Exec(r.Context(), "INSERT INTO bills (key) VALUES ($1) ON CONFLICT DO NOTHING", key)
 			return err
 		})
 		switch {
@@ -159,7 +164,8 @@ func TestRedisScriptRefusesLowerEpoch(t *testing.T) {
 		t.Fatal("the page has no script")
 	}
 	socket := filepath.Join(testkit.Must(os.MkdirTemp("", "fence"))(t), "s") // a short path
-	server := exec.Command(program, "--port", "0", "--unixsocket", socket, "--save", "", "--daemonize", "no", "--dir", filepath.Dir(socket))
+	server := exec.Command(program,
+		"--port", "0", "--unixsocket", socket, "--save", "", "--daemonize", "no", "--dir", filepath.Dir(socket))
 	testkit.OK(t, server.Start())
 	var conn net.Conn
 	t.Cleanup(func() {
@@ -192,14 +198,26 @@ func TestRedisScriptRefusesLowerEpoch(t *testing.T) {
 	// Neighbors above 2^53 are one number for Lua.
 	const older, newer = "4611686018427387905", "4611686018427387906"
 	for _, c := range []struct{ epoch, value, want string }{
-		{"9", "a", "+OK"}, {"10", "b", "+OK"}, {"9", "c", "-FENCED"}, {older, "d", "+OK"}, {newer, "e", "+OK"}, {newer, "f", "+OK"}, {older, "g", "-FENCED"}, {"10", "h", "-FENCED"},
-		{"-99999999999999999999", "i", "-FENCED"}, {"05555555555555555555", "j", "-FENCED"}, {"9e99999999999999999999", "k", "-FENCED"}, {"0", "l", "-FENCED"}, {"", "m", "-FENCED"},
+		{"9", "a", "+OK"},
+		{"10", "b", "+OK"},
+		{"9", "c", "-FENCED"},
+		{older, "d", "+OK"},
+		{newer, "e", "+OK"},
+		{newer, "f", "+OK"},
+		{older, "g", "-FENCED"},
+		{"10", "h", "-FENCED"},
+		{"-99999999999999999999", "i", "-FENCED"},
+		{"05555555555555555555", "j", "-FENCED"},
+		{"9e99999999999999999999", "k", "-FENCED"},
+		{"0", "l", "-FENCED"},
+		{"", "m", "-FENCED"},
 	} {
 		if got := set("{orders/7}:epoch", "{orders/7}:total", c.epoch, c.value); !strings.HasPrefix(got, c.want) {
 			t.Errorf("%+v: %s", c, got)
 		}
 	}
-	if got := set("{orders/7}:epoch", "{orders/7}:total", older, "g"); !strings.Contains(got, older) || !strings.Contains(got, newer) {
+	got := set("{orders/7}:epoch", "{orders/7}:total", older, "g")
+	if !strings.Contains(got, older) || !strings.Contains(got, newer) {
 		t.Errorf("the error does not show both epochs: %s", got)
 	}
 	if got := do("GET", "{orders/7}:total"); got != "f" {

@@ -184,7 +184,8 @@ func frozenLeaderIsNoLeader(t *timeguard.Try) {
 	next.says(t, "started", "new leader next")
 	leads := time.Now().UnixNano()
 	testkit.OK(t, frozen.Process.Signal(syscall.SIGCONT))
-	led := testkit.Must(strconv.ParseInt(frozen.prints(t, "led until ", "stopped", "new leader next")["led until "], 10, 64))(t)
+	until := frozen.prints(t, "led until ", "stopped", "new leader next")["led until "]
+	led := testkit.Must(strconv.ParseInt(until, 10, 64))(t)
 	if led >= leads {
 		t.Errorf("it led in a call that began %v after the next leader", time.Duration(led-leads))
 	}

@@ -34,7 +34,13 @@ type candidate struct {
 
 func stand(t testing.TB, c *pgleases.Client) *candidate {
 	t.Helper()
-	e := &candidate{Elector: leader.New(c, "leader"), client: c, said: make(chan string, 100), finish: make(chan struct{}), ended: make(chan error, 1)}
+	e := &candidate{
+		Elector: leader.New(c, "leader"),
+		client:  c,
+		said:    make(chan string, 100),
+		finish:  make(chan struct{}),
+		ended:   make(chan error, 1),
+	}
 	var ctx context.Context
 	ctx, e.stop = context.WithCancel(context.Background())
 	t.Cleanup(e.stop)
@@ -182,7 +188,8 @@ func TestSecondRunIsRefused(t *testing.T) {
 	if err := e.Run(ctx, leader.Callbacks{OnStartedLeading: work}); err == nil || ctx.Err() != nil {
 		t.Errorf("a second Run of an Elector returned %v", err)
 	}
-	if err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{OnStartedLeading: work}); err == nil || ctx.Err() != nil {
+	err := leader.Run(ctx, lease.Client(), "leader", leader.Callbacks{OnStartedLeading: work})
+	if err == nil || ctx.Err() != nil {
 		t.Errorf("a second Run on the client returned %v", err)
 	}
 	// Its context ends before it returns, but not therefore: the lease is not its own to leave. It may

@@ -38,7 +38,8 @@ func TestRunWithoutAClientReturnsAnError(t *testing.T) {
 
 // A callback that was forgotten would leave the process the leader without any work.
 func TestRunWithoutWorkReturnsAnError(t *testing.T) {
-	const want = `pgleases: elect leader "x": OnStartedLeading is nil; pass the function that works while this process leads`
+	const want = `pgleases: elect leader "x": OnStartedLeading is nil; ` +
+		`pass the function that works while this process leads`
 	lease := pgleasestest.NewLease("x", 1)
 	defer lease.Close()
 	lease.Gain(0)

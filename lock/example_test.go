@@ -177,7 +177,9 @@ func (x *example) end() {
 
 // locks are those of another process.
 func (x *example) locks() *lock.Locks {
-	client, err := pgleases.NewClient(x.ctx, x.pool, pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(clients.Heartbeat))
+	client, err := pgleases.NewClient(
+		x.ctx, x.pool, pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(clients.Heartbeat),
+	)
 	x.Check(err)
 	x.Cleanup(func() { x.Check(client.Close(context.WithoutCancel(x.ctx))) })
 	return lock.New(client, x.pool)

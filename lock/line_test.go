@@ -24,7 +24,8 @@ func TestCallersShareOneRequest(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
-	a, b := newWorker(t, url), newWorker(t, url, pgleases.WithHeartbeat(time.Second)) // which is its patience for the mutex
+	a := newWorker(t, url)
+	b := newWorker(t, url, pgleases.WithHeartbeat(time.Second)) // which is its patience for the mutex
 	h := a.held(a.Acquire, "x")
 	release(t, b.held(b.Acquire, "its first may be sent twice"))
 	b.app.Count("lock_acquire")
@@ -110,7 +111,10 @@ func TestDeadlineInStatementKeepsConnection(t *testing.T) {
 	a := newWorker(t, url, pgleases.WithHeartbeat(10*time.Second)) // for so long a statement waits for the mutex
 	release(t, a.held(a.Acquire, "x"))
 	before := a.pool.Stat().NewConnsCount()
-	for name, acquire := range map[string]func(context.Context, string) (*lock.Held, error){"x": a.Acquire, "y": a.TryAcquire} {
+	for name, acquire := range map[string]func(context.Context, string) (*lock.Held, error){
+		"x": a.Acquire,
+		"y": a.TryAcquire,
+	} {
 		free := mutex(t, db, name)
 		ctx, cancel := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -133,7 +137,8 @@ func TestReleaseDoesNotQueueBehindAcquisitions(t *testing.T) {
 	db := testkit.Pool(t, url)
 	direct, _ := pgtest.DirectURL(url) // behind a pooler, who waits would see at a heartbeat only that it has the lock
 	patient := []pgleases.Option{
-		pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(time.Minute), // which is also the patience for the mutex
+		pgleases.WithTTL(10 * time.Minute),
+		pgleases.WithHeartbeat(time.Minute), // which is also the patience for the mutex
 		pgleases.WithConnConfig(testkit.Must(pgx.ParseConfig(direct))(t)),
 	}
 	a := newWorker(t, url, patient...)

@@ -110,7 +110,10 @@ func TestDoRunsUnderTheLockAndTryDoSkips(t *testing.T) {
 	failed := errors.New("failed")
 	err := a.Do(t.Context(), "x", func(ctx context.Context) error {
 		testkit.OK(t, ctx.Err())
-		ran := testkit.Must(b.TryDo(ctx, "x", func(context.Context) error { t.Error("it ran beside another"); return nil }))(t)
+		ran := testkit.Must(b.TryDo(ctx, "x", func(context.Context) error {
+			t.Error("it ran beside another")
+			return nil
+		}))(t)
 		expect(t, ran, false, "it ran")
 		return failed
 	})
@@ -185,7 +188,8 @@ func cutOffClientStopsBeforeNextHolder(t *timeguard.Try) {
 	url := newDatabase(t)
 	db := testkit.Pool(t, url)
 	short := []pgleases.Option{pgleases.WithTTL(time.Second), pgleases.WithHeartbeat(100 * time.Millisecond)}
-	a, b := newWorker(t, url, short...), newWorker(t, url, pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
+	a := newWorker(t, url, short...)
+	b := newWorker(t, url, pgleases.WithTTL(2*time.Second), pgleases.WithHeartbeat(100*time.Millisecond))
 	h := a.held(a.TryAcquire, "x")
 	still := a.held(a.TryAcquire, "y")
 	place := b.waits(db, b.Acquire, "x")
@@ -340,7 +344,9 @@ func aPoolThatIsExhaustedCostsTimeAndNoLock(t *timeguard.Try) {
 			got <- err
 		}()
 		since := time.Now()
-		testkit.Until(t, "heartbeats go on for longer than the TTL", func() bool { return time.Since(since) > 1500*time.Millisecond })
+		testkit.Until(t, "heartbeats go on for longer than the TTL", func() bool {
+			return time.Since(since) > 1500*time.Millisecond
+		})
 		all[0].Release()
 		testkit.OK(t, testkit.Receive(t, "it is done", got))
 		all[0] = testkit.Must(a.pool.Acquire(t.Context()))(t)
@@ -359,14 +365,21 @@ func TestAPoolThatCannotServeIsNamed(t *testing.T) {
 	url, other := newDatabase(t), newDatabase(t)
 	a := newWorker(t, url)
 	past, _ := pgtest.DirectURL(url)
-	reads := testkit.Pool(t, past, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
-	stray := testkit.Pool(t, other)
-	testkit.Execute(t, testkit.Pool(t, pgtest.OwnerURL(other)), "INSERT INTO pgleases.boot_marker SELECT 1; UPDATE pgleases.server SET accepted_timeline = pgleases.timeline()")
+	reads := testkit.Pool(t, past, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
+	})
+	stray, empty := testkit.Pool(t, other), testkit.Pool(t, pgtest.EmptyDatabase(t))
+	testkit.Execute(t, testkit.Pool(t, pgtest.OwnerURL(other)), `
+		INSERT INTO pgleases.boot_marker SELECT 1;
+		UPDATE pgleases.server SET accepted_timeline = pgleases.timeline()`)
 	const elsewhere = "another server, database or schema"
 	for pool, says := range map[*pgxpool.Pool]string{
-		stray: elsewhere, testkit.Pool(t, pgtest.EmptyDatabase(t)): elsewhere, reads: "leads to a standby, or default_transaction_read_only",
+		stray: elsewhere,
+		empty: elsewhere,
+		reads: "leads to a standby, or default_transaction_read_only",
 	} {
-		if _, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x"); err == nil || !strings.Contains(err.Error(), says) {
+		_, err := lock.New(a.client, pool).TryAcquire(t.Context(), "x")
+		if err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v, which does not say %q", err, says)
 		}
 	}
@@ -383,7 +396,9 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	url := newDatabase(t)
 	db := testkit.Pool(t, pgtest.OwnerURL(url))
 	a := newWorker(t, url)
-	kept, lost, ungranted := a.held(a.TryAcquire, "kept"), a.held(a.TryAcquire, "lost"), a.held(a.TryAcquire, "ungranted")
+	kept := a.held(a.TryAcquire, "kept")
+	lost := a.held(a.TryAcquire, "lost")
+	ungranted := a.held(a.TryAcquire, "ungranted")
 	testkit.Execute(t, db, `
 		BEGIN;
 		DELETE FROM pgleases.boot_marker; -- as a promotion does
@@ -399,7 +414,9 @@ func TestAnotherRunOfTheServerHasToConfirmWhatIsHeld(t *testing.T) {
 	testkit.Becomes(t, db, "what was released is released here too", 0, rows+" WHERE name = 'released'")
 	testkit.OK(t, kept.Context().Err())
 	_, err := a.TryAcquire(t.Context(), "new")
-	expect(t, err != nil && strings.Contains(err.Error(), "not accepted"), true, fmt.Sprint("acquisition before the server is accepted: ", err))
+	if err == nil || !strings.Contains(err.Error(), "not accepted") {
+		t.Error("acquisition before the server is accepted: ", err)
+	}
 	testkit.Execute(t, db, "UPDATE pgleases.server SET accepted_timeline = 7, generation = generation + 1")
 	h := a.held(a.Acquire, "new")
 	expect(t, h.Token() > lost.Token(), true, "the token rises")
@@ -421,7 +438,9 @@ func TestReleaseDuringAConfirmationIsNoLoss(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- h.Release(t.Context()) }()
 	testkit.Becomes(t, db, "the row is deleted", 0, rows+" WHERE name = 'released'")
-	testkit.Execute(t, db, "DELETE FROM pgleases.boot_marker; DELETE FROM pgleases.locks WHERE name = 'lost'") // as a crash of the server does
+	testkit.Execute(t, db, `
+		DELETE FROM pgleases.boot_marker; -- as a crash of the server does
+		DELETE FROM pgleases.locks WHERE name = 'lost'`)
 	testkit.Receive(t, "the locks are confirmed", lost.Context().Done())
 	deliver()
 	testkit.OK(t, testkit.Receive(t, "the release ends", ended))
@@ -483,7 +502,8 @@ func TestWhoWaitsQueuesAnewAfterAnEviction(t *testing.T) {
 	place := b.waits(db, b.Acquire, "x")
 	testkit.Execute(t, db, "DELETE FROM pgleases.clients WHERE id = 'evicted'")
 	testkit.Receive(t, "what it held is lost", own.Context().Done())
-	testkit.Becomes(t, db, "it waits under its new session", 1, rows+" AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'")
+	const ofNewSession = " AS l JOIN pgleases.clients AS c USING (session) WHERE c.id = 'evicted' AND l.name = 'x'"
+	testkit.Becomes(t, db, "it waits under its new session", 1, rows+ofNewSession)
 	release(t, h)
 	release(t, testkit.Receive(t, "it has the lock", place))
 }
@@ -538,7 +558,9 @@ func TestTheApplicationsIsolationMayBeAny(t *testing.T) {
 	t.Parallel()
 	url := direct(t)
 	a := newWorker(t, url)
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement,
+	} {
 		pool := testkit.Pool(t, url, func(c *pgxpool.Config) {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 			c.ConnConfig.DefaultQueryExecMode = mode
@@ -608,7 +630,9 @@ func TestALogThatStandsStillHoldsUpNoCall(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	s := &stuck{"partitions gained", make(chan struct{}), make(chan struct{})}
-	client := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute)))(t)
+	client := testkit.Must(pgleases.NewClient(
+		t.Context(), pool, pgleases.WithLogger(slog.New(s)), pgleases.WithTTL(time.Minute),
+	))(t)
 	defer func() { testkit.OK(t, client.Close(context.Background())) }()
 	defer close(s.ending)
 	locks := lock.New(client, pool)

@@ -96,7 +96,9 @@ func (w *worker) held(acquire func(context.Context, string) (*lock.Held, error),
 }
 
 // waits makes a worker wait for a lock; the result is delivered when it gets the lock.
-func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (*lock.Held, error), name string) <-chan *lock.Held {
+func (w *worker) waits(
+	db *pgxpool.Pool, acquire func(context.Context, string) (*lock.Held, error), name string,
+) <-chan *lock.Held {
 	w.t.Helper()
 	before := testkit.Value[int](w.t, db, "SELECT count(*) FROM pgleases.locks WHERE token IS NULL")
 	got := make(chan *lock.Held, 1)
@@ -117,9 +119,10 @@ func (w *worker) waits(db *pgxpool.Pool, acquire func(context.Context, string) (
 // lock_look: from then on it needs a notification or a heartbeat.
 func (w *worker) looked(db *pgxpool.Pool) {
 	w.t.Helper()
+	const idle = `SELECT count(*) FROM pg_stat_activity
+		WHERE datname = current_database() AND application_name = $1 AND state = 'idle'`
 	testkit.Until(w.t, "it has looked at what waits", func() bool {
-		return w.own.Counted() > 0 && testkit.Value[int](w.t, db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND application_name = $1 AND state = 'idle'",
-			w.client.ID()) == 1
+		return w.own.Counted() > 0 && testkit.Value[int](w.t, db, idle, w.client.ID()) == 1
 	})
 }
 

@@ -20,8 +20,10 @@ func TestOpeningSweepsLocksOfExpiredSessions(t *testing.T) {
 	a := newWorker(t, url)
 	release(t, a.held(a.Acquire, "before")) // the server has its mark
 	tx := testkit.Must(db.Begin(t.Context()))(t)
-	_, err := tx.Exec(t.Context(), `SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint, s.accepted_timeline,
-		(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, m.marker, 1000, true)
+	_, err := tx.Exec(t.Context(), `
+		SELECT pgleases.lock_acquire('webhook 1'::text, c.session, 1::bigint, false, false, 9e15::bigint,
+			s.accepted_timeline, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+			m.marker, 1000, true)
 		FROM pgleases.clients AS c, pgleases.server AS s, pgleases.boot_marker AS m`, pgx.QueryExecModeSimpleProtocol)
 	testkit.OK(t, err)
 	testkit.OK(t, a.client.Close(t.Context()))
@@ -44,8 +46,10 @@ func TestEvictionDuringAnAttemptIsNotReportedAsHeld(t *testing.T) {
 	tx := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.locks WHERE name = 'guarded' FOR UPDATE"))(t)
 	a.own.Cut()
-	testkit.Execute(t, db, fmt.Sprintf(`ALTER FUNCTION pgleases.lock_turn(text, bigint, boolean) RENAME TO lock_turn_alone;
-		CREATE FUNCTION pgleases.lock_turn(text, bigint, boolean) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
+	testkit.Execute(t, db, fmt.Sprintf(`
+		ALTER FUNCTION pgleases.lock_turn(text, bigint, boolean) RENAME TO lock_turn_alone;
+		CREATE FUNCTION pgleases.lock_turn(text, bigint, boolean) RETURNS void
+		LANGUAGE plpgsql SECURITY DEFINER AS $$ BEGIN
 			PERFORM pgleases.lock_turn_alone($1, $2, $3);
 			DELETE FROM pgleases.clients WHERE id = '%s';
 		END $$`, a.client.ID()))

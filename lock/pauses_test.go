@@ -38,7 +38,8 @@ func TestLockOfStoppedProcessNeedsAnAnswer(t *testing.T) {
 		time.Sleep(time.Minute)
 		cause, guard := context.Cause(h.Context()), h.guard(t.Context(), nil)
 		if !errors.Is(cause, locks.ErrPaused) || errors.Is(cause, ErrLost) || guard != nil || table.guards != 1 {
-			t.Errorf("stopped: its context ended with %v, and its guard, of %d that asked, is %v", cause, table.guards, guard)
+			t.Errorf("stopped: its context ended with %v, and its guard, of %d that asked, is %v",
+				cause, table.guards, guard)
 		}
 		validity.Allow(time.Now().Add(time.Minute))
 		if err := errors.Join(h.Context().Err(), before.Err()); err != nil {

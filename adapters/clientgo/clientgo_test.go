@@ -81,7 +81,12 @@ func candidate(client *pgleases.Client) *Lock {
 
 func config(lock *Lock, callbacks leaderelection.LeaderCallbacks) leaderelection.LeaderElectionConfig {
 	return leaderelection.LeaderElectionConfig{
-		Lock: lock, LeaseDuration: leaseDuration, RenewDeadline: renewDeadline, RetryPeriod: retryPeriod, Callbacks: callbacks, ReleaseOnCancel: true,
+		Lock:            lock,
+		LeaseDuration:   leaseDuration,
+		RenewDeadline:   renewDeadline,
+		RetryPeriod:     retryPeriod,
+		Callbacks:       callbacks,
+		ReleaseOnCancel: true,
 	}
 }
 
@@ -101,8 +106,13 @@ func elect(t testing.TB, pool *pgxpool.Pool, opts ...pgleases.Option) *elector {
 	client := clients.New(t, pool, append(opts, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))...)
 	ctx, cancel := context.WithCancel(context.Background())
 	e := &elector{
-		lock: candidate(client), client: client, cancel: cancel,
-		began: make(chan time.Time, 10), ended: make(chan time.Time, 10), leader: make(chan string, 10), stopped: make(chan struct{}),
+		lock:    candidate(client),
+		client:  client,
+		cancel:  cancel,
+		began:   make(chan time.Time, 10),
+		ended:   make(chan time.Time, 10),
+		leader:  make(chan string, 10),
+		stopped: make(chan struct{}),
 	}
 	e.leaderElection = testkit.Must(leaderelection.NewLeaderElector(config(e.lock, leaderelection.LeaderCallbacks{
 		OnStartedLeading: func(ctx context.Context) {
@@ -153,7 +163,10 @@ func TestElectionAndRelease(t *testing.T) {
 	}
 	one.cancel()
 	testkit.Receive(t, "the second leads", two.began)
-	testkit.Until(t, "the second knows it", func() (leading bool) { lease, _, leading = two.lock.Leading(); return leading })
+	testkit.Until(t, "the second knows it", func() (leading bool) {
+		lease, _, leading = two.lock.Leading()
+		return leading
+	})
 	if err := guard(); !errors.Is(err, pgleases.ErrNotOwner) { // p is the first one's
 		t.Errorf("Guard of the first ownership returned %v", err)
 	}
@@ -284,7 +297,9 @@ func TestHealthyCandidateLeadsSoon(t *testing.T) {
 	defer cancel()
 	terms := make(chan string, 1000)
 	for _, id := range []string{"a", "b"} {
-		client := clients.New(t, pool, pgleases.WithClientID(id), pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat))
+		client := clients.New(
+			t, pool, pgleases.WithClientID(id), pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat),
+		)
 		failing.Go(func() {
 			for ctx.Err() == nil {
 				term, end := context.WithCancel(ctx)
@@ -299,7 +314,8 @@ func TestHealthyCandidateLeadsSoon(t *testing.T) {
 		testkit.Receive(t, "a failing candidate leads", terms)
 	}
 	healthy := elect(t, pool, pgleases.WithClientID("z"))
-	testkit.Becomes(t, pool, "the healthy candidate stands", 1, "SELECT count(*)::int FROM pgleases.members_status WHERE client = 'z'")
+	const stands = "SELECT count(*)::int FROM pgleases.members_status WHERE client = 'z'"
+	testkit.Becomes(t, pool, "the healthy candidate stands", 1, stands)
 	before := len(terms) // while it connected, which may take long
 	testkit.Receive(t, "the healthy candidate leads", healthy.began)
 	if n := len(terms) - before; n > 8 {
@@ -394,13 +410,19 @@ func TestControllerRuntimeManager(t *testing.T) {
 	start := func() (began chan time.Time, attempts *atomic.Int32, stop func()) {
 		client := clients.New(t, pool)
 		attempts = new(atomic.Int32)
-		renew, retry := clients.TTL/2, retryPeriod // its Start returns an error if the leadership is lost, which no busy machine may cause
+		// Its Start returns an error if the leadership is lost, which no busy machine may cause.
+		renew, retry := clients.TTL/2, retryPeriod
 		lease := renew + time.Millisecond
 		candidate := &Lock{Client: client, Name: "controller", Trust: renew + retry}
 		m := testkit.Must(manager.New(&rest.Config{Host: "http://127.0.0.1:1"}, manager.Options{
-			LeaderElection: true, LeaderElectionResourceLockInterface: asked{candidate, attempts}, LeaderElectionReleaseOnCancel: true,
-			LeaseDuration: &lease, RenewDeadline: &renew, RetryPeriod: &retry,
-			Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(slog.DiscardHandler),
+			LeaderElection:                      true,
+			LeaderElectionResourceLockInterface: asked{candidate, attempts},
+			LeaderElectionReleaseOnCancel:       true,
+			LeaseDuration:                       &lease,
+			RenewDeadline:                       &renew,
+			RetryPeriod:                         &retry,
+			Metrics:                             server.Options{BindAddress: "0"},
+			Logger:                              logr.FromSlogHandler(slog.DiscardHandler),
 		}))(t)
 		began = make(chan time.Time, 1)
 		testkit.OK(t, m.Add(manager.RunnableFunc(func(ctx context.Context) error {

@@ -2,7 +2,8 @@
 // partition, without a Lease object of the API server.
 //
 //	const renewDeadline, retryPeriod = 10 * time.Second, 2 * time.Second
-//	client, err := pgleases.NewClient(ctx, pool, pgleases.WithTTL(15*time.Second), pgleases.WithHeartbeat(2*time.Second))
+//	ttl, heartbeat := pgleases.WithTTL(15*time.Second), pgleases.WithHeartbeat(2*time.Second)
+//	client, err := pgleases.NewClient(ctx, pool, ttl, heartbeat)
 //	if err != nil {
 //		return err
 //	}

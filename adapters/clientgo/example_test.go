@@ -14,7 +14,8 @@ import (
 // doc.go shows these lines.
 var _ = func(ctx context.Context, pool *pgxpool.Pool, callbacks leaderelection.LeaderCallbacks) error {
 	const renewDeadline, retryPeriod = 10 * time.Second, 2 * time.Second
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithTTL(15*time.Second), pgleases.WithHeartbeat(2*time.Second))
+	ttl, heartbeat := pgleases.WithTTL(15*time.Second), pgleases.WithHeartbeat(2*time.Second)
+	client, err := pgleases.NewClient(ctx, pool, ttl, heartbeat)
 	if err != nil {
 		return err
 	}

@@ -128,7 +128,9 @@ func TestJobKeepsItsPartition(t *testing.T) {
 	testkit.OK(t, testkit.Receive(t, "the job begins", begun))
 	left := make(chan error, 1)
 	go func() { left <- lease.Leave(context.Background()) }()
-	testkit.Until(t, "the partition is to move, or has moved", func() bool { return one.Stats().Draining == 1 || other.Owns(0) })
+	testkit.Until(t, "the partition is to move, or has moved", func() bool {
+		return one.Stats().Draining == 1 || other.Owns(0)
+	})
 	clients.Beats(t, one, 3)
 	clients.Beats(t, two, 3)
 	if _, owned := other.Partition(0); owned {
