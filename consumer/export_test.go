@@ -26,6 +26,9 @@ func (c *Consumer) QuietAfter(d time.Duration) { c.times.quiet = d }
 // LeaveWithin sets how long Run tries to leave the lease after the last batch.
 func (c *Consumer) LeaveWithin(d time.Duration) { c.times.leave = d }
 
+// RecordWithin sets how long recording the ends of ownerships may take.
+func (c *Consumer) RecordWithin(d time.Duration) { c.times.record = d }
+
 // Announced reports whether the table has the trigger that notifies.
 func (c *Consumer) Announced() bool { return c.announced }
 

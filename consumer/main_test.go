@@ -166,6 +166,7 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
 		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
 	w.LeaveWithin(testkit.Patience / 2) // on a busy machine too
+	w.RecordWithin(testkit.Patience / 2)
 	t.Cleanup(w.close)
 	return w
 }

@@ -9,10 +9,8 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-const (
-	recordTime = 2 * time.Second // the most that recording ends takes
-	atOnce     = 4096            // the most partitions that begin or end in one transaction
-)
+// atOnce is the most partitions that begin or end in one transaction.
+const atOnce = 4096
 
 // ends records the ends of ownerships, those that come together in one statement. A record that fails
 // is repeated each second, so that no partition counts as crashed after an outage of the database.
@@ -89,7 +87,7 @@ func writeEnds(db *db, owned []*ownership) error {
 	for _, o := range owned {
 		numbers, epochs = append(numbers, int32(o.Number)), append(epochs, o.Epoch)
 	}
-	return handlers.InTime(context.Background(), recordTime, db.times.overrun, func(ctx context.Context) error {
+	return handlers.InTime(context.Background(), db.times.record, db.times.overrun, func(ctx context.Context) error {
 		return db.end(ctx, numbers, epochs)
 	})
 }

@@ -26,6 +26,7 @@ type timings struct {
 	outage      time.Duration // between two attempts of a process while something is away
 	quiet       time.Duration // for this long after a notification, the process polls each time
 	leave       time.Duration // for leaving the lease after the last batch
+	record      time.Duration // the most that recording the ends of ownerships takes
 	answer      time.Duration // the most that a poll, or the begin of ownerships, takes
 	look        time.Duration // between two looks whether the transaction of a call still exists
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
@@ -33,7 +34,7 @@ type timings struct {
 }
 
 var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauses: worker.OutagePauses, outage: 100 * time.Millisecond,
-	quiet: 10 * time.Second, leave: 2 * time.Second, answer: answerTime,
+	quiet: 10 * time.Second, leave: 2 * time.Second, record: 2 * time.Second, answer: answerTime,
 	look: 5 * time.Second, overrun: drainMargin, rows: rowsOfPoll}
 
 // A planner knows all parts of a Run, and passes the results of each part to the others. The parts

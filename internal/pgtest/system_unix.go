@@ -25,6 +25,7 @@ func openLocked(path string, how int) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
+	_ = f.Chmod(0o644) // whatever the umask is: root's processes and the server's user open it; its owner may
 	for {
 		err := syscall.Flock(int(f.Fd()), how)
 		if err == nil {
