@@ -69,11 +69,12 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	p.freed = p.freed || end.dead && e.job.isRetry // even after an error, as the commit may have happened
 	if err != nil {
 		if !p.lost {
-			p.delayOf(e.job).notBefore = time.Now().Add(breakWait)
+			p.delayOf(e.job).lose(time.Now())
 			e.log.Warn("consumer: failed attempt not recorded, row handled again", slog.Int64("id", r.id), slog.Any("error", err))
 		}
 		return false
 	}
+	p.delayOf(e.job).losses = 0
 	e.report(r, end)
 	return true
 }

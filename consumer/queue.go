@@ -44,7 +44,16 @@ type delay struct {
 	away      int      // attempts in a row that found away what handlers need: the rows pause
 	triedKeys []string // keys that failed in that time
 	breaks    int      // batches in a row that were broken off
+	losses    int      // failed attempts in a row that could not be recorded
 	free      bool     // another partition has succeeded, so this one is tried at once
+}
+
+// lose lets rows wait because a failed attempt could not be recorded. The handler is called for the
+// row again, and perhaps the database never records that, so the rows wait longer each time.
+func (d *delay) lose(now time.Time) {
+	wait := min(breakWait<<min(d.losses, 10), time.Minute)
+	d.losses++
+	d.notBefore = now.Add(wait)
 }
 
 // leaveOut returns the keys to leave out of a read.

@@ -387,3 +387,25 @@ func TestOldAnswerBringsNoBlockedRowBack(t *testing.T) {
 		t.Error("a new answer does not bring it")
 	}
 }
+
+// A row whose failed attempts the database refuses to record is handled again ever more seldom.
+func TestFailureThatIsNotRecordedWaitsLongerEachTime(t *testing.T) {
+	p := newPlant(t, 1, 1)
+	p.due()
+	calls := 0
+	p.ends = func(_ *job, parts []*part) result {
+		calls++
+		parts[0].due = true
+		parts[0].rows.lose(p.now)
+		return result{parts: parts}
+	}
+	p.run(100 * time.Second)
+	if calls < 5 || calls > 8 {
+		t.Errorf("%d calls in 100 s", calls)
+	}
+	calls = 0
+	p.run(10 * time.Minute)
+	if calls < 9 || calls > 11 {
+		t.Errorf("%d calls in the next 10 min, want one each minute", calls)
+	}
+}
