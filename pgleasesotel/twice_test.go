@@ -25,14 +25,16 @@ func TestClientsOfOneProviderNeedAttributes(t *testing.T) {
 		defer both[i].Close(context.WithoutCancel(t.Context()))
 	}
 	first := testkit.Must(pgleasesotel.Observe(provider, both[0]))(t)
-	if _, err := pgleasesotel.Observe(provider, both[1]); err == nil || !strings.Contains(err.Error(), "give each attributes of its own") {
+	_, err := pgleasesotel.Observe(provider, both[1])
+	if err == nil || !strings.Contains(err.Error(), "give each attributes of its own") {
 		t.Fatalf("the second client: error %v", err)
 	}
 	second := testkit.Must(pgleasesotel.Observe(provider, both[1], attribute.String("client", "second")))(t)
 	testkit.OK(t, both[1].Close(t.Context()))
 	got := collect(t, reader)
-	if got["pgleases.trust.remaining"] <= 0 || got["pgleases.trust.remaining second"] != 0 {
-		t.Errorf("trust of the live client %v, and of the one that has ended %v", got["pgleases.trust.remaining"], got["pgleases.trust.remaining second"])
+	live, ended := got["pgleases.trust.remaining"], got["pgleases.trust.remaining second"]
+	if live <= 0 || ended != 0 {
+		t.Errorf("trust of the live client %v, and of the one that has ended %v", live, ended)
 	}
 	testkit.OK(t, second.Unregister())
 	testkit.OK(t, first.Unregister())
@@ -63,7 +65,8 @@ func TestSecondUnregisterFreesNoSuccessor(t *testing.T) {
 func TestNilProviderIsAnError(t *testing.T) {
 	client := testkit.Must(pgleases.NewClient(t.Context(), testkit.Pool(t, pgtest.Database(t))))(t)
 	defer client.Close(context.WithoutCancel(t.Context()))
-	if _, err := pgleasesotel.Observe(nil, client); err == nil || !strings.Contains(err.Error(), "the provider is nil") {
+	_, err := pgleasesotel.Observe(nil, client)
+	if err == nil || !strings.Contains(err.Error(), "the provider is nil") {
 		t.Errorf("error %v", err)
 	}
 }

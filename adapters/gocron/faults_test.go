@@ -67,7 +67,12 @@ func work(url string) error {
 	if err != nil {
 		return err
 	}
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithTTL(workerTTL), pgleases.WithLogger(slog.New(slog.DiscardHandler)))
+	client, err := pgleases.NewClient(
+		ctx, pool,
+		pgleases.WithoutMigration(),
+		pgleases.WithTTL(workerTTL),
+		pgleases.WithLogger(slog.New(slog.DiscardHandler)),
+	)
 	if err != nil {
 		return err
 	}
@@ -93,7 +98,8 @@ func work(url string) error {
 func TestLockerRunsNoTickTwiceUnderFaults(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	url := pgtest.MigratedDatabase(t, "CREATE TABLE public.ran (tick text, pid int); GRANT SELECT, INSERT ON public.ran TO PUBLIC")
+	url := pgtest.MigratedDatabase(t,
+		"CREATE TABLE public.ran (tick text, pid int); GRANT SELECT, INSERT ON public.ran TO PUBLIC")
 	pool := testkit.Pool(t, url)
 	runs := func() int { return testkit.Value[int](t, pool, "SELECT count(*) FROM public.ran") }
 	var processes []*exec.Cmd
@@ -116,7 +122,8 @@ func TestLockerRunsNoTickTwiceUnderFaults(t *testing.T) {
 		testkit.Until(t, "the job runs", func() bool { return runs() >= before+2 })
 	}
 	all, twice := runs(), testkit.Value[int](t, pool, "SELECT count(*) - count(DISTINCT tick) FROM public.ran")
-	t.Logf("%d runs in %d processes, under %d faults; ticks that ran twice: %d", all, testkit.Value[int](t, pool, "SELECT count(DISTINCT pid) FROM public.ran"), faults, twice)
+	pids := testkit.Value[int](t, pool, "SELECT count(DISTINCT pid) FROM public.ran")
+	t.Logf("%d runs in %d processes, under %d faults; ticks that ran twice: %d", all, pids, faults, twice)
 	if twice > 0 {
 		t.Errorf("%d ticks ran twice", twice)
 	}

@@ -45,6 +45,7 @@ func TestLockerRunsEachTickOnce(t *testing.T) {
 	t.Parallel()
 	const every, ticks, apart = 2 * time.Second, 6, 700 * time.Millisecond
 	ours := func(locks *lock.Locks) gocron.Locker { return NewLocker(locks, time.Minute) }
+	unkept := func(locks *lock.Locks) gocron.Locker { return naive{locks} }
 	for name, test := range map[string]struct {
 		locker   func(*lock.Locks) gocron.Locker
 		phase    time.Duration // of the first process, in a period
@@ -52,25 +53,35 @@ func TestLockerRunsEachTickOnce(t *testing.T) {
 	}{
 		"ours":               {ours, 300 * time.Millisecond, ticks, ticks},
 		"ours, in 7 periods": {ours, 1700 * time.Millisecond, ticks + 1, ticks + 1},
-		"naive":              {func(locks *lock.Locks) gocron.Locker { return naive{locks} }, 300 * time.Millisecond, ticks + 1, 2 * ticks},
+		"naive":              {unkept, 300 * time.Millisecond, ticks + 1, 2 * ticks},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-			lockers := []gocron.Locker{test.locker(lock.New(clients.New(t, pool), pool)), test.locker(lock.New(clients.New(t, pool), pool))}
+			lockers := []gocron.Locker{
+				test.locker(lock.New(clients.New(t, pool), pool)),
+				test.locker(lock.New(clients.New(t, pool), pool)),
+			}
 			var ran, refused atomic.Int32
 			var schedulers []gocron.Scheduler
 			start := time.Now().Truncate(every).Add(every + test.phase)
 			for i, locker := range lockers {
 				s := scheduler(t, gocron.WithDistributedLocker(locker))
 				first := start.Add(time.Duration(i) * apart)
-				testkit.Must(s.NewJob(gocron.DurationJob(every), gocron.NewTask(func() { ran.Add(1) }), gocron.WithName("report"),
-					gocron.WithStartAt(gocron.WithStartDateTime(first)), gocron.WithStopAt(gocron.WithStopDateTime(first.Add(ticks*every-every/2))),
-					gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
-						if refused.Add(1); !errors.Is(err, lock.ErrHeld) {
-							t.Error(err)
-						}
-					}))))(t)
+				last := first.Add(ticks*every - every/2)
+				onError := gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) {
+					if refused.Add(1); !errors.Is(err, lock.ErrHeld) {
+						t.Error(err)
+					}
+				})
+				testkit.Must(s.NewJob(
+					gocron.DurationJob(every),
+					gocron.NewTask(func() { ran.Add(1) }),
+					gocron.WithName("report"),
+					gocron.WithStartAt(gocron.WithStartDateTime(first)),
+					gocron.WithStopAt(gocron.WithStopDateTime(last)),
+					gocron.WithEventListeners(onError),
+				))(t)
 				if l, ok := locker.(*Locker); ok {
 					l.Attach(s)
 				}
@@ -80,7 +91,9 @@ func TestLockerRunsEachTickOnce(t *testing.T) {
 			for _, s := range schedulers {
 				testkit.Until(t, "its ticks are over", func() bool { return len(s.Jobs()) == 0 })
 			}
-			testkit.Until(t, "each tick ran or was refused", func() bool { return ran.Load()+refused.Load() == 2*ticks })
+			testkit.Until(t, "each tick ran or was refused", func() bool {
+				return ran.Load()+refused.Load() == 2*ticks
+			})
 			t.Logf("%d runs in %d ticks of two processes", ran.Load(), ticks)
 			if n := ran.Load(); n < test.min || n > test.max {
 				t.Errorf("%d runs, want %d to %d", n, test.min, test.max)
@@ -97,7 +110,9 @@ func TestLockerRunsSingletonOnce(t *testing.T) {
 		mode  gocron.LimitMode
 		takes time.Duration
 	}{
-		"wait": {gocron.LimitModeWait, 0}, "reschedule": {gocron.LimitModeReschedule, 0}, "reschedule, long runs": {gocron.LimitModeReschedule, 2500 * time.Millisecond},
+		"wait":                  {gocron.LimitModeWait, 0},
+		"reschedule":            {gocron.LimitModeReschedule, 0},
+		"reschedule, long runs": {gocron.LimitModeReschedule, 2500 * time.Millisecond},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -110,15 +125,23 @@ func TestLockerRunsSingletonOnce(t *testing.T) {
 				locker := NewLocker(lock.New(clients.New(t, pool), pool), time.Minute)
 				s := scheduler(t, gocron.WithDistributedLocker(locker))
 				locker.Attach(s)
-				testkit.Must(s.NewJob(gocron.DurationJob(every), gocron.NewTask(func(ctx context.Context) {
+				first := start.Add(time.Duration(i) * 400 * time.Millisecond)
+				report := func(ctx context.Context) {
 					ran <- run{i, int(time.Since(start.Truncate(every)) / every)}
 					select {
 					case <-time.After(test.takes):
 					case <-ctx.Done():
 					}
-				}), gocron.WithName("report"), gocron.WithSingletonMode(test.mode),
-					gocron.WithStartAt(gocron.WithStartDateTime(start.Add(time.Duration(i)*400*time.Millisecond))),
-					gocron.WithEventListeners(gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { refused <- err }))))(t)
+				}
+				onError := gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { refused <- err })
+				testkit.Must(s.NewJob(
+					gocron.DurationJob(every),
+					gocron.NewTask(report),
+					gocron.WithName("report"),
+					gocron.WithSingletonMode(test.mode),
+					gocron.WithStartAt(gocron.WithStartDateTime(first)),
+					gocron.WithEventListeners(onError),
+				))(t)
 				s.Start()
 			}
 			periods, processes := map[int]bool{}, map[int]bool{}
@@ -147,7 +170,8 @@ func TestLockerCloseAndRunNow(t *testing.T) {
 	ran := make(chan struct{}, 100)
 	s := scheduler(t, gocron.WithDistributedLocker(locker))
 	locker.Attach(s)
-	job := testkit.Must(s.NewJob(gocron.DurationJob(time.Hour), gocron.NewTask(func() { ran <- struct{}{} }), gocron.WithName("hourly")))(t)
+	task := gocron.NewTask(func() { ran <- struct{}{} })
+	job := testkit.Must(s.NewJob(gocron.DurationJob(time.Hour), task, gocron.WithName("hourly")))(t)
 	s.Start()
 	for range 2 {
 		testkit.OK(t, job.RunNow())
@@ -157,7 +181,8 @@ func TestLockerCloseAndRunNow(t *testing.T) {
 		t.Errorf("%d locks are kept, want 2", n)
 	}
 	next := testkit.Must(job.NextRun())(t)
-	if taken := testkit.Value[bool](t, pool, "SELECT EXISTS (SELECT FROM pgleases.locks WHERE name = $1)", name("hourly", next.Truncate(time.Hour))); taken {
+	const exists = "SELECT EXISTS (SELECT FROM pgleases.locks WHERE name = $1)"
+	if testkit.Value[bool](t, pool, exists, name("hourly", next.Truncate(time.Hour))) {
 		t.Error("RunNow has the lock of the next run")
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
@@ -210,8 +235,10 @@ func TestLockerRefusesUnknownRuns(t *testing.T) {
 		}
 	}
 	for key, job := range map[string]gocron.JobDefinition{
-		"cron": gocron.CronJob("0 12 * * *", false), "daily": gocron.DailyJob(1, noon),
-		"weekly": gocron.WeeklyJob(1, gocron.NewWeekdays(time.Monday), noon), "monthly": gocron.MonthlyJob(1, gocron.NewDaysOfTheMonth(1), noon),
+		"cron":    gocron.CronJob("0 12 * * *", false),
+		"daily":   gocron.DailyJob(1, noon),
+		"weekly":  gocron.WeeklyJob(1, gocron.NewWeekdays(time.Monday), noon),
+		"monthly": gocron.MonthlyJob(1, gocron.NewDaysOfTheMonth(1), noon),
 	} {
 		testkit.Must(s.NewJob(job, nothing, gocron.WithName(key)))(t)
 		testkit.OK(t, testkit.Must(locker.Lock(t.Context(), key))(t).Unlock(t.Context()))

@@ -32,9 +32,12 @@ type Listener struct {
 
 // New returns a Listener for a topic of a schema. It connects when Ready is called.
 func New(pool *pgxpool.Pool, schema, topic string) *Listener {
+	function := pgx.Identifier{schema}.Sanitize() + ".notify_channel"
 	return &Listener{
-		Heard: make(chan struct{}, 1), pool: pool, topic: topic,
-		channel: "SELECT " + pgx.Identifier{schema}.Sanitize() + ".notify_channel($1::pg_catalog.text), pg_catalog.pg_backend_pid()",
+		Heard:   make(chan struct{}, 1),
+		pool:    pool,
+		topic:   topic,
+		channel: "SELECT " + function + "($1::pg_catalog.text), pg_catalog.pg_backend_pid()",
 	}
 }
 
@@ -77,8 +80,11 @@ func (l *Listener) subscribe(ctx context.Context) error {
 	// Each poll is its own transaction, which a higher isolation level than READ COMMITTED would
 	// break off. It has its own time limit, and between polls the connection is idle. Behind a
 	// pooler no setting would last.
-	_, err := l.conn.Exec(ctx, fmt.Sprintf("SET default_transaction_isolation = 'read committed'; SET statement_timeout = 0; "+
-		"SET idle_session_timeout = 0; LISTEN pgleases_notify_%d", number))
+	_, err := l.conn.Exec(ctx, fmt.Sprintf(`
+		SET default_transaction_isolation = 'read committed';
+		SET statement_timeout = 0;
+		SET idle_session_timeout = 0;
+		LISTEN pgleases_notify_%d`, number))
 	Signal(l.Heard) // an earlier notification may have suppressed that of a new row
 	return err
 }

@@ -11,8 +11,10 @@ import (
 )
 
 // Verbs are the verbs on one schedule or one job. Do also knows retry_failed.
-var Verbs = []string{"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
-	"cancel_job", "retry_job"}
+var Verbs = []string{
+	"pause_schedule", "resume_schedule", "delete_schedule", "trigger_schedule", "backfill_schedule", "retry_tick",
+	"cancel_job", "retry_job",
+}
 
 // A Request is a verb with its object.
 type Request struct {
@@ -33,7 +35,11 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 	case "pause_schedule":
 		return nil, s.Pause(ctx, r.Schedule)
 	case "resume_schedule":
-		return nil, s.Resume(ctx, r.Schedule, map[bool]schedule.ResumeMode{false: schedule.ResumeFromNow, true: schedule.ResumeCatchUp}[r.CatchUp])
+		mode := schedule.ResumeFromNow
+		if r.CatchUp {
+			mode = schedule.ResumeCatchUp
+		}
+		return nil, s.Resume(ctx, r.Schedule, mode)
 	case "delete_schedule":
 		if r.ID == 0 {
 			return nil, s.Delete(ctx, r.Schedule)
@@ -52,7 +58,8 @@ func (r Request) Do(ctx context.Context, s *schedule.Scheduler) (jobs []int64, e
 	case "retry_failed":
 		jobs, refused, err := s.RetryFailed(ctx, r.Kind, r.After)
 		if err == nil && refused > 0 {
-			err = fmt.Errorf("%d were not retried, because their outcome is unknown, their schedule was deleted, or a live job has their unique key", refused)
+			err = fmt.Errorf("%d were not retried, because their outcome is unknown, their schedule was deleted, "+
+				"or a live job has their unique key", refused)
 		}
 		return jobs, err
 	}
