@@ -92,7 +92,8 @@ func TestClientThatEndedIsNotAlive(t *testing.T) {
 	newer := clients.New(t, pool, pgleases.WithClientID("a"))
 	testkit.Receive(t, "the older ends", older.Done())
 	expect(t, "liveness of the superseded", health.Liveness(older), http.StatusServiceUnavailable, "superseded")
-	expect(t, "readiness of the superseded", health.Readiness(older), http.StatusServiceUnavailable, "the client ends: pgleases: superseded")
+	expect(t, "readiness of the superseded", health.Readiness(older), http.StatusServiceUnavailable,
+		"the client ends: pgleases: superseded")
 
 	lease := testkit.Must(newer.Lease(t.Context(), "work", 4))(t)
 	testkit.OK(t, lease.Wait(t.Context()))

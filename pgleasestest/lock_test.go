@@ -20,7 +20,8 @@ func TestTheClientTakesLocksWithoutAPool(t *testing.T) {
 		if _, err := locks.TryAcquire(t.Context(), "report"); !errors.Is(err, lock.ErrHeld) {
 			t.Errorf("a lock that is held: %v", err)
 		}
-		if ran, err := locks.TryDo(t.Context(), "report", func(context.Context) error { return nil }); ran || err != nil {
+		ran, err := locks.TryDo(t.Context(), "report", func(context.Context) error { return nil })
+		if ran || err != nil {
 			t.Errorf("TryDo of a lock that is held: %v, %v", ran, err)
 		}
 		if err := first.Guard(t.Context(), nil); err != nil {
@@ -63,8 +64,8 @@ func TestNestedLockNamesItsCaller(t *testing.T) {
 		testkit.OK(t, locks.Do(t.Context(), "report", func(ctx context.Context) error {
 			testkit.OK(t, locks.Do(ctx, "other", func(ctx context.Context) error {
 				err := locks.Do(ctx, "report", never)
-				want := `pgleases: acquire lock "report": lock is held: by the caller itself, whose context comes from this lock; ` +
-					"a lock is not reentrant"
+				want := `pgleases: acquire lock "report": lock is held: by the caller itself, ` +
+					"whose context comes from this lock; a lock is not reentrant"
 				if !errors.Is(err, lock.ErrHeld) || err.Error() != want {
 					t.Errorf("nested: %v", err)
 				}
@@ -93,7 +94,8 @@ func TestExpireEndsLocks(t *testing.T) {
 		locks := lock.New(lease.Client(), nil)
 		held := testkit.Must(locks.Acquire(t.Context(), "report"))(t)
 		lease.Expire()
-		if cause := context.Cause(held.Context()); !errors.Is(cause, lock.ErrLost) || !errors.Is(cause, pgleases.ErrTrustLost) {
+		cause := context.Cause(held.Context())
+		if !errors.Is(cause, lock.ErrLost) || !errors.Is(cause, pgleases.ErrTrustLost) {
 			t.Errorf("it ended with %v", cause)
 		}
 		if err := held.Guard(t.Context(), nil); !errors.Is(err, lock.ErrLost) {

@@ -71,7 +71,8 @@ func TestEndCancelsHoldsFirst(t *testing.T) {
 			o.cancel = note("ownership", o.cancel)
 		}
 		end(b, all)
-		if want := append(slices.Repeat([]string{"hold"}, holds), slices.Repeat([]string{"ownership"}, partitions)...); !slices.Equal(ends, want) {
+		want := slices.Concat(slices.Repeat([]string{"hold"}, holds), slices.Repeat([]string{"ownership"}, partitions))
+		if !slices.Equal(ends, want) {
 			t.Errorf("%s: they end in this order: %v", name, ends)
 		}
 	}
@@ -84,7 +85,8 @@ func TestEndOfSomeEndsOnlyTheirHolds(t *testing.T) {
 	after := b.Hold(context.Background())
 	b.End(all[1:2], errLost)
 	if before.Context().Err() == nil || after.Context().Err() != nil {
-		t.Errorf("of %v and %v the first was to end: %v, %v", before.Values(), after.Values(), before.Context().Err(), after.Context().Err())
+		t.Errorf("of %v and %v the first was to end: %v, %v",
+			before.Values(), after.Values(), before.Context().Err(), after.Context().Err())
 	}
 	for range 2 {
 		before.Release()

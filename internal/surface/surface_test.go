@@ -25,7 +25,8 @@ var write = flag.Bool("write", false, "write the files in testdata")
 func expectFile(t *testing.T, name, text string) {
 	t.Helper()
 	testkit.SameAsFile(t, filepath.Join("testdata", name), text, *write,
-		"it is stable, and has changed. If that is meant, correct the sentence of CHANGELOG.md that became wrong, if there is one, and run\n\tgo test ./internal/surface -args -write")
+		"it is stable, and has changed. If that is meant, correct the sentence of CHANGELOG.md that became wrong, "+
+			"if there is one, and run\n\tgo test ./internal/surface -args -write")
 }
 
 var ofUnexported = regexp.MustCompile(`^func \((\w+ )?\*?[a-z]\w*\)`) // a method that users cannot see
@@ -91,7 +92,8 @@ func declarations(t *testing.T, dir string) (all []string) {
 // What psql, other languages and monitoring read and call: tables and views with their columns, and functions.
 const surface = `
 SELECT string_agg(line, E'\n' ORDER BY line COLLATE "C") || E'\n' FROM (
-	SELECT format('%s %s.%s %s', CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END, c.relname, a.attname, format_type(a.atttypid, a.atttypmod)) AS line
+	SELECT format('%s %s.%s %s', CASE c.relkind WHEN 'v' THEN 'view' ELSE 'table' END, c.relname, a.attname,
+	              format_type(a.atttypid, a.atttypmod)) AS line
 	FROM pg_class AS c JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 	WHERE c.relnamespace = 'pgleases'::regnamespace AND c.relkind IN ('r', 'v')
 	UNION ALL
