@@ -23,7 +23,8 @@ func calls(t *testing.T, rows int) (url string, pool *pgxpool.Pool) {
 	t.Helper()
 	url = pgtest.MigratedDatabase(t)
 	pool = testkit.Pool(t, url)
-	_, block, _ := strings.Cut(string(testkit.Must(os.ReadFile("../../docs/concepts.md"))(t)), "```sql\nCREATE TABLE calls")
+	page := string(testkit.Must(os.ReadFile("../../docs/concepts.md"))(t))
+	_, block, _ := strings.Cut(page, "```sql\nCREATE TABLE calls")
 	block, _, found := strings.Cut(block, "```")
 	if !found {
 		t.Fatal("docs/concepts.md has no table calls")
@@ -44,7 +45,8 @@ func TestFailedCallDelaysItsRowOnly(t *testing.T) {
 		ended <- run(ctx, url, func(ctx context.Context, id int64, _ pgleases.Partition) error {
 			made <- id
 			var due bool
-			if err := pool.QueryRow(ctx, "SELECT next_at <= now() FROM calls WHERE id = $1", id).Scan(&due); err != nil || !due {
+			err := pool.QueryRow(ctx, "SELECT next_at <= now() FROM calls WHERE id = $1", id).Scan(&due)
+			if err != nil || !due {
 				t.Errorf("row %d was called before its time, %v", id, err)
 			}
 			if id == 1 && !failed {
@@ -64,7 +66,8 @@ func TestFailedCallDelaysItsRowOnly(t *testing.T) {
 	if err := testkit.Receive(t, "it ends", ended); err != nil {
 		t.Errorf("it ended with %v", err)
 	}
-	if got := testkit.Value[string](t, pool, "SELECT string_agg(attempts || ' ' || coalesce(error, '-'), ', ' ORDER BY id) FROM calls"); got != `1 "503 \xff\x00", 0 -, 0 -` {
+	const rows = "SELECT string_agg(attempts || ' ' || coalesce(error, '-'), ', ' ORDER BY id) FROM calls"
+	if got := testkit.Value[string](t, pool, rows); got != `1 "503 \xff\x00", 0 -, 0 -` {
 		t.Errorf("the rows have %s", got)
 	}
 }
@@ -79,7 +82,10 @@ func TestLossOfThePartitionIsNoFailure(t *testing.T) {
 	lost := errors.New("lost")
 	for _, failure := range []error{nil, errors.New("interrupted")} {
 		ctx, lose := context.WithCancelCause(t.Context())
-		err := callNext(ctx, pool, lease, p, func(context.Context, int64, pgleases.Partition) error { lose(lost); return failure })
+		err := callNext(ctx, pool, lease, p, func(context.Context, int64, pgleases.Partition) error {
+			lose(lost)
+			return failure
+		})
 		if !errors.Is(err, lost) {
 			t.Errorf("it returned %v", err)
 		}
@@ -92,7 +98,8 @@ func TestLossOfThePartitionIsNoFailure(t *testing.T) {
 	if !errors.Is(err, pgleases.ErrNotOwner) {
 		t.Errorf("under an older epoch it returned %v", err)
 	}
-	if got := testkit.Value[int](t, pool, "SELECT count(*) FROM calls WHERE done_at IS NULL AND attempts = 0 AND error IS NULL"); got != 1 {
+	const unchanged = "SELECT count(*) FROM calls WHERE done_at IS NULL AND attempts = 0 AND error IS NULL"
+	if got := testkit.Value[int](t, pool, unchanged); got != 1 {
 		t.Error("the row has changed")
 	}
 }

@@ -31,7 +31,8 @@ type process struct {
 func start(t *testing.T, pool *pgxpool.Pool, id string, weight int) process {
 	t.Helper()
 	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	p := process{client: clients.New(t, pool, pgleases.WithClientID(id), pgleases.WithMetadata(map[string]string{"address": listener.Addr().String()})), refusals: new(atomic.Int32)}
+	address := pgleases.WithMetadata(map[string]string{"address": listener.Addr().String()})
+	p := process{client: clients.New(t, pool, pgleases.WithClientID(id), address), refusals: new(atomic.Int32)}
 	p.lease = testkit.Must(p.client.Lease(t.Context(), "router", 8, pgleases.WithWeight(weight)))(t)
 	router := newRouter(p.client, p.lease)
 	p.server = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
@@ -73,7 +74,8 @@ func TestRequestsReachTheOwner(t *testing.T) {
 			owner = "a"
 		}
 		for i, p := range []process{a, b, a} {
-			if got, want := p.get(t, key), fmt.Sprintf("200 OK %s counts %d for %s under epoch ", owner, i+1, key); !strings.HasPrefix(got, want) {
+			want := fmt.Sprintf("200 OK %s counts %d for %s under epoch ", owner, i+1, key)
+			if got := p.get(t, key); !strings.HasPrefix(got, want) {
 				t.Errorf("%s answers %q, not %q", p.client.ID(), got, want)
 			}
 		}

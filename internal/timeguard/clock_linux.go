@@ -12,7 +12,8 @@ const clockMonotonic = 1 // CLOCK_MONOTONIC of clock_gettime(2), which package s
 // set. Package time reads the same clock, but exposes only differences within a process.
 func Now() Instant {
 	var t syscall.Timespec
-	if _, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0); errno != 0 {
+	_, _, errno := syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0)
+	if errno != 0 {
 		panic(fmt.Sprintf("timeguard: clock_gettime: %v", errno)) // every Linux has this clock
 	}
 	return Instant(t.Nano())

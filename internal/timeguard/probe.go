@@ -52,7 +52,8 @@ func Probe(ctx context.Context, url string, tell func(until Instant, spells []Sp
 			spells = append(spells, s)
 		case <-tick.C:
 			now := Now()
-			if due := last + Instant(wakeEvery); now.Sub(due) >= least {
+			due := last + Instant(wakeEvery)
+			if now.Sub(due) >= least {
 				spells = append(spells, Spell{"woken", due, now})
 			}
 			last = now
@@ -60,7 +61,8 @@ func Probe(ctx context.Context, url string, tell func(until Instant, spells []Sp
 		if last.Sub(reported) >= reportEvery {
 			reported = last
 			until := last
-			if since := asking.Load(); since > 0 { // the answer's lateness is not known yet
+			since := asking.Load()
+			if since > 0 { // the answer's lateness is not known yet
 				until = min(until, Instant(since))
 			}
 			tell(until, spells)
@@ -89,7 +91,8 @@ func ask(ctx context.Context, url string, asking *atomic.Int64, answers chan<- S
 			_ = conn.Close(ctx)
 			conn = nil
 		}
-		if now := Now(); now.Sub(began) >= least && ctx.Err() == nil {
+		now := Now()
+		if now.Sub(began) >= least && ctx.Err() == nil {
 			select {
 			case answers <- Spell{"answered", began, now}:
 			case <-ctx.Done():

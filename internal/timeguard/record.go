@@ -33,7 +33,8 @@ var own struct {
 func probed() (end func()) {
 	own.mu.Lock()
 	defer own.mu.Unlock()
-	if own.scenarios++; own.scenarios == 1 {
+	own.scenarios++
+	if own.scenarios == 1 {
 		ctx, cancel := context.WithCancel(context.Background())
 		r := NewRecord("the test process")
 		ended := make(chan struct{})
@@ -43,7 +44,8 @@ func probed() (end func()) {
 	return func() {
 		own.mu.Lock()
 		defer own.mu.Unlock()
-		if own.scenarios--; own.scenarios == 0 {
+		own.scenarios--
+		if own.scenarios == 0 {
 			own.end()
 		}
 	}
@@ -89,7 +91,8 @@ func (r *Record) Stop() {
 func (r *Record) Continue() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := len(r.excess); n > 0 && r.excess[n-1].To == forever {
+	n := len(r.excess)
+	if n > 0 && r.excess[n-1].To == forever {
 		r.excess[n-1].To = Now()
 	}
 }
@@ -176,7 +179,8 @@ func Late(from, to Instant) (time.Duration, string) {
 	var most time.Duration
 	description := "nothing was late"
 	for _, r := range machine.records {
-		if d, text := r.late(Spell{From: from, To: to}); d > most {
+		d, text := r.late(Spell{From: from, To: to})
+		if d > most {
 			most, description = d, text
 		}
 	}

@@ -56,6 +56,9 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 	const ms = time.Millisecond
 	miss := func(try *Try) { try.Missed(time.Now(), time.Second, "too slow") }
 	brief := func(try *Try) { try.Brief(time.Second); try.Errorf("overlap"); try.Fatal("and more") }
+	overlap := func(try *Try) { try.Fatalf("overlap") }
+	overlapAndMiss := func(try *Try) { try.Errorf("overlap"); miss(try) }
+	always := []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}
 	for _, test := range []struct {
 		name     string
 		late     []time.Duration
@@ -68,17 +71,18 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 		{"missed on time", []time.Duration{0}, miss, 1, "too slow"},
 		{"missed, and late by a twentieth of what was allowed", []time.Duration{50 * ms}, miss, 1, "too slow"},
 		{"missed on time after being late", []time.Duration{200 * ms, 200 * ms, 0}, miss, 3, "too slow"},
-		{"always late", []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}, miss, 5, "late in each of 5 tries"},
-		{"safety, on a machine that was late", []time.Duration{time.Hour}, func(try *Try) { try.Fatalf("overlap") }, 1, "overlap"},
+		{"always late", always, miss, 5, "late in each of 5 tries"},
+		{"safety, on a machine that was late", []time.Duration{time.Hour}, overlap, 1, "overlap"},
 		{"brief, on time", []time.Duration{0}, brief, 1, "overlap"},
 		{"brief, late once", []time.Duration{200 * ms, 0}, brief, 2, "overlap"},
-		{"brief, always late", []time.Duration{200 * ms, 300 * ms, 400 * ms, 500 * ms, 600 * ms}, brief, 5, "late in each of 5 tries"},
-		{"safety, then a deadline", []time.Duration{time.Hour}, func(try *Try) { try.Errorf("overlap"); miss(try) }, 1, "overlap"},
+		{"brief, always late", always, brief, 5, "late in each of 5 tries"},
+		{"safety, then a deadline", []time.Duration{time.Hour}, overlapAndMiss, 1, "overlap"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			v, begun := judge(t, test.late, test.scenario)
 			if begun != test.begun || v.failed != (test.says != "") || !strings.Contains(v.text, test.says) {
-				t.Errorf("begun %d times, not %d; failed %v: %q; want %q", begun, test.begun, v.failed, v.text, test.says)
+				t.Errorf("begun %d times, not %d; failed %v: %q; want %q",
+					begun, test.begun, v.failed, v.text, test.says)
 			}
 		})
 	}
@@ -102,7 +106,9 @@ func TestDeadlineIsJudgedIfMachineKeptTime(t *testing.T) {
 func TestRepeatsAreNotedInTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "repeats")
 	t.Setenv(notes.FileVariable, path)
-	judge(t, []time.Duration{time.Hour, time.Hour, 0}, func(try *Try) { try.Missed(time.Now(), time.Second, "too\nslow") })
+	judge(t, []time.Duration{time.Hour, time.Hour, 0}, func(try *Try) {
+		try.Missed(time.Now(), time.Second, "too\nslow")
+	})
 	line := "repeated " + t.Name() + ": too slow: late by 1h0m0s\n"
 	if text := string(testkit.Must(os.ReadFile(path))(t)); text != line+line {
 		t.Errorf("the file has %q", text)
@@ -136,7 +142,12 @@ func TestRecordCountsUnintendedDelaysInTheWindow(t *testing.T) {
 		return now - Instant(time.Hour) + Instant(time.Duration(ms)*time.Millisecond)
 	}
 	r := &Record{name: "it", until: now}
-	r.Add(now, []Spell{{"woken", at(100), at(150)}, {"woken", at(200), at(230)}, {"answered", at(100), at(140)}, {"woken", at(900), at(1900)}})
+	r.Add(now, []Spell{
+		{"woken", at(100), at(150)},
+		{"woken", at(200), at(230)},
+		{"answered", at(100), at(140)},
+		{"woken", at(900), at(1900)},
+	})
 	r.excess = []Spell{{From: at(1000), To: at(1800)}}
 	for window, want := range map[[2]int]time.Duration{{0, 2000}: 80, {120, 210}: 40, {300, 900}: 0, {240, 2000}: 0} {
 		if got, text := r.late(Spell{From: at(window[0]), To: at(window[1])}); got != want*time.Millisecond {

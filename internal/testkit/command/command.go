@@ -30,16 +30,19 @@ var Built string
 // Main builds the command, and runs the tests of a package for its TestMain.
 func Main(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue { // they wait most of the time
+	f := flag.Lookup("test.parallel")
+	if f.Value.String() == f.DefValue { // they wait most of the time
 		_ = flag.Set(f.Name, "16")
 	}
 	dir, err := os.MkdirTemp("", "pgleases-run-")
 	code := 1
 	if err == nil {
 		Built = filepath.Join(dir, "pgleases")
-		var out []byte
 		// go run keeps what it has linked for the next package, and go build does not.
-		if out, err = exec.Command("go", "run", "-exec", "cp", "github.com/pgleases/pgleases/cmd/pgleases", Built).CombinedOutput(); err == nil {
+		build := exec.Command("go", "run", "-exec", "cp", "github.com/pgleases/pgleases/cmd/pgleases", Built)
+		var out []byte
+		out, err = build.CombinedOutput()
+		if err == nil {
 			end := pgtest.Keep()
 			code = m.Run()
 			err = end()
@@ -172,7 +175,8 @@ type Proxy struct {
 func NewProxy(t testing.TB, databaseURL string) *Proxy {
 	t.Helper()
 	u := testkit.Must(url.Parse(databaseURL))(t)
-	p := &Proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)}
+	listener := testkit.Must(net.Listen("tcp", "127.0.0.1:0"))(t)
+	p := &Proxy{upstream: u.Host, conns: make(map[net.Conn]bool), listener: listener}
 	u.Host = p.listener.Addr().String()
 	p.URL = u.String()
 	go p.serve()
