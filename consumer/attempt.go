@@ -140,14 +140,16 @@ func (a *attempt) takePlace() error {
 func (a *attempt) late(h *inHand, single bool) {
 	a.give()
 	a.leave()
-	var free []int
-	if single && len(a.parts) > 1 && h.abandon() {
+	busy := a.parts
+	if single && len(busy) > 1 && h.abandon() {
 		_ = a.conn.PgConn().Conn().Close()
 		kept, _ := h.row()
-		for _, p := range a.parts {
-			if p.Number != kept {
-				free = append(free, p.Number)
-			}
+		busy = slices.DeleteFunc(slices.Clone(busy), func(p *part) bool { return p.Number != kept })
+	}
+	var free []int
+	for _, p := range a.execution.parts { // the attempt may be at one of them only, see handleOne
+		if !slices.Contains(busy, p) {
+			free = append(free, p.Number)
 		}
 	}
 	a.overdue(a.job, free)

@@ -85,7 +85,11 @@ func (c *calling) abandoned() outcome {
 	_, id := c.inHand.row()
 	rows := slices.DeleteFunc(slices.Clone(c.out.rows), func(r row) bool { return r.partition != c.kept })
 	at := slices.IndexFunc(rows, func(r row) bool { return r.id == id })
-	return outcome{verdict: failed, rows: rows, at: at, slow: true, err: cmp.Or(c.out.err, ErrTimeout)}
+	verdict := failed
+	if c.out.verdict == unavailable {
+		verdict = unavailable
+	}
+	return outcome{verdict: verdict, rows: rows, at: at, slow: true, err: cmp.Or(c.out.err, ErrTimeout)}
 }
 
 // all calls the handler until all rows are handled, or the process has to stop.

@@ -269,6 +269,14 @@ func (w *worker) polled(n int64) {
 	testkit.Until(w.t, "polls have come back", func() bool { return w.Stats().Polls >= before+n })
 }
 
+// oneOfEachPartition returns a customer of each partition.
+func (db *database) oneOfEachPartition() (all []string) {
+	for partition := range partitions {
+		all = append(all, db.customers(partition, 1)...)
+	}
+	return all
+}
+
 // closer returns a function that closes a channel, once, and at the end of the test at the latest.
 func closer(t testing.TB, c chan struct{}) func() {
 	end := sync.OnceFunc(func() { close(c) })

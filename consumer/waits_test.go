@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
@@ -161,10 +162,7 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 func TestCallOfEachThatIgnoresItsContextKeepsItsPartition(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	var all []string
-	for partition := range partitions {
-		all = append(all, db.customers(partition, 1)...)
-	}
+	all := db.oneOfEachPartition()
 	deaf := all[partitions/2]
 	db.put(all...)
 	end := make(chan struct{})
@@ -185,6 +183,67 @@ func TestCallOfEachThatIgnoresItsContextKeepsItsPartition(t *testing.T) {
 	db.empty("the row is handled in the end")
 	testkit.OK(t, w.end())
 	db.exact(int64(partitions))
+}
+
+// So does a call that hangs when its row is handled again, alone, after it has failed in its batch.
+func TestSecondCallThatHangsKeepsItsPartition(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	all := db.oneOfEachPartition()
+	deaf := all[partitions/2]
+	db.put(all...)
+	end := make(chan struct{})
+	let := closer(t, end)
+	var calls atomic.Int64
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		if row.Key == deaf {
+			switch calls.Add(1) {
+			case 1:
+				return errors.New("reset by peer")
+			case 2:
+				<-end
+			}
+		}
+		return effect(context.WithoutCancel(ctx), tx, row)
+	}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
+	w.LogOverrunAfter(10 * time.Millisecond)
+	w.run()
+	testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
+	db.put(all[0], all[7])
+	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
+	let()
+	db.empty("the row is handled in the end")
+	testkit.OK(t, w.end())
+}
+
+// A call that says Unavailable, long after its timeout, is no failed attempt, whatever its batch has.
+func TestHungCallThatFindsSomethingAwayIsNoAttempt(t *testing.T) {
+	for _, rows := range []int{1, partitions} {
+		t.Run(fmt.Sprint(rows), func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			all := db.oneOfEachPartition()
+			db.put(all[:rows]...)
+			end := make(chan struct{})
+			let := closer(t, end)
+			var calls atomic.Int64
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				if row.Key == all[0] && calls.Add(1) == 1 {
+					<-end
+					return consumer.Unavailable(errors.New("the receiver is away"))
+				}
+				return effect(context.WithoutCancel(ctx), tx, row)
+			}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
+			w.LogOverrunAfter(10 * time.Millisecond)
+			w.run()
+			testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
+			let()
+			db.empty("the row is handled in the end")
+			expect(t, w.Stats().Failures, 0, "failures")
+			expect(t, w.Stats().Pauses, 1, "pauses")
+			testkit.OK(t, w.end())
+		})
+	}
 }
 
 // A batch that goes on for longer than the drain timeout loses its partition to the next owner.

@@ -172,6 +172,9 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 	if e.kind != nil && !suspected {
 		a.bound, unreadable = e.parse(tx, r)
 	}
+	if unreadable == errReadLate {
+		return errReadLate
+	}
 	a.decided = of.decide(e.kind, e.registry.declares(r.Name), e.o.Epoch, unreadable)
 	d, k := &a.decided, e.kind
 	if d.run == nil {

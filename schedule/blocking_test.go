@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -400,6 +401,55 @@ func TestRunsThatIgnoreTheirContextGiveTheirPlaces(t *testing.T) {
 			testkit.Until(t, "all have ended", func() bool { return w.Stats().Overdue == 0 })
 		})
 	}
+}
+
+// So do handlers that ignore their context in a transaction of Guarded.
+func TestRunsThatHangInGuardedGiveTheirPlaces(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(2))
+	w.Times().Overrun = 10 * time.Millisecond
+	end := closer(t)
+	deaf := schedule.AtLeastOnce(w.Scheduler, "deaf", func(ctx context.Context, r schedule.Run[args]) error {
+		return r.Guarded(ctx, func(pgx.Tx) error { <-end; return nil })
+	}, schedule.WithTimeout(200*time.Millisecond))
+	books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
+	testkit.Must(deaf.EnqueueMany(t.Context(), make([]args, 12)))(t)
+	w.run()
+	testkit.Until(t, "places are given to others", func() bool { return w.Stats().Overdue >= 6 })
+	testkit.Must(books.EnqueueMany(t.Context(), make([]args, 20)))(t)
+	becomes(db, "the others run", 20, "SELECT count(*) FROM pgleases.history WHERE kind = 'books' AND outcome = 'succeeded'")
+}
+
+// lazy has arguments whose reading ends when a test lets it.
+type lazy struct{}
+
+var lazyEnds = make(chan struct{})
+
+func (*lazy) UnmarshalJSON([]byte) error { <-lazyEnds; return nil }
+
+// A run whose arguments are read late has given its place, so it takes one for its handler as others do.
+func TestRunsWithArgumentsReadLateTakePlaces(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, schedule.WithMaxRunning(1))
+	w.Times().Overrun = 10 * time.Millisecond
+	end := sync.OnceFunc(func() { close(lazyEnds) })
+	t.Cleanup(end)
+	var now atomic.Int64
+	h := schedule.InTx(w.Scheduler, "lazy", func(context.Context, pgx.Tx, schedule.Run[lazy]) error {
+		defer now.Add(-1)
+		if n := now.Add(1); n > 1 {
+			return fmt.Errorf("%d handlers at once", n)
+		}
+		time.Sleep(10 * time.Millisecond) // the work
+		return nil
+	}, schedule.WithTimeout(2*time.Second))
+	testkit.Must(h.EnqueueMany(t.Context(), make([]lazy, 4)))(t)
+	w.run()
+	testkit.Until(t, "all are read for long", func() bool { return w.Stats().Overdue == 4 })
+	end()
+	becomes(db, "each is called alone", 4, "SELECT count(*) FROM pgleases.history WHERE kind = 'lazy' AND outcome = 'succeeded'")
 }
 
 // endless has arguments whose reading ends when a test lets it.

@@ -19,7 +19,7 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	ctx, cancel := e.limited()
 	defer cancel()
 	watched, stop := worker.WatchTx(ctx, e.db.pool, a.row.Transaction, e.db.times.Look)
-	a.handler = e.call(watched, tx, a, e.run(a))
+	a.handler = e.call(watched, tx.ForHandler(), tx.Late, a, e.run(a))
 	stop()
 	server := tx.Conn().PgConn()
 	switch {
@@ -44,25 +44,33 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 
 // parse reads the arguments of a run, which may call code of the application. It is counted as
 // running, and if it takes longer than a handler may, parse logs that, and lets others have the place
-// of the run.
+// of the run. Then it returns errReadLate, because the run has no place for its handler any more.
 func (e *execution) parse(tx *handlers.Transaction, r *row) (bound boundHandler, err error) {
 	ctx, cancel := e.limited()
 	defer cancel()
-	defer handlers.Watch(ctx, e.db.times.Overrun, func() {
+	late := false
+	ended := handlers.Watch(ctx, e.db.times.Overrun, func() {
 		e.logger().Warn(
 			"schedule: arguments still being read after the timeout", nonEmpty("name", r.Name),
 			slog.Any("cause", context.Cause(ctx)),
 		)
+		late = true
 		tx.Late()
-		e.overdue(e.item.subject)
-	})()
+		e.overdue(e.item.subject, context.Cause(ctx))
+	})
 	defer e.kind.counts.reading()()
 	err = handlers.Call(func() (err error) {
 		bound, err = e.kind.parse(r.Args)
 		return err
 	})
+	ended()
+	if late {
+		return nil, errReadLate
+	}
 	return bound, err
 }
+
+var errReadLate = errors.New("reading the arguments took longer than the timeout of the run: make UnmarshalJSON return")
 
 // limited returns the context of a handler, with its timeout; without a timeout under the clock of
 // a test.
@@ -75,23 +83,20 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 
 // call calls a handler, and records when it returned. tx is nil for a handler outside of a transaction.
 // If a handler continues for long after its context has ended, call logs that, and lets others have
-// the place of the run. The key and the partition wait for it.
-func (e *execution) call(ctx context.Context, tx *handlers.Transaction, a *attempt, run Run[json.RawMessage]) error {
-	var own pgx.Tx
-	late := func() {}
-	if tx != nil {
-		own, late = tx.ForHandler(), tx.Late
-	}
+// the place of the run, and by late what the handler holds. The key and the partition wait for it.
+func (e *execution) call(
+	ctx context.Context, tx pgx.Tx, late func(), a *attempt, run Run[json.RawMessage],
+) error {
 	returned := handlers.Watch(ctx, e.db.times.Overrun, func() {
 		e.runLogger(a).Warn(
 			"schedule: handler still running after its context ended", slog.Any("cause", context.Cause(ctx)),
 		)
 		late()
-		e.overdue(e.item.subject)
+		e.overdue(e.item.subject, context.Cause(ctx))
 	})
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()
-	err := handlers.Call(func() error { return copied(e.around(ctx, own, a.bound, run)) })
+	err := handlers.Call(func() error { return copied(e.around(ctx, tx, a.bound, run)) })
 	returned()
 	called()
 	ended := e.clock.now()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -112,20 +113,57 @@ func (r Run[Args]) Guarded(ctx context.Context, f func(tx pgx.Tx) error) error {
 	return r.outside.guarded(ctx, f)
 }
 
+// openTransactions are those of the calls of Guarded of one handler.
+type openTransactions struct {
+	mu     sync.Mutex // guards the following fields
+	all    map[*handlers.Transaction]bool
+	isLate bool
+}
+
+// add adds a transaction until the caller calls end.
+func (o *openTransactions) add(tx *handlers.Transaction) (end func()) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.all == nil {
+		o.all = make(map[*handlers.Transaction]bool)
+	}
+	o.all[tx] = true
+	if o.isLate {
+		tx.Late()
+	}
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.all, tx)
+	}
+}
+
+// late gives others what the transactions hold, and those that begin later.
+func (o *openTransactions) late() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.isLate = true
+	for tx := range o.all {
+		tx.Late()
+	}
+}
+
 // callOutside calls a handler outside of a transaction, and records its outcome.
 func (e *execution) callOutside(a *attempt) result {
 	run := e.run(a)
+	open := new(openTransactions)
 	guarded := func(ctx context.Context, f func(pgx.Tx) error) error {
 		l := e.kind.limits
-		open := e.db.open(new(runnable), e.item.subject, e.id, l.timeout+time.Second, l.idle)
-		return e.fromHandler(ctx, e.item.lane, e.o.Partition, open, func(tx *handlers.Transaction) error {
+		opening := e.db.open(new(runnable), e.item.subject, e.id, l.timeout+time.Second, l.idle)
+		return e.fromHandler(ctx, e.item.lane, e.o.Partition, opening, func(tx *handlers.Transaction) error {
+			defer open.add(tx)()
 			return f(tx.ForHandler())
 		})
 	}
 	run.outside = &outside{a.of.idempotencyKey(e.db.group, run.At), guarded}
 	ctx, cancel := e.limited()
 	defer cancel()
-	err := e.call(ctx, nil, a, run)
+	err := e.call(ctx, nil, open.late, a, run)
 	life := e.writing() // record what was done, even if runs must end
 	written := false
 	switch {

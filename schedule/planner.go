@@ -30,7 +30,7 @@ type planner struct {
 	finished chan finish
 	gotSlot  chan string  // the kind of a run that got a slot
 	parked   chan subject // a run that needs no place any more, see executor
-	overdue  chan subject // a run whose place others may have, see executor
+	overdue  chan overdue // a run whose place others may have, see executor
 	stopped  <-chan struct{}
 	answers  chan *poll // of capacity 1
 
@@ -50,7 +50,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 	s.counts.polled.Set(time.Now())
 	p := &planner{
 		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), parked: make(chan subject), overdue: make(chan subject),
+		gotSlot: make(chan string), parked: make(chan subject), overdue: make(chan overdue),
 		answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1),
 		cancels: make(map[subject]context.CancelCauseFunc),
 
@@ -88,10 +88,16 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 // pollSoon makes the goroutine poll at once.
 func (p *planner) pollSoon() { listen.Signal(p.wake) }
 
+// An overdue is a run whose context has ended, and in which code of the application goes on.
+type overdue struct {
+	subject
+	timedOut bool // its context ended by its timeout
+}
+
 // noteOverdue passes a run whose place others may have to the goroutine of loop, unless that has ended.
-func (p *planner) noteOverdue(of subject) {
+func (p *planner) noteOverdue(of subject, cause error) {
 	select {
-	case p.overdue <- of:
+	case p.overdue <- overdue{of, cause == ErrTimeout}:
 	case <-p.stopped:
 	}
 }
@@ -134,7 +140,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		case of := <-p.parked:
 			p.queue.park(of, time.Now())
 		case of := <-p.overdue:
-			p.queue.giveUp(of, time.Now())
+			p.queue.giveUp(of.subject, of.timedOut, time.Now())
 			p.s.counts.overdue.Store(int64(len(p.queue.overdue)))
 		case <-p.blockedAll:
 			p.strange = strange{}

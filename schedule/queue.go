@@ -350,15 +350,17 @@ func (q *queue) park(s subject, now time.Time) {
 }
 
 // giveUp lets others have the place of a run in which code of the application goes on after its
-// context has ended, and notes that this is slow. Its key stays busy.
-func (q *queue) giveUp(s subject, now time.Time) {
+// context has ended. Its key stays busy. If it ended by the timeout, the item is slow.
+func (q *queue) giveUp(s subject, timedOut bool, now time.Time) {
 	it, runs := q.running[s]
 	if !runs {
 		return
 	}
 	q.overdue[s] = true
 	q.park(s, now)
-	q.slowDown(it, worker.TimedOut, now)
+	if timedOut {
+		q.slowDown(it, worker.TimedOut, now)
+	}
 }
 
 // end records the end of a run, and reports whether it is news that something that its kind needs

@@ -461,7 +461,7 @@ func TestOverdueRunsGiveTheirPlaces(t *testing.T) {
 	}
 	deaf := begin()
 	for _, it := range deaf {
-		q.giveUp(it.subject, now.Add(time.Minute))
+		q.giveUp(it.subject, true, now.Add(time.Minute))
 	}
 	now = now.Add(time.Minute)
 	more := begin()
@@ -475,7 +475,7 @@ func TestOverdueRunsGiveTheirPlaces(t *testing.T) {
 	}
 	for _, it := range slices.Concat(deaf, more) {
 		q.end(finish{it, result{outcome: stepped, slow: true, why: worker.TimedOut}}, now)
-		q.giveUp(it.subject, now) // it comes too late
+		q.giveUp(it.subject, true, now) // it comes too late
 	}
 	if q.slots.Busy() != 1 || len(q.overdue)+len(q.parked) != 0 {
 		t.Errorf("%d places are taken; %d overdue and %d parked", q.slots.Busy(), len(q.overdue), len(q.parked))

@@ -55,8 +55,10 @@ func init() {
 		}
 		r.clock.staged = stage.Now
 		within := transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}}
-		ignored := func(subject) {}
-		r.exec = executor{within, &s.registry, s.log, func(string) {}, ignored, ignored, new(postponed)}
+		r.exec = executor{
+			transactions: within, registry: &s.registry, log: s.log, postponed: new(postponed),
+			gotSlot: func(string) {}, parked: func(subject) {}, overdue: func(subject, error) {},
+		}
 		return r, nil
 	}
 }

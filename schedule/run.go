@@ -28,11 +28,13 @@ const (
 // poller. It is safe for concurrent use.
 type executor struct {
 	transactions
-	registry  *registry
-	log       *slog.Logger
-	gotSlot   func(kind string) // a run of the kind got a slot, so another may try
-	parked    func(subject)     // the record of an outcome is delayed, or a slot not freed, so the run needs no place
-	overdue   func(subject)     // code of the application goes on after its context, so others may have the place
+	registry *registry
+	log      *slog.Logger
+	gotSlot  func(kind string) // a run of the kind got a slot, so another may try
+	parked   func(subject)     // the record of an outcome is delayed, or a slot not freed, so the run needs no place
+	// overdue is called when code of the application goes on after its context, which ended by the
+	// cause, so others may have the place
+	overdue   func(of subject, cause error)
 	postponed *postponed
 }
 

@@ -18,7 +18,7 @@ func init() {
 // begin at 0 when the process starts.
 type Stats struct {
 	Partitions int // owned
-	Running    int // handlers under way, or reading their arguments, at most WithMaxRunning
+	Running    int // handlers under way, or reading their arguments, at most WithMaxRunning besides those in Overdue
 	// Waiting counts schedules and jobs that are due, and wait for room or for another run of their
 	// key. If there are many, it counts those that the last poll returned.
 	Waiting int

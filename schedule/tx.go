@@ -72,7 +72,12 @@ func (t *transactions) forHandler(
 func (t *transactions) fromHandler(
 	life context.Context, lane worker.Lane, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, lane, func(func()) error { return t.transact(life, p, open, f) })
+	return t.inPlace(life, lane, func(give func()) error {
+		return t.transact(life, p, open, func(tx *handlers.Transaction) error {
+			tx.OnLate(give)
+			return f(tx)
+		})
+	})
 }
 
 // inPlace calls f while it has a place for a handler on the pool. f may give the place to others

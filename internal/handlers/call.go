@@ -56,17 +56,23 @@ func InTime(ctx context.Context, limit, grace time.Duration, f func(context.Cont
 }
 
 // Watch calls late if work continues for longer than grace after its context has ended. The caller
-// calls ended when the work has ended.
+// calls ended when the work has ended. That waits for a call of late, so what late says comes first.
 func Watch(ctx context.Context, grace time.Duration, late func()) (ended func()) {
-	over := make(chan struct{})
+	over, done := make(chan struct{}), make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(done)
 		select {
 		case <-over:
 		case <-time.After(grace):
 			late()
 		}
 	})
-	return func() { stop(); close(over) }
+	return func() {
+		close(over)
+		if !stop() {
+			<-done
+		}
+	}
 }
 
 // Around calls a handler by way of the application's code around it. That gets a function that
