@@ -76,6 +76,7 @@ type partition struct {
 	gone       bool // it is to end
 	blockedDue []blockedRow
 	wasBlocked bool // the last job was one of a blocked row, so rows that are not blocked come next
+	found      bool // a poll found rows while a job worked on it
 	blockedEnd int  // queue.ended after the last such job
 
 	searched  search    // where polls look for rows whose keys are not blocked
@@ -447,6 +448,11 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 			p.answeredAt, p.dueAt, p.besideSlow, p.hung = now, now, false, false
 		}
 		p.state = back.state
+		if j.isRetry && p.found && !p.due {
+			p.due, p.expect = true, max(1, p.expect)
+			p.dueAt, p.besideSlow = now, false
+		}
+		p.found = false
 		if p.wasBlocked = j.isRetry; p.wasBlocked {
 			p.blockedEnd = q.ended
 			p.blockedDue = slices.DeleteFunc(p.blockedDue, func(b blockedRow) bool { return b.id == j.retry.id })
@@ -516,7 +522,11 @@ func (q *queue) answered(a *poll, now time.Time) {
 		}
 	}
 	for _, p := range a.of {
-		if !p.busy && a.has[p.Number] && !p.due { // a job finds out itself
+		switch {
+		case !a.has[p.Number]:
+		case p.busy: // a job finds out itself, unless it is one of a blocked row
+			p.found = true
+		case !p.due:
 			p.due, p.expect = true, max(1, p.expect)
 			p.dueAt, p.besideSlow = now, false
 		}

@@ -388,6 +388,24 @@ func TestOldAnswerBringsNoBlockedRowBack(t *testing.T) {
 	}
 }
 
+// Rows that a poll finds while a blocked row of their partition is handled begin at its end, without
+// another poll.
+func TestRowsFoundBesideABlockedRowBeginAtItsEnd(t *testing.T) {
+	p := newPlant(t, 1, 2)
+	of := p.q.partitions[0]
+	of.blockedDue = []blockedRow{{id: 1}}
+	retry, _ := p.q.next(p.now, p.room)
+	if retry == nil || !retry.isRetry {
+		t.Fatal("the blocked row does not begin")
+	}
+	p.q.answered(&poll{of: p.q.partitions, has: map[int]bool{0: true}, ended: p.q.ended}, p.now)
+	p.q.end(retry, result{parts: retry.parts()}, p.now.Add(time.Second), p.room.size)
+	rows, _ := p.q.next(p.now.Add(time.Second), p.room)
+	if rows == nil || rows.isRetry {
+		t.Errorf("%+v begins after it, want the rows", rows)
+	}
+}
+
 // A row whose failed attempts the database refuses to record is handled again ever more seldom.
 func TestFailureThatIsNotRecordedWaitsLongerEachTime(t *testing.T) {
 	p := newPlant(t, 1, 1)
