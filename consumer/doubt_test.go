@@ -179,6 +179,33 @@ func TestKnownHangsLeaveAPlaceForTheDoubted(t *testing.T) {
 	}
 }
 
+// A row now and then, of a partition that had none since others hung, finds a place though rows that are
+// known to hang are tried again all the time.
+func TestKnownHangsLeaveAPlaceForSeldomRows(t *testing.T) {
+	t.Parallel()
+	for _, size := range []int{4, 10} {
+		t.Run(fmt.Sprintf("%d slots", size), func(t *testing.T) {
+			t.Parallel()
+			c := newClinic(t, 1000, size, 10*time.Second)
+			const every = 3 * time.Second
+			c.sicken(20)
+			for len(c.learned) < 20 {
+				c.live(10*time.Second, every)
+			}
+			c.since = c.now
+			c.live(5*time.Minute, every)
+			if len(c.waits) < 90 {
+				t.Fatalf("%d rows were handled, want 99", len(c.waits))
+			}
+			longest := slices.Max(c.waits)
+			t.Logf("the longest wait of %d rows is %v", len(c.waits), longest)
+			if longest > time.Second {
+				t.Errorf("a row waited for %v", longest)
+			}
+		})
+	}
+}
+
 // A row that is known to hang holds its partition whenever it is tried. So it is tried a tenth of the
 // time, also if no other row waits at that moment, and ninety-nine in a hundred other rows of such
 // partitions do not notice.

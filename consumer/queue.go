@@ -545,7 +545,7 @@ func (q *queue) answered(a *poll, now time.Time) {
 
 // choose chooses the next job. If there is none, it returns how long to wait. Slow work, which may
 // fail, or take long, again and again, has half of the slots at most, and rests while doubted
-// partitions wait for the last of these. Blocked rows are such work too, and take turns with other
+// partitions wait for the last of these, or may come at any time and slow work has others. Blocked rows are such work too, and take turns with other
 // rows while no call hangs. Crash suspects begin alone, and for a while nothing begins beside them.
 func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	held := q.heldTill.Sub(now)
@@ -563,9 +563,11 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 		return q.beginAlone(suspect, now, wait)
 	}
 	has := [classes]bool{doubtedRows: len(doubted) > 0 && q.slots.Room(r.size)}
-	ill := len(slow) > 0 || retry != nil && q.slots.Doubts(everything, now)
-	wanted := len(due) > 0 || len(doubted) > 0 && q.slots.Rooms(r.size) == 1
-	lane := q.slots.Next(r.size, wanted, ill, now)
+	hanging := q.slots.Doubts(everything, now)
+	ill := len(slow) > 0 || retry != nil && hanging
+	several := r.size/2 > 1 // places of slow work
+	lastWanted := q.slots.Rooms(r.size) == 1 && (len(doubted) > 0 || several && hanging)
+	lane := q.slots.Next(r.size, len(due) > 0 || lastWanted, ill, now)
 	if lane == worker.Slow {
 		has[blockedRows], has[slowRows] = retry != nil, len(slow) > 0
 	}
@@ -578,11 +580,11 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	return nil, wait
 }
 
-// comesFirst reports whether the job of a blocked row begins before others, if there are any. While
-// calls hang, it waits as other slow work does, unless an operator asks for it.
+// comesFirst reports whether the job of a blocked row begins at once: it takes turns with others, if
+// there are any. While calls hang, it waits as other slow work does, unless an operator asks for it.
 func (q *queue) comesFirst(retry *job, others bool, now time.Time) bool {
 	hanging := q.slots.Doubts(everything, now)
-	return retry.retry.skip || !others || !q.retried && (retry.retry.asked || !hanging)
+	return retry.retry.skip || (retry.retry.asked || !hanging) && (!others || !q.retried)
 }
 
 // retry returns the job of a blocked row, and notes whose turn is next.
