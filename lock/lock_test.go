@@ -276,7 +276,10 @@ func aGrantThatIsOlderThanTheTrustDoesNotCount(t *timeguard.Try) {
 	testkit.Until(t, "there is trust again", func() bool { return a.client.Stats().Trust > 0 })
 	deliver()
 	late := testkit.Receive(t, "it returns", got)
-	wraps(t, "a grant of before", late.err, pgleases.ErrTrustLost)
+	// When it had connected again, the client may have asked once more, and have found that grant.
+	if !errors.Is(late.err, pgleases.ErrTrustLost) && !errors.Is(late.err, lock.ErrHeld) {
+		t.Errorf("a grant of before: lock %v, error %v", late.held, late.err)
+	}
 	testkit.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 }
 
