@@ -131,8 +131,8 @@
 //	Grüße                    58              266
 //
 // Create ten times as many partitions as you will have processes, because with few partitions the
-// shares are coarse. To change the number later, stop all members, drop the lease with pgleases
-// drop --partitions, and join with the new number.
+// shares are coarse. To change the number later, take the steps of docs/changing-n.md, because a
+// frozen process of the old number may come back.
 //
 // # Identity
 //
