@@ -157,9 +157,8 @@ func (a *attempt) late(h *inHand, single bool) {
 
 // keep notes that the attempt was abandoned, and has only the partition of the row in hand.
 func (a *attempt) keep(h *inHand) {
-	kept, _ := h.row()
-	i := slices.IndexFunc(a.parts, func(p *part) bool { return p.Number == kept })
-	a.kept = a.parts[i]
+	number, _ := h.row()
+	a.kept = byNumber(a.parts)[number]
 }
 
 // outside calls a handler outside of a transaction, and removes the rows that it has handled.

@@ -53,8 +53,8 @@ func WithBatch(rows int, bytes int64) Option {
 // pool's connections minus 1. By default all consumers and groups of schedules on the pool share
 // half of its connections. Each has at least two, or one on a pool of less than 4 connections. If the
 // numbers of a small pool add up to more than half of its connections, besides those that were set,
-// batches take turns, and slow ones leave a turn to the others. Rows that take the
-// handler less than 2 ms in all form one batch, even if others could begin beside it.
+// batches take turns, and slow ones leave a turn to the others. Rows that take the handler less than
+// 2 ms in all form one batch, even if others could begin beside it.
 func WithMaxRunning(n int) Option { return func(o *options) { o.maxRunning, o.limited = n, true } }
 
 // WithPoll sets how often the process polls for rows. The default is 1 s; valid values are 10 ms or

@@ -51,10 +51,11 @@ type delay struct {
 // lose lets rows wait because a failed attempt could not be recorded. The handler is called for the
 // row again, and perhaps the database never records that, so the rows wait longer each time.
 func (d *delay) lose(now time.Time) {
-	wait := min(breakWait<<min(d.losses, 10), time.Minute)
 	d.losses++
-	d.notBefore = now.Add(wait)
+	d.notBefore = now.Add(worker.PauseAfter(d.losses, lossPauses))
 }
+
+var lossPauses = worker.WithoutJitter(worker.Backoff(breakWait, time.Minute))
 
 // leaveOut returns the keys to leave out of a read.
 func (d *delay) leaveOut() []string { return append([]string{}, d.triedKeys...) } // not null
@@ -87,6 +88,12 @@ type partition struct {
 	dueAt      time.Time // since when it is due
 	besideSlow bool      // since then it was in a job in which a partition became slow, perhaps itself
 	hung       bool      // a row was charged for its timeout, and no other was handled since
+}
+
+// becomeDue notes that the partition has rows to handle from now on.
+func (p *partition) becomeDue(now time.Time) {
+	p.due, p.expect = true, max(1, p.expect)
+	p.dueAt, p.besideSlow = now, false
 }
 
 // newPartition returns a partition that no poll has asked about.
@@ -449,8 +456,7 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 		}
 		p.state = back.state
 		if j.isRetry && p.found && !p.due {
-			p.due, p.expect = true, max(1, p.expect)
-			p.dueAt, p.besideSlow = now, false
+			p.becomeDue(now)
 		}
 		p.found = false
 		if p.wasBlocked = j.isRetry; p.wasBlocked {
@@ -527,8 +533,7 @@ func (q *queue) answered(a *poll, now time.Time) {
 		case p.busy: // a job finds out itself, unless it is one of a blocked row
 			p.found = true
 		case !p.due:
-			p.due, p.expect = true, max(1, p.expect)
-			p.dueAt, p.besideSlow = now, false
+			p.becomeDue(now)
 		}
 		if hasSuspect(p.blockedDue) || hasSuspect(a.blockedDue[p.Number]) {
 			p.searched.want(whole) // the end of the owner before may free them
@@ -545,8 +550,9 @@ func (q *queue) answered(a *poll, now time.Time) {
 
 // choose chooses the next job. If there is none, it returns how long to wait. Slow work, which may
 // fail, or take long, again and again, has half of the slots at most, and rests while doubted
-// partitions wait for the last of these, or may come at any time and slow work has others. Blocked rows are such work too, and take turns with other
-// rows while no call hangs. Crash suspects begin alone, and for a while nothing begins beside them.
+// partitions wait for the last of these, or may come at any time and slow work has others. Blocked
+// rows are such work too, and take turns with other rows while no call hangs. Crash suspects begin
+// alone, and for a while nothing begins beside them.
 func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	held := q.heldTill.Sub(now)
 	if q.suspects > 0 && held > 0 {
@@ -556,14 +562,14 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	retry, suspect, waitOfBlocked := q.dueBlocked(now, q.slots.Room(r.size))
 	wait = min(wait, waitOfBlocked)
 	hasSlow := len(doubted)+len(slow) > 0
+	hanging := q.slots.Doubts(everything, now)
 	switch {
-	case retry != nil && q.comesFirst(retry, len(due) > 0 || hasSlow, now):
+	case retry != nil && q.comesFirst(retry, len(due) > 0 || hasSlow, hanging):
 		return q.retry(retry), 0
 	case suspect != nil:
 		return q.beginAlone(suspect, now, wait)
 	}
 	has := [classes]bool{doubtedRows: len(doubted) > 0 && q.slots.Room(r.size)}
-	hanging := q.slots.Doubts(everything, now)
 	ill := len(slow) > 0 || retry != nil && hanging
 	several := r.size/2 > 1 // places of slow work
 	lastWanted := q.slots.Rooms(r.size) == 1 && (len(doubted) > 0 || several && hanging)
@@ -582,8 +588,7 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 
 // comesFirst reports whether the job of a blocked row begins at once: it takes turns with others, if
 // there are any. While calls hang, it waits as other slow work does, unless an operator asks for it.
-func (q *queue) comesFirst(retry *job, others bool, now time.Time) bool {
-	hanging := q.slots.Doubts(everything, now)
+func (q *queue) comesFirst(retry *job, others, hanging bool) bool {
 	return retry.retry.skip || (retry.retry.asked || !hanging) && (!others || !q.retried)
 }
 

@@ -157,6 +157,21 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 	db.exact(1)
 }
 
+// stubborn begins a worker of Each with one slot. Its handler calls a function first, and works on when
+// its context has ended.
+func stubborn(db *database, first func(consumer.Row[Order]) error) *worker {
+	db.t.Helper()
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		err := first(row)
+		if err != nil {
+			return err
+		}
+		return effect(context.WithoutCancel(ctx), tx, row)
+	}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
+	w.LogOverrunAfter(10 * time.Millisecond)
+	return w.run()
+}
+
 // A call of Each that ignores the end of its context keeps the partition of its row. The others of its
 // batch go on, and what it had written for all of them is rolled back.
 func TestCallOfEachThatIgnoresItsContextKeepsItsPartition(t *testing.T) {
@@ -168,14 +183,12 @@ func TestCallOfEachThatIgnoresItsContextKeepsItsPartition(t *testing.T) {
 	end := make(chan struct{})
 	let := closer(t, end)
 	var calls atomic.Int64
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+	w := stubborn(db, func(row consumer.Row[Order]) error {
 		if row.Key == deaf && calls.Add(1) == 1 {
 			<-end
 		}
-		return effect(context.WithoutCancel(ctx), tx, row)
-	}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
-	w.LogOverrunAfter(10 * time.Millisecond)
-	w.run()
+		return nil
+	})
 	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
 	expect(t, calls.Load(), 1, "calls for the row")
 	testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
@@ -195,19 +208,18 @@ func TestSecondCallThatHangsKeepsItsPartition(t *testing.T) {
 	end := make(chan struct{})
 	let := closer(t, end)
 	var calls atomic.Int64
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		if row.Key == deaf {
-			switch calls.Add(1) {
-			case 1:
-				return errors.New("reset by peer")
-			case 2:
-				<-end
-			}
+	w := stubborn(db, func(row consumer.Row[Order]) error {
+		if row.Key != deaf {
+			return nil
 		}
-		return effect(context.WithoutCancel(ctx), tx, row)
-	}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
-	w.LogOverrunAfter(10 * time.Millisecond)
-	w.run()
+		switch calls.Add(1) {
+		case 1:
+			return errors.New("reset by peer")
+		case 2:
+			<-end
+		}
+		return nil
+	})
 	testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
 	db.put(all[0], all[7])
 	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
@@ -227,15 +239,13 @@ func TestHungCallThatFindsSomethingAwayIsNoAttempt(t *testing.T) {
 			end := make(chan struct{})
 			let := closer(t, end)
 			var calls atomic.Int64
-			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+			w := stubborn(db, func(row consumer.Row[Order]) error {
 				if row.Key == all[0] && calls.Add(1) == 1 {
 					<-end
 					return consumer.Unavailable(errors.New("the receiver is away"))
 				}
-				return effect(context.WithoutCancel(ctx), tx, row)
-			}), consumer.WithMaxRunning(1), consumer.WithTimeout(time.Second), backoff(time.Millisecond, time.Millisecond))
-			w.LogOverrunAfter(10 * time.Millisecond)
-			w.run()
+				return nil
+			})
 			testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
 			let()
 			db.empty("the row is handled in the end")

@@ -124,7 +124,7 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			wait := p.begin()
 			timer = time.After(p.poller.idle(p.queue.hasRoom() || p.short(), wait))
 		}
-		p.countOldest()
+		p.countRunning()
 		select {
 		case <-timer:
 		case <-p.wake:
@@ -141,7 +141,6 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 			p.queue.park(of, time.Now())
 		case of := <-p.overdue:
 			p.queue.giveUp(of.subject, of.timedOut, time.Now())
-			p.s.counts.overdue.Store(int64(len(p.queue.overdue)))
 		case <-p.blockedAll:
 			p.strange = strange{}
 		case <-done:
@@ -231,8 +230,9 @@ func (p *planner) countSlow() {
 		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)))
 }
 
-// countOldest notes when the oldest run began.
-func (p *planner) countOldest() {
+// countRunning notes when the oldest run began, and how many are overdue.
+func (p *planner) countRunning() {
+	p.s.counts.overdue.Store(int64(len(p.queue.overdue)))
 	if len(p.queue.order) == 0 {
 		p.s.counts.oldest.Clear()
 		return
@@ -322,7 +322,6 @@ func (p *planner) run(ctx context.Context, o *ownership, it item) result {
 // end receives the end of a run.
 func (p *planner) end(f finish) {
 	delete(p.cancels, f.subject)
-	defer func() { p.s.counts.overdue.Store(int64(len(p.queue.overdue))) }()
 	now := time.Now()
 	since, wasAway := p.queue.outages.Since(f.Kind)
 	if p.queue.end(f, now) {

@@ -41,7 +41,7 @@ func TestOldestRunIsTheOneThatBeganFirst(t *testing.T) {
 			want time.Duration
 		}{{1, 3 * time.Minute}, {0, time.Minute}, {2, 0}} {
 			p.queue.end(finish{numbered(c.ends), result{outcome: stepped}}, time.Now())
-			p.countOldest()
+			p.countRunning()
 			if got := p.s.Stats().OldestRun; got != c.want {
 				t.Errorf("%v after the end of run %d, want %v", got, c.ends, c.want)
 			}

@@ -60,35 +60,36 @@ type opening struct {
 func (t *transactions) forHandler(
 	life context.Context, lane worker.Lane, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, lane, func(give func()) error {
-		return t.inGoroutine(life, p, open, func(tx *handlers.Transaction) error {
-			tx.OnLate(give)
-			return f(tx)
-		})
-	})
+	return t.inPlace(life, lane, t.inGoroutine, p, open, f)
 }
 
 // fromHandler is transact for an f of a handler, in whose goroutine it is called.
 func (t *transactions) fromHandler(
 	life context.Context, lane worker.Lane, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error {
-	return t.inPlace(life, lane, func(give func()) error {
-		return t.transact(life, p, open, func(tx *handlers.Transaction) error {
-			tx.OnLate(give)
-			return f(tx)
-		})
-	})
+	return t.inPlace(life, lane, t.transact, p, open, f)
 }
 
-// inPlace calls f while it has a place for a handler on the pool. f may give the place to others
-// before it returns.
-func (t *transactions) inPlace(life context.Context, lane worker.Lane, f func(give func()) error) error {
+// A transactor runs f in a transaction, as transact does.
+type transactor func(
+	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error
+
+// inPlace calls transact while it has a place for a handler on the pool. The transaction may give the
+// place to others before its end.
+func (t *transactions) inPlace(
+	life context.Context, lane worker.Lane, transact transactor,
+	p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
+) error {
 	give, err := t.places.Take(life, lane)
 	if err != nil {
 		return worker.Lost(fmt.Errorf("place for a handler on the pool: %w", err))
 	}
 	defer give()
-	return f(give)
+	return transact(life, p, open, func(tx *handlers.Transaction) error {
+		tx.OnLate(give)
+		return f(tx)
+	})
 }
 
 // forUs is transact for statements of this package only. If a tracer or a hook of the pool hangs,
