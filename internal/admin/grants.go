@@ -30,6 +30,9 @@ const (
 	// Reads everything, and changes schedules and jobs with schedule.Manage; their tables must exist.
 	ForScheduleOperators Purpose = "schedule-operators"
 
+	// Only enqueues jobs, with schedule.NewEnqueuer; the tables of schedules must exist.
+	ForEnqueuer Purpose = "enqueuer"
+
 	// Runs clients and consumers; their tables must exist.
 	ForConsumers Purpose = "consumers"
 	// Reads everything, and changes consumers with consumer.Manage; their tables must exist.
@@ -38,7 +41,7 @@ const (
 
 // Purposes lists all purposes.
 var Purposes = []Purpose{
-	ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators, ForConsumers,
+	ForApplication, ForGuard, ForReader, ForOperator, ForSchedules, ForScheduleOperators, ForEnqueuer, ForConsumers,
 	ForConsumerOperators,
 }
 
@@ -64,6 +67,8 @@ func Grants(role, schema string, purpose Purpose) (string, error) {
 		text = grants(enginesql.Files, ForApplication) + grants(schedulesql.Files, ForApplication)
 	case ForScheduleOperators:
 		text = grants(enginesql.Files, ForReader) + grants(schedulesql.Files, ForOperator)
+	case ForEnqueuer:
+		text = grants(schedulesql.Files, ForEnqueuer)
 	case ForConsumers:
 		text = grants(enginesql.Files, ForApplication) + grants(consumersql.Files, ForApplication)
 	case ForConsumerOperators:

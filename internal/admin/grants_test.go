@@ -2,6 +2,7 @@ package admin_test
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -62,6 +63,13 @@ const (
 	// Verbs, which run with the rights of their owner.
 	forScheduleOperators = `schedule_backfill() schedule_cancel_job() schedule_catch_up() schedule_delete() schedule_lock() schedule_pause()
 		schedule_resume() schedule_retry_failed() schedule_retry_job() schedule_retry_tick() schedule_trigger()`
+	forEnqueuer = `schedule_clock() schedule_enqueue() schedule_enqueue_or_keep() schedule_enqueue_or_replace() schedule_partition() schedule_wake()`
+	jobsInsert  = `jobs.args jobs.at jobs.begins jobs.due jobs.group_name jobs.key jobs.kind jobs.name jobs.nonce jobs.partition
+		jobs.priority jobs.revision jobs.rule jobs.trigger jobs.unique_key`
+	// Those of OnConflictReplace.
+	jobsReplace = `jobs.args jobs.at jobs.attempts jobs.began jobs.blocked_reason jobs.blocked_since jobs.call jobs.call_began
+		jobs.call_ends jobs.call_epoch jobs.call_once jobs.crash_epoch jobs.crashes jobs.due jobs.error jobs.key jobs.nonce
+		jobs.outages jobs.partition jobs.priority jobs.retry_at jobs.revision`
 	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted() consumer_look()`
 	// These run with the rights of their owner, and lock rows that clients need.
 	forApplications = `end_overrides() trim_events()`
@@ -96,6 +104,11 @@ var mayDo = map[string]string{
 	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules UPDATE": clientsWrite + "server notified history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
+
+	"enqueuer EXECUTE": "notify() notify_channel() partition_for() " + forEnqueuer, "enqueuer USAGE": "schema",
+	"enqueuer SELECT": "notified schedule_groups jobs.due jobs.group_name jobs.id jobs.kind jobs.revision jobs.unique_key",
+	"enqueuer INSERT": jobsInsert,
+	"enqueuer UPDATE": "notified " + jobsReplace,
 
 	"consumers EXECUTE": forAll + " " + forApplications + " " + forAllConsumers, "consumers USAGE": "lock_tokens schema",
 	"consumers SELECT":           clientsRead + "consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status",
@@ -143,6 +156,58 @@ func TestRightsAreThoseWritten(t *testing.T) {
 		if have[right] == "" {
 			t.Errorf("nobody has %s", right)
 		}
+	}
+}
+
+// A role that only enqueues may use all ways to do so, even if PUBLIC may execute no function. It sees
+// no arguments, and neither ends a job nor runs a client.
+func TestEnqueuerOnlyEnqueues(t *testing.T) {
+	t.Parallel()
+	owner, role := roles(t)
+	testkit.Execute(t, owner, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC")
+	url := owner.Config().ConnString()
+	pool := testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(admin.ForEnqueuer) })
+	jobs := schedule.JobsOf[string](testkit.Must(schedule.NewEnqueuer(pool, "shop"))(t), "mail")
+	ctx := t.Context()
+
+	testkit.Must(jobs.Enqueue(ctx, "one", schedule.WithPriority(2), schedule.WithDelay(time.Hour)))(t)
+	testkit.Must(jobs.EnqueueMany(ctx, []string{"two", "three"}, schedule.WithJobKey("k")))(t)
+	id := testkit.Must(jobs.Enqueue(ctx, "four", schedule.WithUnique("u", schedule.OnConflictReject)))(t)
+	_, err := jobs.Enqueue(ctx, "five", schedule.WithUnique("u", schedule.OnConflictReject))
+	if !errors.Is(err, schedule.ErrExists) {
+		t.Errorf("a second job of a unique key: %v", err)
+	}
+	for _, conflict := range []schedule.OnConflict{schedule.OnConflictIgnore, schedule.OnConflictReplace} {
+		again := testkit.Must(jobs.Enqueue(ctx, "six", schedule.WithUnique("u", conflict)))(t)
+		if again != id {
+			t.Errorf("%v returned job %d, not %d", conflict, again, id)
+		}
+	}
+	testkit.OK(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := jobs.EnqueueTx(ctx, tx, "seven")
+		return err
+	}))
+	const enqueued = `SELECT string_agg(args #>> '{}', ' ' ORDER BY id) FROM pgleases.jobs`
+	if got := testkit.Value[string](t, owner, enqueued); got != "one two three six seven" {
+		t.Errorf("the jobs are %s", got)
+	}
+
+	for _, statement := range []string{
+		"SELECT args FROM pgleases.jobs", "SELECT key FROM pgleases.jobs", "DELETE FROM pgleases.jobs",
+		"UPDATE pgleases.jobs SET kind = 'other'", "UPDATE pgleases.jobs SET group_name = 'other'",
+		"SELECT pgleases.schedule_cancel_job('shop', 1, 'why', '')", "SELECT pgleases.schedule_jobs('shop', '', '', '', 0, 9)",
+		"TABLE pgleases.history", "TABLE pgleases.jobs_status", "TABLE pgleases.schedules", "TABLE pgleases.clients",
+		"INSERT INTO pgleases.schedule_groups (name, partitions) VALUES ('other', 1)",
+		"DELETE FROM pgleases.schedule_groups",
+	} {
+		_, err := pool.Exec(ctx, statement, pgx.QueryExecModeSimpleProtocol)
+		if store.Code(err) != "42501" {
+			t.Errorf("%s: %v", statement, err)
+		}
+	}
+	_, err = pgleases.NewClient(ctx, pool, pgleases.WithoutMigration())
+	if store.Code(err) != "42501" {
+		t.Errorf("to run a client, it got %v", err)
 	}
 }
 
