@@ -38,7 +38,7 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	compiled := "\n"
 	sources := append([]string{
 		"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "lock/example_test.go",
-		"fence/recipes_test.go", "schedule/example_test.go", "schedule/scheduletest/docs_test.go",
+		"fence/recipes_test.go", "schedule/example_test.go", "schedule/example_long_test.go", "schedule/scheduletest/docs_test.go",
 		"consumer/example_around_test.go", "consumer/example_atleastonce_test.go", "consumer/example_table_test.go",
 		"example_middleware_test.go", "leader/example_exit_test.go",
 		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "pgleasesprom/example_test.go",
