@@ -179,6 +179,10 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 		{"weight of 1,001", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(1001)}, []string{`"orders"`, "weight 1001", "0 to 1000"}},
 		{"negative handoff delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithHandoffDelay(-time.Second)},
 			[]string{`"orders"`, "handoff delay -1s"}},
+		{"negative rebalance delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithRebalanceDelay(-time.Second)},
+			[]string{`"orders"`, "rebalance delay -1s", "0 to 1h"}},
+		{"rebalance delay of a day", "orders", 4, []pgleases.LeaseOption{pgleases.WithRebalanceDelay(24 * time.Hour)},
+			[]string{`"orders"`, "rebalance delay 24h", "0 to 1h"}},
 		{"negative drain timeout", "orders", 4, []pgleases.LeaseOption{pgleases.WithDrainTimeout(-time.Second)},
 			[]string{`"orders"`, "drain timeout -1s"}},
 	} {

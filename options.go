@@ -30,6 +30,7 @@ const (
 	maxMetadata    = 1024
 	maxSchemaBytes = 63 // PostgreSQL cuts longer identifiers off
 	defaultHandoff = time.Second
+	maxPlacement   = time.Hour // the longest time for which a plan may be held back
 )
 
 // options of a client.
@@ -231,8 +232,8 @@ func hostname() string {
 	return strings.ReplaceAll(strings.ToValidUTF8(host, "?"), "\x00", "?")
 }
 
-// A LeaseOption changes a client's part in one lease. WithWeight, WithHandoffDelay and
-// WithDrainTimeout make them.
+// A LeaseOption changes a client's part in one lease. WithWeight, WithHandoffDelay,
+// WithDrainTimeout and WithRebalanceDelay make them.
 type LeaseOption struct{ set func(*engine.LeaseOptions) }
 
 // WithWeight sets the client's share relative to the other members' shares. The default is 1; valid
@@ -254,6 +255,16 @@ func WithHandoffDelay(delay time.Duration) LeaseOption {
 // with ErrDrainTimeout, and the partition moves even if the work goes on.
 func WithDrainTimeout(timeout time.Duration) LeaseOption {
 	return LeaseOption{func(o *engine.LeaseOptions) { o.DrainTimeout = timeout }}
+}
+
+// WithRebalanceDelay sets how long partitions with a live owner stay where they are after a member
+// has joined the lease or has changed its weight. The default is 0, and valid values are 0 to 1h.
+// Set it if work has state that a new owner has to load: in a rolling deployment, new processes then
+// take over from the old ones that close, and no other partition moves. Partitions without an owner get
+// one at once, as without a delay. A later join begins the delay anew, for at most 5 delays in all.
+// If the members of a lease have different delays, the longest counts.
+func WithRebalanceDelay(delay time.Duration) LeaseOption {
+	return LeaseOption{func(o *engine.LeaseOptions) { o.RebalanceDelay = delay }}
 }
 
 // newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a
@@ -286,6 +297,10 @@ func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []Leas
 	}
 	if o.DrainTimeout < 0 {
 		return o, fmt.Errorf("pgleases: lease %q: drain timeout %v is negative", name, o.DrainTimeout)
+	}
+	if o.RebalanceDelay < 0 || o.RebalanceDelay > maxPlacement {
+		return o, fmt.Errorf("pgleases: lease %q: rebalance delay %v is out of range: 0 to %v",
+			name, o.RebalanceDelay, maxPlacement)
 	}
 	return o, nil
 }

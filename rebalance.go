@@ -13,7 +13,8 @@ import (
 // with the lower ID.
 //
 // The plan has four steps, for the partitions that are not fixed. A fixed partition goes to its
-// member, whatever the shares are: that is how pins, cordons and freezes enter (see fix).
+// member, whatever the shares are: that is how pins, cordons, freezes and rebalance delays enter
+// (see fix).
 //
 //  1. Shares. A member of weight w is due N*w/W of a lease's N partitions; W is the sum of the
 //     weights. It gets the floor of that. The partitions that the floors leave over, the extras,
@@ -121,31 +122,38 @@ func (l *planLease) putFixed(to []int32, free int) {
 	}
 }
 
+// A hold says why the members of a lease keep what they have.
+type hold struct {
+	frozen  bool // by an operator
+	settles bool // a rebalance delay is under way
+}
+
 // fix applies the overrides of operators to a lease: the pinned partitions, with members of a
-// weight above 0, and which of these members are cordoned, by index. A member of a frozen lease
-// keeps what it has. A pinned partition goes to its member. A cordoned member keeps what it has and
-// gets no other partition. The precedence, highest first: freeze, pin, cordon. If all members are
-// cordoned, the lease is treated as frozen.
+// weight above 0, and which of these members are cordoned, by index. A member of a frozen lease, or
+// of one that settles, keeps what it has. A pinned partition goes to its member. A cordoned member
+// keeps what it has and gets no other partition. The precedence, highest first: freeze, pin, cordon,
+// delay. If all members are cordoned, the lease is treated as frozen.
 //
-// In a frozen lease the remaining partitions have no owner that may keep them, and are fixed too. A
+// In a lease that is held the remaining partitions have no owner that may keep them, and are fixed too. A
 // partition goes to its preferred owner if that is below its share of the whole lease, else to the
 // member that is furthest below its share.
-func (l *planLease) fix(frozen bool, cordoned []bool, pinned map[int]int32) {
-	if !frozen && len(pinned) == 0 && !slices.Contains(cordoned, true) {
+func (l *planLease) fix(h hold, cordoned []bool, pinned map[int]int32) {
+	held := h.frozen || h.settles
+	if !held && len(pinned) == 0 && !slices.Contains(cordoned, true) {
 		return
 	}
 	l.fixed = slices.Repeat([]int32{noMember}, len(l.current))
 	for p, m := range l.current {
 		works := m >= 0 && l.members[m].weight > 0
 		to, ok := pinned[p]
-		if ok && !(works && frozen) {
+		if ok && !(works && h.frozen) {
 			l.fixed[p] = to
-		} else if works && (frozen || cordoned[m]) {
+		} else if works && (held || cordoned[m]) {
 			l.fixed[p] = m
 		}
 	}
 	closed := !l.cordon(cordoned)
-	if frozen || closed {
+	if held || closed {
 		l.fixRest()
 	}
 }

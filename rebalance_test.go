@@ -796,7 +796,7 @@ func BenchmarkPlan(b *testing.B) {
 // overriddenLease is a lease with its overrides.
 type overriddenLease struct {
 	planLease
-	frozen   bool
+	hold
 	cordoned []bool
 	pinned   map[int]int32
 }
@@ -806,7 +806,7 @@ func planOverridden(leases []overriddenLease) ([][]int32, []planLease) {
 	fixed := make([]planLease, len(leases))
 	for i, l := range leases {
 		fixed[i] = l.planLease
-		fixed[i].fix(l.frozen, l.cordoned, l.pinned)
+		fixed[i].fix(l.hold, l.cordoned, l.pinned)
 	}
 	return plan(fixed), fixed
 }
@@ -816,7 +816,8 @@ func (l *overriddenLease) check(to []int32) error {
 	if err := checkComplete(&l.planLease, to); err != nil {
 		return err
 	}
-	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (l.frozen || l.cordoned[m]) }
+	held := l.frozen || l.settles
+	keeps := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 && (held || l.cordoned[m]) }
 	rest, moved, open := planLease{members: slices.Clone(l.members), preferred: []int32{}}, []int32{}, false
 	for m := range rest.members {
 		open = open || l.members[m].weight > 0 && !l.cordoned[m]
@@ -843,7 +844,7 @@ func (l *overriddenLease) check(to []int32) error {
 			return fmt.Errorf("partition %d goes to member %d, which is cordoned", p, to[p])
 		}
 		rest.current, rest.preferred, moved = append(rest.current, m), append(rest.preferred, l.preferred[p]), append(moved, to[p])
-		if !l.frozen && open || to[p] < 0 || to[p] == l.preferred[p] {
+		if !held && open || to[p] < 0 || to[p] == l.preferred[p] {
 			continue
 		}
 		for o, other := range rest.members { // it goes to the member that is furthest below its share
@@ -852,7 +853,7 @@ func (l *overriddenLease) check(to []int32) error {
 			}
 		}
 	}
-	if l.frozen || !open {
+	if held || !open {
 		return nil
 	}
 	for _, check := range []func(*planLease, []int32) error{checkShares, checkMoves, checkPreferred} {
@@ -880,6 +881,7 @@ func TestPlanObeysOverrides(t *testing.T) {
 				}
 			}
 			l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
+			l.settles = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "settles")
 			for _, m := range l.members {
 				l.cordoned = append(l.cordoned, rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned") && m.weight > 0)
 			}
@@ -891,7 +893,7 @@ func TestPlanObeysOverrides(t *testing.T) {
 		applied := slices.Clone(leases)
 		for i := range leases {
 			applied[i].current = plans[i]
-			if l := leases[i]; overridden(fixed[i]) != (l.frozen || len(l.pinned) > 0 || slices.Contains(l.cordoned, true)) {
+			if l := leases[i]; overridden(fixed[i]) != (l.frozen || l.settles || len(l.pinned) > 0 || slices.Contains(l.cordoned, true)) {
 				t.Fatalf("lease %d: overridden is %v\n%+v", i, overridden(fixed[i]), l)
 			}
 			if !overridden(fixed[i]) {

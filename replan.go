@@ -75,18 +75,18 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			pinned[p] = i
 		}
 	}
-	lease.fix(r.Frozen, cordoned, pinned)
+	lease.fix(hold{r.Frozen, r.Settling}, cordoned, pinned)
 	return lease, sessions, living
 }
 
 // with returns the member that counts as the owner of a partition: its target, or else its owner;
-// noMember if neither lives. If the lease is frozen, its owner comes first, even if it was asked to
-// hand over.
+// noMember if neither lives. If the lease is frozen or settles, its owner comes first, even if it
+// was asked to hand over.
 func (l *planLease) with(r store.LeaseSnapshot, p int, living map[int64]int32) int32 {
 	owner, owned := living[r.Owners[p]]
 	target, meant := living[r.Targets[p]]
 	switch {
-	case owned && r.Frozen && l.members[owner].weight > 0:
+	case owned && (r.Frozen || r.Settling) && l.members[owner].weight > 0:
 		return owner
 	case meant:
 		return target

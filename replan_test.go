@@ -50,7 +50,8 @@ func pinned(r read, partition int, to string) read {
 	r.Pins[partition] = to
 	return r
 }
-func frozen(r read) read { r.Frozen = true; return r }
+func frozen(r read) read   { r.Frozen = true; return r }
+func settling(r read) read { r.Settling = true; return r }
 
 // The plan of one lease, as "partition>session"; sessions that are not members have ended.
 func TestReplan(t *testing.T) {
@@ -101,6 +102,15 @@ func TestReplan(t *testing.T) {
 		{"a freeze goes before a pin", frozen(pinned(leaseOf("x", 3, a, b).owned(1, "a", 0).owned(2, "b", 1), 1, "a")), "2>1"},
 		{"of a frozen lease what has no owner goes where it is pinned",
 			frozen(pinned(leaseOf("x", 3, a, b).owned(1, "a", 0, 1), 2, "a")), "2>1"},
+		{"while a lease settles what has no owner moves, and what is on its way is called off",
+			settling(leaseOf("x", 4, a, b).owned(1, "a", 0, 1, 2).meant(2, 2)), "2>1 3>2"},
+		{"while a lease settles a new member waits", settling(leaseOf("x", 4, a, b, c).owned(1, "a", 0, 1).owned(2, "b", 2, 3)), ""},
+		{"while a lease settles who leaves gives to the newest",
+			settling(leaseOf("x", 6, drained(a), b, c).owned(1, "a", 0, 1, 2).owned(2, "b", 3, 4, 5)), "0>3 1>3 2>3"},
+		{"while a lease settles a newer process gets what the older has",
+			settling(leaseOf("x", 4, a, newer, b).owned(1, "a", 0, 1, 2)), "0>4 1>4 2>4 3>2"},
+		{"a pin goes before the delay", settling(pinned(leaseOf("x", 3, a, b).owned(1, "a", 0).owned(2, "b", 1), 1, "a")), "1>1 2>2"},
+		{"a freeze goes before the delay", frozen(settling(pinned(leaseOf("x", 2, a, b).owned(1, "a", 0).owned(2, "b", 1), 1, "a"))), ""},
 		{"a cordoned member that is drained keeps nothing", leaseOf("x", 2, cordoned(drained(a)), b).owned(1, "a", 0, 1), "0>2 1>2"},
 		{"without members only what is owned moves", leaseOf("x", 2).owned(1, "a", 0), "0>0"},
 	} {

@@ -172,9 +172,9 @@ func (c *conn) Register(ctx context.Context, r store.Registration) (int64, *stor
 
 // Join joins a lease, and gives the partitions that waited for the join.
 func (c *conn) Join(
-	ctx context.Context, session int64, lease string, partitions, weight int, number int64,
+	ctx context.Context, session int64, lease string, partitions int, terms store.Terms, number int64,
 ) (store.Join, error) {
-	join, err := c.Conn.Join(ctx, session, lease, partitions, weight, number)
+	join, err := c.Conn.Join(ctx, session, lease, partitions, terms, number)
 	join.Claimed = false // there is no plan to make
 	if join.Joined && lease == c.db.lease {
 		c.db.mu.Lock()

@@ -183,7 +183,7 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 			})
 			if i%2 == 0 {
 				repeat(func() error {
-					_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, 1, 1)
+					_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, store.Terms{Weight: 1}, 1)
 					return err
 				})
 			}

@@ -83,7 +83,7 @@ func (s *session) marked() store.Incarnation {
 
 func (s *session) join(lease string, partitions int) {
 	s.t.Helper()
-	_, err := s.Join(s.t.Context(), s.id, lease, partitions, 1, 1)
+	_, err := s.Join(s.t.Context(), s.id, lease, partitions, store.Terms{Weight: 1}, 1)
 	s.ok(err)
 }
 

@@ -46,6 +46,9 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 		for _, w := range s.OverridesOf(l.Name, "") {
 			state = max(state, states[w.Verb]) // a pause goes before a freeze
 		}
+		if state == dash && !l.Settles.IsZero() {
+			state = "settling"
+		}
 		if slices.Contains(idle, l.Name) {
 			state = strings.TrimPrefix(state+", consumer paused", dash+", ")
 		}
@@ -112,8 +115,12 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 	}
 	due := map[bool]string{true: "no plan due", false: "a plan due"}[l.Due.IsZero()]
 	partitions, planned := ranges.Many(l.Partitions, "partition"), relative(s.At, l.Planned)
-	head := fmt.Sprintf("%s: %s, generation %d, last plan %s, %s\n\n",
+	head := fmt.Sprintf("%s: %s, generation %d, last plan %s, %s\n",
 		shown(l.Name), partitions, l.Generation, planned, due)
+	if !l.Settles.IsZero() {
+		head += fmt.Sprintf("settling: partitions with a live owner stay for %s\n", period(l.Settles.Sub(s.At)))
+	}
+	head += "\n"
 	heading, metadata := metadataColumn(s)
 	members := table(shareHeading+",HEARTBEAT"+heading+",STATE", l.Members, func(m admin.Member) []any {
 		c := s.Client(m.Session)

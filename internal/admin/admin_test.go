@@ -102,6 +102,30 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	}
 }
 
+func TestExplainSaysHowLongALeaseSettles(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, now() FROM (VALUES (11, 'a'), (12, 'b')) AS v (s, id);
+		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 11, 1, now(), 1), ('l', 12, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('l', 0, 11, 11, 3, 'a', now())`)
+	a := newAdmin(t, newPool(t, url))
+	for _, test := range []struct{ change, want string }{
+		{"UPDATE pgleases.leases SET settling_since = now(), settles_at = now() + interval '1 hour'",
+			`stay until 20\d\d-\S+ \S+ UTC \((1h0m0s|59m\d+s) from now\), unless .* The member with a rebalance delay has left.$`},
+		{"UPDATE pgleases.members SET rebalance_delay = '30 seconds'", `The rebalance delay of all members is 30s.$`},
+		{"UPDATE pgleases.members SET rebalance_delay = '1 minute' WHERE session = 12", `the longest counts, which is the 1m0s of "b".$`},
+		{"UPDATE pgleases.leases SET settles_at = now()", `owns 1.$`},
+		{"UPDATE pgleases.leases SET settling_since = now() + interval '1 hour', settles_at = now() + interval '2 hours'", `owns 1.$`},
+	} {
+		exec(t, url, test.change)
+		e := testkit.Must(a.Explain(t.Context(), "l", 0))(t)
+		if got := strings.Join(e.Reasons, " "); !regexp.MustCompile(test.want).MatchString(got) {
+			t.Errorf("after %s: %s, want %s", test.change, got, test.want)
+		}
+	}
+}
+
 func TestNewRefusesBadOptions(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.EmptyDatabase(t))

@@ -77,8 +77,10 @@ type Lease struct {
 	Generation int64     `json:"generation"`   // rises with every change of its members, owners or targets
 	Planned    time.Time `json:"planned"`      // when a plan was last claimed or written
 	Due        time.Time `json:"due,omitzero"` // when the next plan is due; zero: no plan is due
-	Members    []Member  `json:"members"`      // by client ID
-	Holdings   []Holding `json:"holdings"`     // by their first partition
+	// When the rebalance delay ends, until which partitions with a live owner stay; zero: no delay.
+	Settles  time.Time `json:"settles,omitzero"`
+	Members  []Member  `json:"members"`  // by client ID
+	Holdings []Holding `json:"holdings"` // by their first partition
 }
 
 // Member is a client's membership of a lease.
@@ -94,6 +96,8 @@ type Member struct {
 	Incoming int       `json:"incoming"` // moving to it
 	Outgoing int       `json:"outgoing"` // owned, and asked to hand over
 	Joined   time.Time `json:"joined"`
+
+	RebalanceDelay time.Duration `json:"rebalance_delay_ns"` // of its WithRebalanceDelay
 }
 
 // Holding is a set of partitions of a lease with the same owner and the same target.
@@ -301,6 +305,7 @@ func (e *Explanation) reason(s *Snapshot, l *Lease, owner, target *Client, had b
 	}
 	e.sayOverrides(s, l, owner != nil && target != nil && owner != target && e.Target != e.PreferredOwner)
 	e.sayMove(s, l, owner, target, working)
+	e.sayDelay(s, l)
 	if s.Server.unaccepted() {
 		e.say("The server was promoted, or is a copy, and is not accepted: " +
 			"no partition moves until a client has watched it for the longest TTL.")
@@ -406,6 +411,32 @@ func (e *Explanation) sayOverrides(s *Snapshot, l *Lease, movesElsewhere bool) {
 				set(w)
 			}
 		}
+	}
+}
+
+// sayDelay says until when partitions with a live owner stay, and why.
+func (e *Explanation) sayDelay(s *Snapshot, l *Lease) {
+	if l.Settles.IsZero() {
+		return
+	}
+	e.say("A member joined or changed its weight, so partitions with a live owner stay until %s UTC (%v from now), "+
+		"unless an operator orders otherwise.",
+		l.Settles.UTC().Format(time.DateTime), round(l.Settles.Sub(s.At)))
+	longest, same := Member{}, true
+	for _, m := range l.Members {
+		same = same && m.RebalanceDelay == l.Members[0].RebalanceDelay
+		if m.RebalanceDelay > longest.RebalanceDelay {
+			longest = m
+		}
+	}
+	switch {
+	case longest.RebalanceDelay == 0:
+		e.say("The member with a rebalance delay has left.")
+	case same:
+		e.say("The rebalance delay of all members is %v.", longest.RebalanceDelay)
+	default:
+		e.say("The members have different rebalance delays, and the longest counts, which is the %v of %q.",
+			longest.RebalanceDelay, longest.Client)
 	}
 }
 

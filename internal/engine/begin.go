@@ -122,7 +122,9 @@ func beginJoin(e *engine, now time.Time) *operation {
 	m, number := e.members.beginJoin(now)
 	session, l, weight, calls := e.session.number, m.lease, m.weight, maps.Clone(m.weightCalls)
 	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
-		join, err := called(func() (store.Join, error) { return c.Join(ctx, session, l.Name, l.Partitions, weight, number) })
+		join, err := called(func() (store.Join, error) {
+			return c.Join(ctx, session, l.Name, l.Partitions, l.Options.terms(weight), number)
+		})
 		return func(error) error { return e.joined(m, join, err, weight, calls) }
 	}}
 }

@@ -59,9 +59,15 @@ type Double struct {
 
 // LeaseOptions are the options of a client's part in a lease.
 type LeaseOptions struct {
-	Weight       int
-	HandoffDelay time.Duration
-	DrainTimeout time.Duration
+	Weight         int
+	HandoffDelay   time.Duration
+	DrainTimeout   time.Duration
+	RebalanceDelay time.Duration
+}
+
+// terms returns what the database knows of the options.
+func (o LeaseOptions) terms(weight int) store.Terms {
+	return store.Terms{Weight: weight, RebalanceDelay: o.RebalanceDelay}
 }
 
 // margin returns how much earlier a client stops trusting itself than it may be evicted. Its trust
@@ -89,7 +95,9 @@ type Conn interface {
 	RejectServer(ctx context.Context, timeline, generation int64) error
 	End(ctx context.Context, session int64) (bool, error)
 
-	Join(ctx context.Context, session int64, lease string, partitions, weight int, number int64) (store.Join, error)
+	Join(
+		ctx context.Context, session int64, lease string, partitions int, terms store.Terms, number int64,
+	) (store.Join, error)
 	Read(ctx context.Context, session int64, leases []string) ([]store.LeaseRead, error)
 	Release(
 		ctx context.Context, session int64, releases []store.Release, leaving []store.Leave, lastJoin int64,

@@ -542,6 +542,10 @@ func (e *engine) joined(m *membership, join store.Join, err error, weight int, c
 	case isMember:
 		e.plans.joined(m.lease.Name, join, now)
 		m.weightSet(weight, calls)
+		if join.SettlesIn > 0 {
+			e.log.Info("pgleases: rebalance delayed", slog.String("lease", m.lease.Name),
+				slog.Duration("for", join.SettlesIn.Round(time.Millisecond)))
+		}
 	case err == nil && !join.Alive:
 		e.sessionLost(false)
 	}

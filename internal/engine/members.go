@@ -198,7 +198,8 @@ func (ms *members) join(j *joinCall) {
 }
 
 func (o LeaseOptions) String() string {
-	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v", o.Weight, o.HandoffDelay, o.DrainTimeout)
+	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v, rebalance delay %v",
+		o.Weight, o.HandoffDelay, o.DrainTimeout, o.RebalanceDelay)
 }
 
 // addCaller adds a call of Client.Join, which waits for the join.

@@ -83,11 +83,14 @@ type (
 	Lease struct {
 		Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64
 		Successor                                                                                                string
+
+		SettlingSince, SettlesAt int64 // 0 stands for null
 	}
 	// A Membership is a row of table members without its key.
 	Membership struct {
 		Weight                                 int
 		JoinedAt, JoinNumber, JoinedGeneration int64
+		RebalanceDelay                         time.Duration
 	}
 	// A Member is the key of table members.
 	Member struct {
@@ -441,6 +444,7 @@ func (t *Tables) empty(name string, l Lease) {
 	l.Partitions = 0
 	l.Generation++
 	l.NextCheckAt = Ever
+	l.SettlingSince, l.SettlesAt = 0, 0
 	t.Leases[name] = l
 	delete(t.Partitions, name)
 	maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return m.Lease == name })

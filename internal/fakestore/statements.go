@@ -285,7 +285,7 @@ func (t *Tables) used(id string, clock int64) {
 
 // Join is join.sql.
 func (c *Conn) Join(
-	ctx context.Context, session int64, lease string, partitions, weight int, number int64,
+	ctx context.Context, session int64, lease string, partitions int, terms store.Terms, number int64,
 ) (store.Join, error) {
 	return execute(ctx, c, "join", true, func(_ *Database, t *Tables, clock int64) (store.Join, bool) {
 		l, known := t.Leases[lease]
@@ -317,6 +317,9 @@ func (c *Conn) Join(
 				l.NextCheckAt = min(max(calm, clock+100*millisecond), l.PlannedAt+second+10*l.Partitions)
 			}
 		}
+		if known {
+			t.settle(&l, Member{lease, session}, terms, clock)
+		}
 		l.Partitions = int64(partitions)
 		if join.Claimed {
 			l.claim(clock)
@@ -327,16 +330,62 @@ func (c *Conn) Join(
 		}
 		m := Member{lease, session}
 		before, again := t.Members[m]
-		if !again || before.Weight == 0 && weight > 0 {
+		if !again || before.Weight == 0 && terms.Weight > 0 {
 			before.JoinedAt, before.JoinedGeneration = clock, l.Generation
 		}
-		t.Members[m] = Membership{weight, before.JoinedAt, max(before.JoinNumber, number), before.JoinedGeneration}
+		t.Members[m] = Membership{
+			Weight: terms.Weight, RebalanceDelay: terms.RebalanceDelay,
+			JoinedAt: before.JoinedAt, JoinedGeneration: before.JoinedGeneration,
+			JoinNumber: max(before.JoinNumber, number),
+		}
 		join.Joined = true
 		if !join.Claimed && l.NextCheckAt < Ever {
 			join.DueIn = micros(max(l.NextCheckAt-clock, 0))
 		}
+		if l.SettlesAt != 0 {
+			join.SettlesIn = micros(max(l.SettlesAt-clock, 0))
+			t.Server.NextCheckAt = min(t.Server.NextCheckAt, l.SettlesAt)
+		}
 		return join, true
 	})
+}
+
+// settle begins the rebalance delay of a lease, if a join changes a weight.
+func (t *Tables) settle(l *Lease, m Member, terms store.Terms, clock int64) {
+	delay := terms.RebalanceDelay
+	for other, member := range t.Members {
+		if other.Lease == m.Lease && t.live(m.Lease, other.Session) {
+			delay = max(delay, member.RebalanceDelay)
+		}
+	}
+	if delay == 0 || t.Members[m].Weight == terms.Weight {
+		return
+	}
+	if !l.settles(clock) {
+		l.SettlingSince, l.SettlesAt = clock, 0
+	}
+	l.SettlesAt = max(l.SettlesAt, min(clock+delay.Microseconds(), l.SettlingSince+5*delay.Microseconds()))
+}
+
+// settles reports whether a rebalance delay is under way. If it began in the future, the clock
+// stepped back.
+func (l *Lease) settles(clock int64) bool {
+	return l.SettlesAt > clock && l.SettlingSince <= clock+second
+}
+
+// endDelays ends the rebalance delays whose time is over, and returns the leases.
+func (t *Tables) endDelays(clock int64) (toPlan []string) {
+	for name, l := range t.Leases {
+		if l.SettlesAt == 0 || l.settles(clock) {
+			continue
+		}
+		l.SettlingSince, l.SettlesAt = 0, 0
+		l.Generation++
+		l.NextCheckAt = min(l.NextCheckAt, clock)
+		t.Leases[name] = l
+		toPlan = append(toPlan, name)
+	}
+	return toPlan
 }
 
 // Read is read.sql.
@@ -647,6 +696,15 @@ func (c *Conn) Evict(
 			}
 			next = min(next, w.Until)
 		}
+		for _, l := range t.Leases {
+			switch {
+			case l.SettlesAt == 0:
+			case l.SettlesAt <= clock:
+				next = min(next, clock+100*millisecond)
+			default:
+				next = min(next, l.SettlesAt)
+			}
+		}
 		t.Server.NextCheckAt, t.Server.Unwatched = max(clock+50*millisecond, next), unwatched
 		t.Server.Sessions = int64(len(t.Clients))
 		answer.Made = true
@@ -686,7 +744,8 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 				toPlan = append(toPlan, name)
 			}
 		}
-		return distinct(append(toPlan, t.endOverrides(clock)...)), true
+		toPlan = append(toPlan, t.endOverrides(clock)...)
+		return distinct(append(toPlan, t.endDelays(clock)...)), true
 	})
 }
 
@@ -716,7 +775,7 @@ func (l *Lease) latest(clock int64) int64 { return clock + second + 50*l.Partiti
 
 // Snapshot is snapshot.sql.
 func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error) {
-	return execute(ctx, c, "snapshot", false, func(_ *Database, t *Tables, _ int64) ([]store.LeaseSnapshot, bool) {
+	return execute(ctx, c, "snapshot", false, func(_ *Database, t *Tables, clock int64) ([]store.LeaseSnapshot, bool) {
 		sessions, members := make(map[int64]bool), make(map[string]int)
 		for m := range t.Members {
 			members[m.Lease]++
@@ -768,6 +827,8 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 				Frozen:     t.overridden("freeze", name, ""),
 				Pins:       t.pins(name),
 			}
+			l := t.Leases[name]
+			p.Settling = l.settles(clock)
 			for _, row := range rows {
 				if t.live(name, row.Owner) {
 					row.OwnerID = ""

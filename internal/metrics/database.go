@@ -130,6 +130,14 @@ var ofDatabase = []entry[database]{
 			}
 			return sincePause(s.At, p.Since)
 		}), nil},
+	{Metric{"pgleases.database.rebalance.delay", "s", Gauge, ofLease,
+		"Time for which partitions with a live owner stay, because a member joined or changed its weight; else 0."},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
+			if l.Settles.IsZero() {
+				return 0
+			}
+			return max(0, l.Settles.Sub(s.At).Seconds())
+		}), nil},
 	{Metric{"pgleases.database.partitions.owned", "{partition}", Level, ofMember,
 		"Partitions that the client owns."},
 		members(func(m *admin.Member) float64 { return float64(m.Owned) }), nil},

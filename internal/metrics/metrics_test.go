@@ -92,7 +92,7 @@ func TestMetricsOfPausesAndUnknownAges(t *testing.T) {
 			Leases: []admin.Lease{
 				{Name: "paused", Holdings: vacant},
 				{Name: "ends", Holdings: vacant},
-				{Name: "open", Holdings: vacant},
+				{Name: "open", Holdings: vacant, Settles: at.Add(time.Minute)},
 			},
 		},
 		consumers: []admin.Consumer{
@@ -108,6 +108,7 @@ func TestMetricsOfPausesAndUnknownAges(t *testing.T) {
 	for name, want := range map[string]map[string]string{
 		"partitions_unowned":          {"lease=paused": "0", "lease=ends": "0", "lease=open": "2"},
 		"pause_age_seconds":           {"lease=paused": "60", "lease=ends": "0", "lease=open": "0"},
+		"rebalance_delay_seconds":     {"lease=paused": "0", "lease=ends": "0", "lease=open": "60"},
 		"consumer_oldest_age_seconds": {"consumer=late": "3600", "consumer=empty": "0"},
 		"consumer_paused": {
 			"consumer=late": "0", "consumer=empty": "0", "consumer=unread": "0", "consumer=untimed": "0",

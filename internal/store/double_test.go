@@ -386,7 +386,11 @@ func (p *pair) heartbeat(session int64) {
 func (p *pair) join(session int64, lease string) {
 	partitions := sizes[lease] + draw(p, "more partitions", []int{0, 0, 0, 0, 0, 0, 0, 1})
 	number := draw(p, "number of the join", []int64{1, 1, 2, 3})
-	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, 1, number) })
+	terms := Terms{
+		Weight:         draw(p, "weight", []int{1, 1, 1, 2, 0}),
+		RebalanceDelay: draw(p, "rebalance delay", []time.Duration{0, 0, time.Second, 10 * time.Second}),
+	}
+	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, terms, number) })
 }
 
 func (p *pair) snapshot() (read []LeaseSnapshot) {

@@ -161,7 +161,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
 		Overrides: make(map[fakestore.Override]fakestore.OverrideValue),
 	}
-	var a, b, c pgtype.Timestamptz
+	var a, b, c, d, e pgtype.Timestamptz
 	var name string
 	var r tableReader
 	r.read("SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at, metadata::text FROM clients",
@@ -179,17 +179,19 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Identities[name] = i
 		}
 	})
-	r.read("SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until, coalesce(successor, '') FROM leases", func() ([]any, func()) {
+	r.read(`SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until, coalesce(successor, ''),
+		coalesce(settling_since, 'epoch'), coalesce(settles_at, 'epoch') FROM leases`, func() ([]any, func()) {
 		var l fakestore.Lease
-		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor}, func() {
+		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor, &d, &e}, func() {
 			l.NextCheckAt, l.PlannedAt, l.NextUntil = instant(a), instant(b), instant(c)
+			l.SettlingSince, l.SettlesAt = instant(d), instant(e)
 			t.Leases[name] = l
 		}
 	})
-	r.read("SELECT lease, session, weight, joined_at, join_number, joined_generation FROM members", func() ([]any, func()) {
+	r.read("SELECT lease, session, weight, joined_at, join_number, joined_generation, (extract(epoch FROM rebalance_delay) * 1000000000)::bigint FROM members", func() ([]any, func()) {
 		var m fakestore.Member
 		var rest fakestore.Membership
-		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration}, func() {
+		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration, &rest.RebalanceDelay}, func() {
 			rest.JoinedAt = instant(a)
 			t.Members[m] = rest
 		}
@@ -243,13 +245,15 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Leases, after.Leases, func(name string) {
 		exec("DELETE FROM leases WHERE name = $1", name)
 	}, func(name string, l fakestore.Lease) {
-		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz, nullif($10, ''))",
-			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor)
+		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz, nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'))",
+			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor,
+			timestamp(l.SettlingSince), timestamp(l.SettlesAt))
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6)", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration)
+		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond')", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
+			rest.RebalanceDelay.Microseconds())
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that

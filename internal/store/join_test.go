@@ -45,7 +45,7 @@ func TestASessionThatIsEvictedDuringAJoinDoesNotJoin(t *testing.T) {
 	a, b := f.client("a"), f.client("b")
 	b.join("l", 2)
 	release := f.lock("SELECT FROM leases FOR UPDATE")
-	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, 1, 1); return got })
+	joining := later(func() Join { got, _ := a.Join(f.ctx, a.session, "l", 2, Terms{Weight: 1}, 1); return got })
 	f.blocked(a.pg().Raw())
 	f.exec("DELETE FROM clients WHERE session = $1", a.session)
 	release()
@@ -132,7 +132,7 @@ func TestRacingJoinsMakeALeaseOnce(t *testing.T) {
 	joins, errs := make([]Join, 10), make([]error, 10)
 	for i := range joins {
 		c := f.client(fmt.Sprint("c", i))
-		wg.Go(func() { joins[i], errs[i] = c.Join(f.ctx, c.session, "l", 16, 1, 1) })
+		wg.Go(func() { joins[i], errs[i] = c.Join(f.ctx, c.session, "l", 16, Terms{Weight: 1}, 1) })
 	}
 	wg.Wait()
 	f.ok(errors.Join(errs...))

@@ -26,6 +26,14 @@ type Join struct {
 
 	Claimed bool          // the plan that the join asked for is the caller's, at once
 	DueIn   time.Duration // otherwise, the time until that plan is due
+
+	SettlesIn time.Duration // the time until the rebalance delay ends; 0: no delay is under way
+}
+
+// Terms are what a client asks for in a lease.
+type Terms struct {
+	Weight         int
+	RebalanceDelay time.Duration
 }
 
 // An Owned is one partition that a session owns.
@@ -96,10 +104,11 @@ type Handed struct {
 // Join makes the session a member of a lease, or changes its weight, and creates the lease if it
 // does not exist. The number rises with every join of the session. See join.sql.
 func (c *Conn) Join(
-	ctx context.Context, session int64, lease string, partitions, weight int, number int64,
+	ctx context.Context, session int64, lease string, partitions int, terms Terms, number int64,
 ) (Join, error) {
 	c.lastLeases = lastLeases{} // so that the next heartbeat returns the lease
-	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, weight, number, c.lockWait)
+	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, terms.Weight, number, c.lockWait,
+		terms.RebalanceDelay.Microseconds())
 }
 
 // Read returns the partitions that the session owns in the named leases, without leases that do not

@@ -42,6 +42,7 @@ type LeaseSnapshot struct {
 	Generation     int64
 	Members        []Member       // ordered by ID, incarnation, session
 	Paused, Frozen bool           // by an operator's override
+	Settling       bool           // a rebalance delay is under way: what has a live owner stays
 	Pins           map[int]string // likewise: partitions pinned to a client, by its ID
 	// By partition number. Owners, Targets: the session that owns the partition, and the session that
 	// is to own it (0: none). OwnerIDs: the last owner's client ID, if the owner is not a live member
@@ -135,6 +136,7 @@ type snapshotRow struct {
 	Weights, Joined        numbers
 	Drained, Cordoned      flags
 	Paused, Frozen         bool
+	Settling               bool
 	Pinned                 numbers
 	PinnedTo               []string
 	Owners, Targets        numbers // by holding, as the fields below
@@ -144,7 +146,7 @@ type snapshotRow struct {
 
 func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	p := LeaseSnapshot{
-		Name: r.Name, Generation: r.Generation, Paused: r.Paused, Frozen: r.Frozen,
+		Name: r.Name, Generation: r.Generation, Paused: r.Paused, Frozen: r.Frozen, Settling: r.Settling,
 		Members: make([]Member, len(r.Sessions)), Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), PreferredIDs: make([]string, r.Partitions),

@@ -573,7 +573,7 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 	}
 	switch n := r.IntN(20); {
 	case n < 4:
-		join, err := c.Join(ctx, c.session, lease, 8, 1+r.IntN(2), 1)
+		join, err := c.Join(ctx, c.session, lease, 8, Terms{Weight: 1 + r.IntN(2)}, 1)
 		if err == nil && !join.Joined {
 			err = c.renewed(ctx)
 		}

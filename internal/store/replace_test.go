@@ -23,7 +23,7 @@ func TestReplacedLeaseRefusesJoins(t *testing.T) {
 		f.ok(f.replace("l", "m", 8))
 		expect(t, f.counts(), "2 leases, 0 members, 8 partitions", "rows")
 		for _, partitions := range []int{4, 8} {
-			join, err := a.Join(f.ctx, a.session, "l", partitions, 1, 9)
+			join, err := a.Join(f.ctx, a.session, "l", partitions, Terms{Weight: 1}, 9)
 			f.ok(err)
 			expect(t, join, Join{Alive: true, Successor: "m", DroppedWith: join.DroppedWith}, "join of the replaced lease")
 		}
@@ -88,13 +88,13 @@ func TestJoinWaitsForReplacement(t *testing.T) {
 	f.ok(err)
 	_, err = tx.Exec(f.ctx, "SET LOCAL idle_in_transaction_session_timeout = 0")
 	f.ok(err)
-	join := later(func() Join { j, _ := b.Join(f.ctx, b.session, "l", 2, 1, 1); return j })
+	join := later(func() Join { j, _ := b.Join(f.ctx, b.session, "l", 2, Terms{Weight: 1}, 1); return j })
 	f.until("the join waits", func() bool { return f.text("SELECT count(*) FROM pg_locks WHERE NOT granted") != "0" })
 	f.ok(tx.Commit(f.ctx))
 	if join().Joined {
 		t.Error("it joined the lease that was replaced meanwhile")
 	}
-	again, err := b.Join(f.ctx, b.session, "l", 2, 1, 2)
+	again, err := b.Join(f.ctx, b.session, "l", 2, Terms{Weight: 1}, 2)
 	f.ok(err)
 	expect(t, again.Successor, "m", "successor")
 }

@@ -256,7 +256,7 @@ func (c *client) join(lease string, partitions int) Join {
 func (c *client) joinWeight(lease string, partitions, weight int) Join {
 	c.f.Helper()
 	c.joins++
-	return testkit.Must(c.Join(c.f.ctx, c.session, lease, partitions, weight, c.joins))(c.f)
+	return testkit.Must(c.Join(c.f.ctx, c.session, lease, partitions, Terms{Weight: weight}, c.joins))(c.f)
 }
 
 func (c *client) snapshot(leases ...string) []LeaseSnapshot {

@@ -81,7 +81,7 @@ func (s *sessions) register(ctx context.Context) {
 		beat := must(conn.Heartbeat(ctx, session, 0, store.Renewal{}))
 		s.renewals = append(s.renewals, store.Renewal{Clock: beat.Clock, Marker: beat.Server.Marker})
 		for n := range s.leases {
-			must(conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), s.partitions, 1, 1))
+			must(conn.Join(ctx, session, fmt.Sprintf("lease-%d", n), s.partitions, store.Terms{Weight: 1}, 1))
 		}
 	}
 	check(conn.SetMarker(ctx, 1))

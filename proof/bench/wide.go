@@ -36,7 +36,7 @@ func (l *lab) newCaller(ctx context.Context) *caller {
 	c := &caller{database: d, conn: d.engine(ctx)}
 	_, _, err := c.conn.Register(ctx, store.Registration{Session: ownSession, ID: "caller", Process: 1, TTL: 10 * time.Minute, Host: "bench", StartedAt: time.Now()})
 	check(err)
-	must(c.conn.Join(ctx, ownSession, "own", 8, 1, 1))
+	must(c.conn.Join(ctx, ownSession, "own", 8, store.Terms{Weight: 1}, 1))
 	check(c.conn.SetMarker(ctx, 1))
 	return c
 }

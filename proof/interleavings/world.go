@@ -149,12 +149,12 @@ func (w *world) populate(ctx context.Context) error {
 		if _, _, err := w.conn.Register(ctx, r); err != nil {
 			return err
 		}
-		if _, err := w.conn.Join(ctx, session, "x", 4, 1, 1); err != nil {
+		if _, err := w.conn.Join(ctx, session, "x", 4, store.Terms{Weight: 1}, 1); err != nil {
 			return err
 		}
 	}
 	for _, session := range []int64{alive, silent} {
-		if _, err := w.conn.Join(ctx, session, "w", 1, 1, 1); err != nil {
+		if _, err := w.conn.Join(ctx, session, "w", 1, store.Terms{Weight: 1}, 1); err != nil {
 			return err
 		}
 	}

@@ -105,6 +105,9 @@ var detectors = map[string]detector{
 	"overrides": {"internal/store", func(int) []string {
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestRevokedSession|^TestClientOverrideCovers|^TestEveryChangeOf|^TestAVerbThatIsRefused"}
 	}},
+	// Partitions that wait before they move, in simulated time, and on a real server.
+	"placed":     {"internal/engine", func(int) []string { return []string{"-test.run=Delay|Deployment"} }},
+	"placements": {"internal/store", func(int) []string { return []string{"-test.run=RebalanceDelay"} }},
 	// Worker processes that operators operate, on a real server.
 	"operated": {"proof", func(int) []string { return []string{"-test.run=^TestOperatorsVerbsHoldUnderFaults"} }},
 	"overridden": {".", func(int) []string {
@@ -310,18 +313,24 @@ var mutants = append(asleep(), []mutant{
 		{"sql/statements/join.sql", `WHERE member.new`, `WHERE true`, 0},
 	}},
 	{"a cordoned member that gets more", "overridden", `which is cordoned|they own`, []edit{
-		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && frozen {`, 0},
+		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && m > 9 {`, 0},
 	}},
 	{"a pin that yields to the shares", "overridden", `not within|is pinned to`, []edit{
-		{"rebalance.go", `ok && !(works && frozen) {`, `ok && !works {`, 0},
+		{"rebalance.go", `ok && !(works && h.frozen) {`, `ok && !works {`, 0},
 	}},
 	{"an operator's eviction that others do not wait for", "operated", `^overlap|^epoch falls`, []edit{
 		{"sql/schema/operators.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
     UPDATE pgleases.clients AS c SET incarnation = -1, expires_at = 'epoch' WHERE`, 0},
 	}},
 	{"a freeze that lets shares become even", "operated", `of a frozen lease went`, []edit{
-		{"rebalance.go", `works && (frozen || cordoned[m])`, `works && cordoned[m]`, 0},
-		{"rebalance.go", `	if frozen || closed {`, `	if closed {`, 0},
+		{"rebalance.go", `works && (held || cordoned[m])`, `works && cordoned[m]`, 0},
+		{"rebalance.go", `	if held || closed {`, `	if closed {`, 0},
+	}},
+	{"a rebalance delay that plans do not see", "placed", `before the delay|a owns|moved \d+ times`, []edit{
+		{"rebalance.go", `held := h.frozen || h.settles`, `held := h.frozen`, 0},
+	}},
+	{"a rebalance delay of the last member alone", "placements", `delay of the second join`, []edit{
+		{"sql/statements/join.sql", `(SELECT max(m.rebalance_delay)`, `(SELECT min(m.rebalance_delay - m.rebalance_delay)`, 0},
 	}},
 	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
 		{"internal/engine/session.go", unnoticed, `false`, 0},

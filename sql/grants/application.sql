@@ -14,7 +14,7 @@ REVOKE INSERT ON pgleases.events FROM pgleases_app;
 GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON pgleases.events TO pgleases_app;
 -- PUBLIC may not execute trim_events and end_overrides, and in some databases no function at all.
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.tables_number, pgleases.present_database, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.heartbeat_many, pgleases.heartbeat_answer,
-    pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_overrides, pgleases.hold_liveness,
+    pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.end_overrides, pgleases.end_delays, pgleases.hold_liveness,
     pgleases.watch_liveness, pgleases.session_ends, pgleases.evict_disconnected, pgleases.read, pgleases.release, pgleases.announce,
     pgleases.snapshot, pgleases.apply, pgleases.partition_for, pgleases.guard, pgleases.guard_many, pgleases.check_interval, pgleases.notify, pgleases.notify_channel, pgleases.lock_mutex, pgleases.lock_settings,
     pgleases.lock_same_incarnation, pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release,

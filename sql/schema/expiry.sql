@@ -116,9 +116,10 @@ BEGIN
             next_check_at = greatest(now + interval '50 milliseconds',
                 CASE WHEN (SELECT count(*) FROM locked) < (SELECT count(*) FROM pgleases.leases AS l WHERE l.name = ANY (ARRAY(SELECT g.lease FROM gone AS g)))
                      THEN least(rest.expires_at, now + interval '100 milliseconds') -- the locked leases are left to the next check
-                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- an override that is locked now is ended by the next check
-                                (SELECT CASE WHEN min(w.until) <= now THEN now + interval '100 milliseconds' ELSE min(w.until) END
-                                 FROM pgleases.overrides AS w WHERE w.until < 'infinity')) END)
+                     ELSE least(coalesce(rest.expires_at, 'infinity'), -- what is locked now is ended by the next check
+                                (SELECT CASE WHEN min(e.ends_at) <= now THEN now + interval '100 milliseconds' ELSE min(e.ends_at) END
+                                 FROM (SELECT min(w.until) AS ends_at FROM pgleases.overrides AS w WHERE w.until < 'infinity'
+                                       UNION ALL SELECT min(l.settles_at) FROM pgleases.leases AS l WHERE l.settles_at IS NOT NULL) AS e)) END)
         FROM rest
         RETURNING s.next_check_at, rest.unwatched
     )
@@ -200,8 +201,27 @@ BEGIN
         FOR UPDATE OF o SKIP LOCKED)); -- a locked ID is in use
     PERFORM pgleases.trim_events();
     IF EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.until < 'infinity') THEN
-        to_plan := ARRAY(SELECT DISTINCT n FROM unnest(to_plan || pgleases.end_overrides()) AS n ORDER BY n);
+        to_plan := to_plan || pgleases.end_overrides();
     END IF;
-    RETURN to_plan;
+    RETURN ARRAY(SELECT DISTINCT n FROM unnest(to_plan || pgleases.end_delays(clock_timestamp())) AS n ORDER BY n);
 END
 $pgleases_body$;
+
+-- Ends the rebalance delays whose time is over, or that began in the future, because the clock stepped back. The new
+-- generation makes plans void that were read before. It does not wait for locks: a locked lease is left to the next check.
+CREATE OR REPLACE FUNCTION pgleases.end_delays(p_now pg_catalog.timestamptz) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    names CONSTANT text[] := ARRAY(
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.settles_at IS NOT NULL AND (l.settles_at <= p_now OR l.settling_since > p_now + interval '1 second')
+        ORDER BY l.name
+        FOR UPDATE OF l SKIP LOCKED);
+BEGIN
+    UPDATE pgleases.leases AS l
+    SET settling_since = NULL, settles_at = NULL, generation = l.generation + 1, next_check_at = least(l.next_check_at, p_now)
+    WHERE l.name = ANY (names) AND cardinality(names) > 0;
+    RETURN names;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.end_delays(pg_catalog.timestamptz) IS 'Ends the rebalance delays whose time is over, and returns the leases that need a plan. Checks for expired sessions call it.';

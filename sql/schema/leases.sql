@@ -11,7 +11,9 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     changed            pg_catalog.xid8 NOT NULL DEFAULT '0',
     next_partitions    int NOT NULL DEFAULT 0,
     next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity',
-    successor          pg_catalog.text COLLATE pg_catalog."C"
+    successor          pg_catalog.text COLLATE pg_catalog."C",
+    settling_since     pg_catalog.timestamptz,
+    settles_at         pg_catalog.timestamptz
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A lease that was dropped or replaced keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
@@ -24,9 +26,12 @@ COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or
 COMMENT ON COLUMN pgleases.leases.next_partitions IS 'For a dropped lease: until next_until it can be created again only with this number of partitions.';
 COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop. It is -infinity if the lease was never dropped.';
 COMMENT ON COLUMN pgleases.leases.successor IS 'The lease that has replaced this one, which no session can join any more. It is null if it was not replaced.';
+COMMENT ON COLUMN pgleases.leases.settling_since IS 'When the first of the joins and changes of weights came that settles_at counts from. It is null if there is no settles_at.';
+COMMENT ON COLUMN pgleases.leases.settles_at IS 'The end of the rebalance delay: until then partitions with a live owner stay. It is null if there is no delay.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.leases EXECUTE FUNCTION pgleases.emptied();
+CREATE INDEX IF NOT EXISTS leases_settling ON pgleases.leases (settles_at) WHERE settles_at IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS pgleases.members (
     lease       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
@@ -35,6 +40,7 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     joined_at   pg_catalog.timestamptz NOT NULL,
     join_number bigint NOT NULL,
     joined_generation bigint NOT NULL DEFAULT 0,
+    rebalance_delay interval NOT NULL DEFAULT '0',
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
@@ -44,6 +50,7 @@ COMMENT ON COLUMN pgleases.members.session IS 'The session that joined. It is a 
 COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other members, as the application set it. With 0 it owns no partition. If an override drains the client or pauses the lease, the weight counts as 0.';
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0.';
 COMMENT ON COLUMN pgleases.members.joined_generation IS 'Generation of the lease at that time: the order of the joins, whatever the clock does. If partitions are rarer than members, a free one goes to the member with the lowest, which has waited longest.';
+COMMENT ON COLUMN pgleases.members.rebalance_delay IS 'How long partitions with a live owner are to stay after a member has joined or changed its weight. The longest of all members counts.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.members EXECUTE FUNCTION pgleases.emptied();

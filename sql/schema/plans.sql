@@ -4,7 +4,7 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     p_leases pg_catalog.text[], p_alone boolean,
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
-    OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
+    OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT settling boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -27,7 +27,9 @@ BEGIN
     END IF;
     RETURN QUERY
     SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.joined, m.drained, m.cordoned,
-        v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%', v.pinned, v.pinned_to,
+        v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%',
+           coalesce(l.settles_at > clock_timestamp() AND l.settling_since <= clock_timestamp() + interval '1 second', false), -- otherwise the clock stepped back
+           v.pinned, v.pinned_to,
            h.owners, h.targets, h.owner_ids, h.preferred_owner_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (

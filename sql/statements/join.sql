@@ -9,17 +9,24 @@
 -- $4 int     weight
 -- $5 bigint  number of this join, which rises with every join of the session
 -- $6 int     lock timeout, milliseconds
+-- $7 bigint  rebalance delay, microseconds
+--
+-- A new member with a weight, or another weight, begins the rebalance delay of the lease: the longest of all members'. If
+-- one is under way, it begins anew, and ends at the latest 5 delays after the first of these joins.
 --
 -- One row: whether the session exists; whether it is a member now (it is not if the lease was replaced, or has another
 -- number of partitions); the lease that has replaced it (empty: it was not replaced); the number of partitions before this
 -- statement (0: the lease was dropped, did not exist, or was created meanwhile); if it was dropped, the number of
 -- partitions with which alone it can be created again until next_until; whether the join has claimed a plan; if not,
--- nanoseconds until the plan is due.
+-- nanoseconds until the plan is due; nanoseconds until the rebalance delay ends.
 WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $6::int) AS ok
 ), alive AS MATERIALIZED (
     SELECT c.session, clock_timestamp() AS now,
-           (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = $2::text) AS planned_before
+           (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = $2::text) AS planned_before,
+           $4::int <> coalesce((SELECT m.weight FROM pgleases.members AS m WHERE m.lease = $2::text AND m.session = $1::bigint), 0) AS changes,
+           greatest($7::bigint * interval '1 microsecond',
+                    (SELECT max(m.rebalance_delay) FROM pgleases.members AS m JOIN pgleases.clients AS o ON o.session = m.session WHERE m.lease = $2::text)) AS delay
     FROM pgleases.clients AS c, settings WHERE settings.ok AND c.session = $1::bigint
 ), lease AS (
     INSERT INTO pgleases.leases AS l
@@ -39,26 +46,38 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
                          l.planned_at <= c.now -- otherwise the clock stepped back
                          AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
                   FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
-                        FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p)
+                        FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p),
+        (settling_since, settles_at) = ( -- greatest ignores null
+            SELECT CASE WHEN d.begins THEN d.since ELSE l.settling_since END,
+                   CASE WHEN d.begins THEN greatest(CASE WHEN d.settles THEN l.settles_at END, least(d.now + d.delay, d.since + 5 * d.delay)) ELSE l.settles_at END
+            FROM (SELECT s.now, s.settles, alive.delay, alive.delay > interval '0' AND alive.changes AS begins,
+                         CASE WHEN s.settles THEN l.settling_since ELSE s.now END AS since
+                  FROM alive, (SELECT n.now, l.settles_at > n.now AND l.settling_since <= n.now + interval '1 second' AS settles -- otherwise the clock stepped back
+                               FROM (SELECT clock_timestamp() AS now) AS n) AS s) AS d)
     WHERE l.partitions = EXCLUDED.partitions
        OR l.partitions = 0 AND l.successor IS NULL -- it was dropped
           AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
-    RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at,
+    RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at, l.settles_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
+), lowered AS ( -- a check for expired sessions ends the delay
+    UPDATE pgleases.server AS s SET next_check_at = lease.settles_at FROM lease WHERE s.next_check_at > lease.settles_at
+    RETURNING 1
 ), client AS ( -- read again under a lock, which keeps the session: so every member has a session
-    SELECT c.session, c.id FROM pgleases.clients AS c, lease WHERE c.session = $1::bigint FOR KEY SHARE OF c
+    SELECT c.session, c.id FROM pgleases.clients AS c, lease
+    WHERE c.session = $1::bigint AND (SELECT count(*) FROM lowered) >= 0 -- always true: the lock on the server comes first
+    FOR KEY SHARE OF c
 ), made AS (
     INSERT INTO pgleases.partitions (lease, partition, epoch)
     SELECT lease.name, n, lease.epoch_floor
     FROM lease, generate_series(0, $3::int - 1) AS n
     WHERE lease.created
 ), member AS (
-    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation)
-    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, lease.generation FROM lease, client
+    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation, rebalance_delay)
+    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, lease.generation, $7::bigint * interval '1 microsecond' FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
     SET weight = EXCLUDED.weight, joined_at = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_at ELSE m.joined_at END,
         joined_generation = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_generation ELSE m.joined_generation END,
-        join_number = greatest(m.join_number, EXCLUDED.join_number)
+        join_number = greatest(m.join_number, EXCLUDED.join_number), rebalance_delay = EXCLUDED.rebalance_delay
     RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
 ), recorded AS (
     INSERT INTO pgleases.events (lease, cause, to_id, generation)
@@ -72,4 +91,5 @@ SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- 
        coalesce((SELECT l.next_partitions FROM pgleases.leases AS l WHERE l.name = $2::text AND l.partitions = 0), 0) AS dropped_with,
        EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
        coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
-                 FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in
+                 FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in,
+       coalesce((SELECT greatest(extract(epoch FROM lease.settles_at - clock_timestamp()) * 1000000000, 0) FROM lease), 0)::bigint AS settles_in

@@ -1,0 +1,165 @@
+package engine_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/fakestore"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// --- what waits before it moves
+
+// delayed is a pair of clients that share a lease of 12 partitions with a rebalance delay, after
+// the delay of the last join.
+func (w *world) delayed(delay time.Duration) (procs []*proc, leases []*Lease) {
+	for _, id := range []string{"a", "b"} {
+		p := w.start(id)
+		l := p.mustJoin("x", 12, WithRebalanceDelay(delay))
+		p.work(l)
+		procs, leases = append(procs, p), append(leases, l)
+	}
+	w.sharesIn(delay+heard, leases, 6, 6)
+	return procs, leases
+}
+
+// settles returns the time until the rebalance delay of lease x ends; 0: there is none.
+func (w *world) settles() (left time.Duration) {
+	w.db.Look(func(t *fakestore.Tables, clock int64) {
+		at := t.Leases["x"].SettlesAt
+		if at != 0 {
+			left = time.Duration(at-clock) * time.Microsecond
+		}
+	})
+	return left
+}
+
+func TestNewMemberWaitsForTheRebalanceDelay(t *testing.T) {
+	for _, delay := range []time.Duration{time.Second, 7 * time.Second, 10 * time.Minute} {
+		t.Run(delay.String(), func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				_, leases := w.delayed(delay)
+				before := shows(leases[0])
+				began := time.Now()
+				c := w.start("c").mustJoin("x", 12)
+				if n := w.logged("rebalance delayed"); n != 1 {
+					w.failf("the delay is logged %d times", n)
+				}
+				took := w.within(delay+heard, "c owns its share", func() bool {
+					if len(shown(c)) == 0 && shows(leases[0]) != before && time.Since(began) < delay {
+						w.failf("after %v a owns %s, not %s", time.Since(began), shows(leases[0]), before)
+					}
+					return len(shown(c)) == 4
+				})
+				if took < delay {
+					w.failf("it moved after %v, before the delay of %v", took, delay)
+				}
+			})
+		})
+	}
+}
+
+func TestRollingDeploymentWithDelayMovesEachOnce(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		const delay = 30 * time.Second
+		procs, leases := w.delayed(delay)
+		var epochs []int64
+		w.db.Look(func(t *fakestore.Tables, _ int64) {
+			for _, row := range t.Partitions["x"] {
+				epochs = append(epochs, row.Epoch)
+			}
+		})
+		for i, id := range []string{"c", "d"} {
+			p := w.start(id)
+			l := p.mustJoin("x", 12, WithRebalanceDelay(delay))
+			p.work(l)
+			testkit.OK(t, procs[i].close(time.Minute, time.Minute))
+			leases[i] = l
+			w.within(heard, "the new client has what the old one had", func() bool { return len(shown(l)) == 6 })
+		}
+		w.sharesIn(delay, leases, 6, 6)
+		time.Sleep(2 * delay)
+		w.db.Look(func(t *fakestore.Tables, _ int64) {
+			for p, row := range t.Partitions["x"] {
+				if moves := row.Epoch - epochs[p]; moves != 1 {
+					w.failf("partition %d moved %d times", p, moves)
+				}
+			}
+		})
+	})
+}
+
+func TestLaterJoinBeginsTheDelayAnew(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		const delay = 10 * time.Second
+		procs, _ := w.delayed(delay)
+		later := w.start("c").mustJoin("x", 12)
+		began := time.Now()
+		for time.Since(began) < 5*delay-time.Second {
+			left := w.settles()
+			if want := min(delay, 5*delay-time.Since(began)); left > want || left < want-7*time.Second {
+				w.failf("after %v the delay lasts for %v more", time.Since(began), left)
+			}
+			if len(shown(later)) > 0 {
+				w.failf("after %v c owns %s", time.Since(began), shows(later))
+			}
+			time.Sleep(6 * time.Second)
+			testkit.OK(t, later.SetWeight(context.Background(), 1+int(time.Since(began)/time.Second)))
+		}
+		w.within(heard+2*time.Second, "after 5 delays c owns its share", func() bool { return len(shown(later)) > 0 })
+		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
+	})
+}
+
+func TestWhatHasNoOwnerDoesNotWaitForTheDelay(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs, leases := w.delayed(10 * time.Minute)
+		c := w.start("c").mustJoin("x", 12)
+		before := slices.Clone(shown(leases[1]))
+		procs[0].kill()
+		w.within(12*time.Second, "c owns what a had", func() bool { return len(shown(c)) == 6 })
+		if after := shown(leases[1]); len(after) != len(before) {
+			w.failf("b owned %v, and then %v", before, after)
+		}
+		testkit.OK(t, leases[1].SetWeight(context.Background(), 0))
+		w.within(heard, "weight 0 gives at once", func() bool { return len(shown(c)) == 12 })
+		w.override("drain", "", "c")
+		testkit.OK(t, leases[1].SetWeight(context.Background(), 1))
+		w.within(heard, "a drain comes before the delay", func() bool { return len(shown(leases[1])) == 12 })
+	})
+}
+
+// A delay that began in the future was written under another clock. It does not wait for that clock.
+func TestDelaysEndWhenTheClockStepsBack(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.delayed(time.Minute)
+		c := w.start("c").mustJoin("x", 12)
+		time.Sleep(time.Second)
+		w.db.Step(-time.Hour)
+		w.within(30*time.Second, "c owns its share", func() bool { return len(shown(c)) == 4 })
+	})
+}
+
+func TestRebalanceDelaySurvivesItsPlannerAndAPromotion(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		const delay = time.Minute
+		procs, leases := w.delayed(delay)
+		c := w.start("c")
+		l := c.mustJoin("x", 12)
+		began := time.Now()
+		procs[0].kill()
+		w.within(12*time.Second, "c has what a had", func() bool { return len(shown(l)) == 6 })
+		w.promote(0, false)
+		for time.Since(began) < delay-time.Second {
+			time.Sleep(time.Second)
+		}
+		if n := len(shown(leases[1])); n != 6 {
+			w.failf("b owns %d, not 6", n)
+		}
+		d := w.start("d").mustJoin("x", 12)
+		w.within(delay+heard, "the delay of the new server ends", func() bool { return len(shown(d)) == 4 })
+	})
+}

@@ -1,0 +1,110 @@
+package store_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// joinOn joins lease l with terms of its own.
+func (c *client) joinOn(partitions int, terms Terms) Join {
+	c.f.Helper()
+	c.joins++
+	return testkit.Must(c.Join(c.f.ctx, c.session, "l", partitions, terms, c.joins))(c.f)
+}
+
+// delayed are the terms of a member of that weight and rebalance delay.
+func delayed(weight int, delay time.Duration) Terms {
+	return Terms{Weight: weight, RebalanceDelay: delay}
+}
+
+// pass moves the clock.
+func (f *fixture) pass(d time.Duration) {
+	f.Helper()
+	f.setClock(time.UnixMicro(f.clock()).Add(d))
+}
+
+func TestJoinsBeginTheLongestRebalanceDelay(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		const longest = 2 * time.Second
+		a, b, c := f.client("a"), f.client("b"), f.client("c")
+		settles := func(want bool) {
+			t.Helper()
+			expect(t, a.snapshot("l")[0].Settling, want, "the lease settles")
+		}
+		expect(t, a.joinOn(3, delayed(1, longest)).SettlesIn, 0, "delay of the first join")
+		settles(false)
+		expect(t, b.joinOn(3, delayed(1, time.Second)).SettlesIn, longest, "delay of the second join")
+		settles(true)
+		expect(t, a.beat().CheckDueIn, longest, "time until the check")
+		f.pass(time.Second)
+		expect(t, b.joinOn(3, delayed(1, time.Second)).SettlesIn, longest-time.Second, "after a join that changes nothing")
+		expect(t, b.joinOn(3, delayed(4, time.Second)).SettlesIn, longest, "after a change of weight")
+		expect(t, c.joinOn(3, delayed(0, time.Second)).SettlesIn, longest, "after a join without a weight")
+		for n := 1; n <= 4; n++ {
+			f.pass(1900 * time.Millisecond)
+			left := 5*longest - time.Second - time.Duration(n)*1900*time.Millisecond
+			expect(t, b.joinOn(3, delayed(4+n, 0)).SettlesIn, min(longest, left), fmt.Sprint("after join ", n))
+		}
+		settles(true)
+		f.pass(1400 * time.Millisecond)
+		settles(false)
+		expect(t, b.joinOn(3, delayed(1, 0)).SettlesIn, longest, "of the next delay")
+		settles(true)
+	})
+}
+
+func TestCheckEndsTheRebalanceDelay(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(2, delayed(1, 3*time.Second))
+		b.joinOn(2, delayed(1, time.Minute))
+		b.apply(a.snapshot("l"))
+		run := a.run()
+		for range 14 {
+			f.pass(4 * time.Second)
+			a.beat()
+			b.beat()
+			f.checkNow()
+			expect(t, fmt.Sprint(a.evictAs(run, 0).ToPlan), "[]", "leases to plan before the end")
+		}
+		expect(t, a.beat().CheckDueIn, 4*time.Second, "time until the check")
+		f.pass(4 * time.Second)
+		a.beat()
+		b.beat()
+		before := a.snapshot("l")[0].Generation
+		expect(t, fmt.Sprint(a.evictAs(run, 0).ToPlan), "[l]", "leases to plan at the end")
+		expect(t, a.snapshot("l")[0].Generation, before+1, "generation, which makes earlier plans void")
+		f.checkNow()
+		expect(t, fmt.Sprint(a.evictAs(run, 0).ToPlan), "[]", "leases to plan after the end")
+	})
+}
+
+func TestRebalanceDelayOfTheFutureIsNone(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(2, delayed(1, time.Minute))
+		b.joinOn(2, delayed(1, time.Minute))
+		run := a.run()
+		f.pass(-time.Hour)
+		expect(t, a.snapshot("l")[0].Settling, false, "the lease settles")
+		f.checkNow()
+		expect(t, fmt.Sprint(a.evictAs(run, 0).ToPlan), "[l]", "leases to plan")
+		expect(t, b.joinOn(2, delayed(2, time.Minute)).SettlesIn, time.Minute, "delay by the new clock")
+	})
+}
+
+func TestDropEndsTheRebalanceDelay(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(2, delayed(1, time.Minute))
+		b.joinOn(2, delayed(1, time.Minute))
+		a.release(nil, "l")
+		b.release(nil, "l")
+		f.ok(f.drop("l", 0))
+		expect(t, f.tables().Leases["l"].SettlesAt, 0, "end of the delay")
+	})
+}
