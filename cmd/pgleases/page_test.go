@@ -67,13 +67,17 @@ func pageOf(root *cobra.Command) string {
 				synopsis += " [" + regexp.MustCompile(`, --\S+`).ReplaceAllString(name, "") + "]"
 			})
 			text, example := section(strings.TrimPrefix(cmd.CommandPath(), "pgleases "))
-			fmt.Fprintf(&verbs, "\n### %s\n\n    %s\n\n%s", cmd.CommandPath(),
-				strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), unwrapped(cmd.Short+".\n"+text))
+			first, rest, _ := strings.Cut(unwrapped(cmd.Short+".\n"+text), "\n\n")
+			fmt.Fprintf(&verbs, "\n### %s\n\n    %s\n\n%s\n", cmd.CommandPath(),
+				strings.Replace(cmd.UseLine(), " [flags]", synopsis, 1), strings.TrimSpace(first))
 			if example != "" {
 				verbs.WriteString("\n" + regexp.MustCompile(`(?m)^  (.+)$`).ReplaceAllString(example, "    $1") + "\n")
 			}
 			if len(own) > 0 {
 				verbs.WriteString("\nFlags:\n\n- " + strings.Join(own, "\n- ") + "\n")
+			}
+			if rest != "" {
+				verbs.WriteString("\n" + rest)
 			}
 		}
 	}
@@ -104,11 +108,24 @@ func explained(f *pflag.Flag) string {
 	return "`" + name + "`: " + strings.TrimSpace(text)
 }
 
-// unwrapped returns a text of the help with a line for each paragraph and each item of a list.
+var (
+	heading = regexp.MustCompile(`^[A-Z][^.:\n]*:$`)                 // a paragraph that is a heading of the page
+	row     = regexp.MustCompile(`(?m)^    (\S+(?: \S+)*) {2,}(.+)`) // the first line of a row in a table of two columns
+	columns = regexp.MustCompile(`^(?:    \S+(?: \S+)* {2,}.+\n(?:     .+\n)*)+$`)
+)
+
+// unwrapped returns a text of the help with a line for each paragraph, each item of a list and each
+// row of a table.
 func unwrapped(text string) string {
 	var all []string
 	for paragraph := range strings.SplitSeq(text, "\n\n") {
-		if !strings.HasPrefix(paragraph, "    ") {
+		switch {
+		case heading.MatchString(paragraph):
+			paragraph = "#### " + strings.TrimSuffix(paragraph, ":")
+		case columns.MatchString(paragraph + "\n"):
+			paragraph = regexp.MustCompile(`\n {5,}`).ReplaceAllString(paragraph, " ")
+			paragraph = "| | |\n|---|---|\n" + row.ReplaceAllString(paragraph, "| `$1` | $2 |")
+		case !strings.HasPrefix(paragraph, "    "):
 			paragraph = strings.ReplaceAll(strings.ReplaceAll(paragraph, "\n    ", " "), "\n  - ", "\x00")
 			paragraph = strings.ReplaceAll(strings.ReplaceAll(paragraph, "\n", " "), "\x00", "\n- ")
 			paragraph = strings.TrimPrefix(paragraph, "  ")

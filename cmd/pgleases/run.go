@@ -104,18 +104,10 @@ func newRun() *cobra.Command {
 	flags.DurationVar(&r.Grace, "grace", 5*time.Second, "time from SIGTERM to SIGKILL, 0 to 8760h")
 	flags.BoolVar(&r.Cgroup, "cgroup", true, "run the program in its own control group, if possible")
 	flags.BoolVar(&r.Once, "once", false, "do not restart the program: exit with its exit code (one partition only)")
-	flags.BoolVar(&r.Try, "try", false, "exit with 75 if other live clients own all partitions, "+
-		"or an operator has paused the lease or drained this client; "+
-		"a crashed client counts as live until its TTL is over, and then this command waits to take over")
-	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time "+
-		"(default: no limit); if all machines use it, give more than the TTL: "+
-		"otherwise no machine takes over after a crash")
-	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows the owned partitions, "+
-		"their epochs and the trust deadline by HTTP")
-	flags.StringVar(&r.ID, "id", "", "client ID, unique among the live clients of the database, whatever their lease; "+
-		"one that outlives the process, such as HOST-LEASE, keeps partitions in place (default: random). "+
-		"A process ends an older one with its ID; "+
-		"with --once, --try or --wait it waits for the older one as for other clients")
+	flags.BoolVar(&r.Try, "try", false, "do not wait: exit with 75 if no partition can be owned now")
+	flags.DurationVar(&r.Wait, "wait", 0, "exit with 75 if no partition was owned after this time (default: no limit)")
+	flags.StringVar(&r.Status, "status-socket", "", "Unix socket that shows what is owned, by HTTP")
+	flags.StringVar(&r.ID, "id", "", "client ID (default: random)")
 	return cmd
 }
 
