@@ -91,8 +91,8 @@
 // [Lease.Values], in a loop with [Lease.Changed], is for short passes that may be repeated. The
 // library cannot know when a loop has finished with the slice. So a partition that is to move first
 // leaves Values, and moves after [WithHandoffDelay], 1 s by default. Set the delay to more than one
-// pass of the loop takes. If you read Values or Owns, this causes the delay, even in a log line. A
-// partition that was not read moves at once.
+// pass of the loop takes. Only partitions that were read with Values or Owns wait for the delay,
+// even if they were read for a log line. Others move at once.
 //
 // By default a handoff waits for Hold and Run as long as they take, and logs a warning after 30 s.
 // [WithDrainTimeout] sets a limit. If trust is lost, an ownership ends early, even if work on it
@@ -107,9 +107,10 @@
 //
 // Call [Lease.Guard] in the transaction that writes, before the writes, with the Partition under
 // which the work began. Guard locks the partition's row until that transaction ends. A takeover
-// waits for this lock, and other transactions do not. If the partition has another owner, Guard
-// returns [ErrNotOwner]. Then roll back, and leave the work to the new owner. [Lease.GuardSQL] is
-// for database/sql. Other languages call the SQL function, which raises SQLSTATE PL001:
+// waits for this lock. Other transactions of the owner do not, even if they call Guard too. If the
+// partition has another owner, Guard returns [ErrNotOwner]. Then roll back, and leave the work to
+// the new owner. [Lease.GuardSQL] is for database/sql. Other languages call the SQL function, which
+// raises SQLSTATE PL001:
 //
 //	SELECT pgleases.guard('orders', 7, 4294967298)  -- lease, partition, epoch
 //
@@ -131,8 +132,8 @@
 //	Grüße                    58              266
 //
 // Create ten times as many partitions as you will have processes, because with few partitions the
-// shares are coarse. To change the number later, take the steps of docs/changing-n.md, because a
-// frozen process of the old number may come back.
+// shares are coarse. docs/changing-n.md has the steps to change the number later. Take all of them,
+// because a frozen process that still uses the old number may come back.
 //
 // # Identity
 //
@@ -148,9 +149,9 @@
 // other clients need not wait for the TTL. Its context bounds only the wait for work in Holds and
 // Run. If the context has ended already, for example after [os/signal.NotifyContext], Close still
 // releases what is free, and partitions in work move a TTL after the last heartbeat. [Lease.Leave]
-// leaves one lease, and there partitions in work move when their work ends. Both calls wait for
-// work, even for the Run callback that makes them. So make them from elsewhere, or with the
-// callback's context, which they end.
+// leaves one lease. There, partitions in work move when their work ends. Both calls wait for work,
+// even for a Run callback that makes the call. So call them from elsewhere, or with the callback's
+// context, which they end.
 //
 // # TTL and heartbeat
 //

@@ -30,17 +30,17 @@ const closeWithin = 10 * time.Second
 // The ctx of f ends with ctx. It also ends when the client ends, because a newer process has taken
 // over its ID or an operator has evicted it. Its cause is then ErrSuperseded or ErrEvicted.
 //
-// Run closes the client even if ctx has ended or f has panicked, with a context of its own that
-// lasts 10 s, so that other processes can take over the partitions at once. A panic in another
-// goroutine, such as that in which Lease.Run calls its function, ends the process without it. f
-// must return only when its work has ended, as Lease.Run, leader.Run and the Run of a consumer or
-// scheduler do.
+// f must return only when its work has ended, as Lease.Run, leader.Run and the Run of a consumer or
+// scheduler do. Run then closes the client, so that other processes can take over the partitions at
+// once. It does so even if ctx has ended or f has panicked, with a context of its own that lasts
+// 10 s. A panic in another goroutine, such as that in which Lease.Run calls its function, ends the
+// process without it.
 //
-// Run returns nil for an orderly end: f has returned nil, or ctx was canceled and f has returned an
-// error that wraps the cause. Otherwise it returns the error of NewClient or f, also if the deadline
-// of ctx has passed, because f may not have done all. If f has returned
-// nil although the client had ended, Run returns the client's error. If Close fails, its error is
-// joined.
+// Run returns nil for an orderly end. That is if f has returned nil, or if ctx was canceled and f
+// has returned an error that wraps the cause. Otherwise it returns the error of NewClient or f. It
+// returns the error of f also if the deadline of ctx has passed, because f may not have done all.
+// If f has returned nil although the client had ended, Run returns the client's error. If Close
+// fails, its error is joined.
 func Run(ctx context.Context, pool *pgxpool.Pool, f func(ctx context.Context, client *Client) error,
 	opts ...Option) (err error) {
 	if f == nil {

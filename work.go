@@ -26,10 +26,12 @@ import (
 type Hold struct{ hold *owned.Hold }
 
 // Hold pins what this client owns now, for one piece of work. Take a hold, work on its Partitions,
-// release it, and take the next. A partition that is to move leaves when no open hold contains it.
-// Past the trust deadline, and after the end of the lease, the hold is empty. With
-// WithFastFailover, a process that was stopped first waits for an answer of the server, until ctx
-// ends. The hold's context is a child of ctx. Always call Release.
+// release it, and take the next one. A partition that is to move leaves when no open hold contains
+// it. Always call Release.
+//
+// The hold is empty past the trust deadline and after the end of the lease. Its context is a child
+// of ctx. With WithFastFailover, if the process was stopped, Hold first waits for an answer of the
+// server, until ctx ends.
 func (l *Lease) Hold(ctx context.Context) *Hold { return &Hold{l.board.Hold(ctx)} }
 
 // Partitions returns the ownerships that the hold pins, by number, for Guard. The slice is the
@@ -52,9 +54,9 @@ func (h *Hold) Partition(partition int) (Partition, bool) {
 	return maybePartition(h.hold.Find(partition))
 }
 
-// Context returns the context for the work. It ends when one of the hold's ownerships ends, with
-// the cause (ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted, ErrClosed), when the context
-// given to Lease.Hold ends, and with Release. A handoff alone does not end it.
+// Context returns the context for the work. It ends when one of the hold's ownerships ends, and its
+// cause is then ErrTrustLost, ErrDrainTimeout, ErrSuperseded, ErrEvicted or ErrClosed. It also ends
+// when the context given to Lease.Hold ends, and with Release. A handoff alone does not end it.
 func (h *Hold) Context() context.Context { return h.hold.Context() }
 
 // Release ends the hold. Only the first call has an effect.
@@ -65,30 +67,35 @@ const (
 	runBackoffMax = 30 * time.Second
 )
 
-// Run calls fn for every partition that the client owns, each in a goroutine of its own, with one
-// call per partition at a time. It returns when ctx, the lease or the client has ended and all
-// calls have returned. The error wraps the cause. A second Run on the lease at the same time
+// Run calls fn for each partition that the client owns, in a goroutine of its own. A partition has
+// one call at a time. Run returns when ctx, the lease or the client has ended and all calls have
+// returned. Its error wraps the cause. Only one Run of a lease may be under way; another one
 // returns an error.
 //
-// fn's ctx is canceled when the partition is to move (cause ErrHandoff), when the ownership ends,
-// when the client closes, and with ctx. Take no new item then. You may finish an item in hand under
-// p.Context(), which ends only with the ownership. The partition moves when fn has returned.
+// The ctx of fn is canceled when the partition is to move, with the cause ErrHandoff. It is also
+// canceled when the ownership ends, when the client closes, and with the ctx of Run. Take no new
+// item then. You may finish an item in hand under p.Context(), which ends only with the ownership.
+// The partition moves when fn has returned.
 //
-// If fn returns nil, it is done with this ownership: Run calls it again only under a new epoch. If
-// fn returns an error, Run logs it and, while ctx lives, calls fn again after 100 ms, doubling to
-// 30 s, with jitter. After a call that ran for longer than the last pause, it begins at 100 ms again.
-// The partition may move between two calls. Errors of a second that differ only in digits are
-// logged in one line, as an error; if the partition was lost already, as a warning with the cause.
-// Run does not log an error that wraps the reason why ctx has ended, for example the ErrNotOwner of
-// a Guard after the trust was lost: that end has a line of its own. Run does not recover a panic in
-// fn. A call that ends its goroutine with runtime.Goexit counts as one that returned nil.
+// If fn returns nil, it is done with this ownership, and Run calls it for the partition again only
+// under a new epoch. If fn returns an error, Run logs it and calls fn again after a pause, unless
+// ctx has ended. The partition may move meanwhile. The pause is 100 ms at first, and doubles up to
+// 30 s, with jitter. After a call that ran for longer than the last pause, it is 100 ms again.
+//
+// Run logs a failed call as an error. If the partition was lost already, it logs a warning with the
+// cause. Failures within a second whose texts differ only in digits share a line. Run does not log
+// an error that wraps the reason why ctx has ended, for example the ErrNotOwner of a Guard after
+// the trust was lost, because that end has a line of its own.
+//
+// Run does not recover a panic in fn. A call that ends its goroutine with runtime.Goexit counts as
+// one that returned nil.
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
-// lost and come back; no other call works on it then. Run logs such calls after 30 s, and
-// Stats.Draining counts them. If ctx has ended, WithDrainTimeout bounds how long p.Context() lives.
+// lost and come back, but no other call works on it. Run logs such calls after 30 s, and
+// Stats.Draining counts them. If ctx has ended, WithDrainTimeout limits how long p.Context() goes on.
 //
 // Client.Close and Lease.Leave wait for fn. If fn calls one of them, it should pass its own ctx,
-// which they end; with another context it waits for itself until that one ends.
+// which they end. With another context, fn waits for itself until that context ends.
 func (l *Lease) Run(ctx context.Context, fn func(ctx context.Context, p Partition) error) error {
 	if fn == nil {
 		return fmt.Errorf("pgleases: run lease %q: the function is nil; "+
