@@ -214,7 +214,8 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 		p.poller.lower(partition, at)
 	}
 	for _, f := range p.queue.finished {
-		p.poller.ended(f, p.queue.has(f.Key), p.short())
+		lacks := p.poller.leftOut(f.Key) && !p.queue.has(f.Key)
+		p.poller.ended(f, lacks, p.short())
 	}
 }
 
@@ -336,7 +337,8 @@ func (p *planner) end(f finish) {
 	if f.outcome == clockUnstable {
 		p.poller.soon()
 	}
-	p.poller.ended(f, p.queue.has(f.Key), p.short())
+	lacks := p.poller.leftOut(f.Key) && !p.queue.has(f.Key)
+	p.poller.ended(f, lacks, p.short())
 }
 
 // short reports whether fewer of the queued items are due than can run at once.

@@ -224,11 +224,16 @@ func (p *poller) lower(partition int, t time.Time) {
 	}
 }
 
-// ended records the end of a run. queued says whether an item of its key is queued, short whether
-// fewer items are queued than can run at once.
-func (p *poller) ended(f finish, queued, short bool) {
-	_, passed := p.passed[f.Key]
-	if passed && !queued || p.crowded && short {
+// leftOut reports whether the last poll left out a key of which more is due.
+func (p *poller) leftOut(key string) bool {
+	_, out := p.passed[key]
+	return out
+}
+
+// ended records the end of a run. lacks says whether only a poll can find the next item of its key,
+// short whether fewer items are queued than can run at once.
+func (p *poller) ended(f finish, lacks, short bool) {
+	if lacks || p.crowded && short {
 		p.more = true
 	}
 	p.lower(f.Partition, f.from) // a schedule that catches up is due earlier than it was

@@ -59,7 +59,7 @@ const (
 		schedule_json() schedule_list() schedule_lock_job() schedule_locked() schedule_make_slots() schedule_open()
 		schedule_partition() schedule_place() schedule_poll() schedule_postpone_job() schedule_read() schedule_replace()
 		schedule_retry_entry() schedule_set_aside() schedule_since() schedule_source() schedule_status_json()
-		schedule_take() schedule_take_slot() schedule_ticks() schedule_trim() schedule_wake()`
+		schedule_take() schedule_take_slot() schedule_trim() schedule_wake() schedule_write_ticks()`
 	// Verbs, which run with the rights of their owner.
 	forScheduleOperators = `schedule_backfill() schedule_cancel_job() schedule_catch_up() schedule_delete() schedule_lock() schedule_pause()
 		schedule_resume() schedule_retry_failed() schedule_retry_job() schedule_retry_tick() schedule_trigger()`

@@ -21,7 +21,9 @@
 --   p_idle_ms: the most that the transaction may be idle, milliseconds
 --   p_lock_ms: the most that a statement waits for a lock, milliseconds
 -- Returns the schedule or job as JSON, with the time, the transaction, and when the server started;
--- null if it does not exist.
+-- null if it does not exist. JSON has no infinity, so due becomes null. Intervals are in microseconds,
+-- and local times are written as if they were in UTC, as schedule_json does it. It is one row_to_json,
+-- because binary JSON that is put together costs twice as much.
 --
 -- PL001: the partition is not owned under the epoch.
 --
@@ -30,7 +32,7 @@
 -- runs, everything is named with its schema. The advisory lock only shows that something runs, see
 -- schedule_runs. The limits are set even if the schedule or job does not exist, because the guard
 -- keeps the partition from other owners until the transaction ends.
-CREATE OR REPLACE FUNCTION pgleases.schedule_open(p_lease pg_catalog.text, p_number int, p_epoch bigint, p_subject bigint, p_is_job boolean, p_run pg_catalog.text, p_timeout_ms int, p_idle_ms int, p_lock_ms int) RETURNS pg_catalog.jsonb
+CREATE OR REPLACE FUNCTION pgleases.schedule_open(p_lease pg_catalog.text, p_number int, p_epoch bigint, p_subject bigint, p_is_job boolean, p_run pg_catalog.text, p_timeout_ms int, p_idle_ms int, p_lock_ms int) RETURNS pg_catalog.json
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
     guarded CONSTANT pg_catalog.text := pgleases.guard(p_lease, p_number, p_epoch); -- the reads below follow its lock
@@ -39,18 +41,38 @@ DECLARE
         pg_catalog.set_config('idle_in_transaction_session_timeout', p_idle_ms::pg_catalog.text, true),
         pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true),
         pg_catalog.set_config('client_connection_check_interval', pgleases.check_interval(), true));
-    found   pg_catalog.jsonb;
+    found   pg_catalog.json;
 BEGIN
     IF p_is_job THEN
-        SELECT pg_catalog.to_jsonb(j) OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('job', true, 'clock', pgleases.schedule_clock(),
-               'due', CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN j.due END)
-        INTO found FROM pgleases.jobs AS j
-        WHERE j.id OPERATOR(pg_catalog.=) p_subject AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(j.id, j.tableoid::bigint)) IS NOT NULL;
+        SELECT pg_catalog.row_to_json(r) INTO found FROM (
+            SELECT j.id, j.name, j.key, j.partition, j.kind, j.trigger, j.args, j.rule, j.begins, j.at, j.revision, j.nonce,
+                CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN j.due END AS due, j.blocked_reason, j.blocked_since,
+                j.began, j.attempts, j.outages, j.error, j.retry_at, j.crashes, j.crash_epoch, j.call, j.call_epoch, j.call_once,
+                j.call_began, j.call_ends, pgleases.schedule_clock() AS clock,
+                pg_catalog.pg_current_xact_id()::pg_catalog.text AS transaction, pg_catalog.pg_postmaster_start_time() AS server
+            FROM pgleases.jobs AS j
+            WHERE j.id OPERATOR(pg_catalog.=) p_subject
+                AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(j.id, j.tableoid::bigint)) IS NOT NULL
+        ) AS r;
     ELSE
-        SELECT pgleases.schedule_json(s) INTO found FROM pgleases.schedules AS s
-        WHERE s.id OPERATOR(pg_catalog.=) p_subject AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL;
+        SELECT pg_catalog.row_to_json(r) INTO found FROM (
+            SELECT s.id, s.name, s.key, s.partition, s.kind, s.args, s.rule, s.anchor, s.missed, s.overlap, s.pause_after,
+                pg_catalog.trunc(pg_catalog.extract('epoch', s.grace) OPERATOR(pg_catalog.*) 1000000) AS grace,
+                pg_catalog.trunc(pg_catalog.extract('epoch', s.jitter) OPERATOR(pg_catalog.*) 1000000) AS jitter,
+                s.declared, s.cursor,
+                CASE WHEN s.due OPERATOR(pg_catalog.<) 'infinity' THEN s.due END AS due,
+                pg_catalog.timezone('UTC', s.cursor_local) AS cursor_local, s.succeeded, s.ran_from, s.ran_until,
+                s.failures, s.paused_at, s.revision, s.nonce, s.registered, s.blocked_reason, s.blocked_since,
+                s.tick, pg_catalog.timezone('UTC', s.tick_local) AS tick_local, s.tick_missed,
+                s.began, s.attempts, s.outages, s.error, s.retry_at, s.crashes, s.crash_epoch, s.call, s.call_epoch, s.call_once,
+                s.call_began, s.call_ends, pgleases.schedule_clock() AS clock,
+                pg_catalog.pg_current_xact_id()::pg_catalog.text AS transaction, pg_catalog.pg_postmaster_start_time() AS server
+            FROM pgleases.schedules AS s
+            WHERE s.id OPERATOR(pg_catalog.=) p_subject
+                AND pg_catalog.pg_try_advisory_xact_lock_shared(pg_catalog.hashint8extended(s.id, s.tableoid::bigint)) IS NOT NULL
+        ) AS r;
     END IF;
-    RETURN found OPERATOR(pg_catalog.||) pg_catalog.jsonb_build_object('transaction', pg_catalog.pg_current_xact_id()::pg_catalog.text, 'server', pg_catalog.pg_postmaster_start_time());
+    RETURN found;
 END
 $pgleases_body$;
 
@@ -70,22 +92,30 @@ BEGIN
 END
 $pgleases_body$;
 
--- The rows of the history that a step of a schedule writes: see schedule_close.
-CREATE OR REPLACE FUNCTION pgleases.schedule_ticks(p_passed_since pg_catalog.timestamptz[],
-    p_passed_until pg_catalog.timestamptz[], p_passed_ticks bigint[], p_passed_outcomes pg_catalog.text[],
-    p_since pg_catalog.timestamptz, p_until pg_catalog.timestamptz, p_outcome pg_catalog.text, p_error pg_catalog.text, p_attempts int,
-    p_epoch bigint, p_started_at pg_catalog.timestamptz, p_rule pg_catalog.text, p_begins pg_catalog.timestamptz)
-RETURNS TABLE (since pg_catalog.timestamptz, until pg_catalog.timestamptz, ticks bigint, outcome pg_catalog.text,
-    error pg_catalog.text, attempts int, epoch bigint, started_at pg_catalog.timestamptz, rule pg_catalog.text, begins pg_catalog.timestamptz)
-LANGUAGE sql IMMUTABLE AS $pgleases_body$
-    SELECT f.since, f.until, f.ticks, f.outcome, NULL::pg_catalog.text, 0, NULL::bigint, NULL::pg_catalog.timestamptz,
-        NULL::pg_catalog.text, NULL::pg_catalog.timestamptz
-    FROM ROWS FROM (pg_catalog.unnest(p_passed_since), pg_catalog.unnest(p_passed_until), pg_catalog.unnest(p_passed_ticks),
-        pg_catalog.unnest(p_passed_outcomes)) AS f (since, until, ticks, outcome)
-    UNION ALL
-    SELECT p_since, p_until, 1, p_outcome, p_error, p_attempts, p_epoch, p_started_at, p_rule, p_begins WHERE p_outcome IS NOT NULL
+-- Writes the outcomes of a step of a schedule into the history: see schedule_close.
+CREATE OR REPLACE FUNCTION pgleases.schedule_write_ticks(p_schedule bigint, p_group pg_catalog.text, p_name pg_catalog.text,
+    p_kind pg_catalog.text, p_passed_since pg_catalog.timestamptz[], p_passed_until pg_catalog.timestamptz[],
+    p_passed_ticks bigint[], p_passed_outcomes pg_catalog.text[], p_since pg_catalog.timestamptz, p_until pg_catalog.timestamptz,
+    p_outcome pg_catalog.text, p_error pg_catalog.text, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz,
+    p_rule pg_catalog.text, p_begins pg_catalog.timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE AS $pgleases_body$
+BEGIN
+    IF pg_catalog.cardinality(p_passed_ticks) OPERATOR(pg_catalog.>) 0 THEN
+        INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)
+        SELECT 'tick', p_schedule, p_group, p_name, p_kind, f.since, f.until, f.ticks, f.outcome, pgleases.schedule_clock()
+        FROM ROWS FROM (pg_catalog.unnest(p_passed_since), pg_catalog.unnest(p_passed_until), pg_catalog.unnest(p_passed_ticks),
+            pg_catalog.unnest(p_passed_outcomes)) AS f (since, until, ticks, outcome)
+        ORDER BY f.until;
+    END IF;
+    IF p_outcome IS NOT NULL THEN -- after the others, because the history is read in the order of writing
+        INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
+            started_at, ended_at, rule, begins)
+        VALUES ('tick', p_schedule, p_group, p_name, p_kind, p_since, p_until, 1, p_outcome, p_error, p_attempts, p_epoch,
+            p_started_at, pgleases.schedule_clock(), p_rule, p_begins);
+    END IF;
+END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_ticks IS 'The rows of the history that a step of a schedule writes.';
+COMMENT ON FUNCTION pgleases.schedule_write_ticks IS 'Writes the outcomes of a step of a schedule into the history.';
 
 -- The last statement of a run before COMMIT: advances the schedule's cursor, and writes the
 -- outcomes of its ticks. If that is not possible, it raises an error, so the transaction is rolled
@@ -133,40 +163,33 @@ DECLARE
     micro   CONSTANT pg_catalog.interval := '1 microsecond';
     unix    CONSTANT pg_catalog.timestamp := 'epoch';
     now     CONSTANT pg_catalog.timestamptz := pgleases.schedule_clock();
-    stepped bigint;
+    stepped record;
 BEGIN
-    WITH step AS (
-        UPDATE pgleases.schedules AS r
-        SET cursor = p_cursor, cursor_local = unix OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) micro),
-            succeeded = coalesce(p_succeeded, r.succeeded), ran_from = coalesce(p_ran_from, r.ran_from),
-            ran_until = coalesce(p_ran_until, r.ran_until), failures = coalesce(p_failures, r.failures),
-            paused_at = coalesce(r.paused_at, p_paused_at),
-            due = CASE WHEN r.revision OPERATOR(pg_catalog.<>) p_revision THEN now -- its owner checks it after an edit
-                       ELSE coalesce(p_due, 'infinity') END,
-            blocked_reason = p_blocked,
-            blocked_since = CASE WHEN p_blocked IS NOT NULL THEN coalesce(r.blocked_since, now)
-                                 WHEN p_due OPERATOR(pg_catalog.<=) now THEN r.blocked_since END, -- while it catches up
-            tick = p_tick, tick_local = unix OPERATOR(pg_catalog.+) (p_tick_local_us OPERATOR(pg_catalog.*) micro),
-            tick_missed = p_tick_missed, began = p_began, attempts = p_attempts, outages = p_outages, error = p_last_error,
-            retry_at = p_retry_at, crashes = p_crashes, crash_epoch = p_crash_epoch, call = p_call, call_epoch = p_call_epoch,
-            call_once = p_call_once, call_began = p_call_began, call_ends = p_call_ends
-        WHERE r.id OPERATOR(pg_catalog.=) p_schedule AND r.cursor OPERATOR(pg_catalog.=) p_cursor_before
-            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
-        RETURNING r.id, r.group_name, r.name, r.kind
-    ), written AS (
-        INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
-            started_at, ended_at, rule, begins)
-        SELECT 'tick', s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, f.attempts, f.epoch,
-            f.started_at, now, f.rule, f.begins
-        FROM step AS s CROSS JOIN pgleases.schedule_ticks(p_passed_since, p_passed_until, p_passed_ticks, p_passed_outcomes,
-            p_since, p_cursor, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins) AS f
-        ORDER BY f.until
-    )
-    SELECT s.id INTO stepped FROM step AS s;
-    IF stepped IS NULL THEN
+    UPDATE pgleases.schedules AS r
+    SET cursor = p_cursor, cursor_local = unix OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) micro),
+        succeeded = coalesce(p_succeeded, r.succeeded), ran_from = coalesce(p_ran_from, r.ran_from),
+        ran_until = coalesce(p_ran_until, r.ran_until), failures = coalesce(p_failures, r.failures),
+        paused_at = coalesce(r.paused_at, p_paused_at),
+        due = CASE WHEN r.revision OPERATOR(pg_catalog.<>) p_revision THEN now -- its owner checks it after an edit
+                   ELSE coalesce(p_due, 'infinity') END,
+        blocked_reason = p_blocked,
+        blocked_since = CASE WHEN p_blocked IS NOT NULL THEN coalesce(r.blocked_since, now)
+                             WHEN p_due OPERATOR(pg_catalog.<=) now THEN r.blocked_since END, -- while it catches up
+        tick = p_tick, tick_local = unix OPERATOR(pg_catalog.+) (p_tick_local_us OPERATOR(pg_catalog.*) micro),
+        tick_missed = p_tick_missed, began = p_began, attempts = p_attempts, outages = p_outages, error = p_last_error,
+        retry_at = p_retry_at, crashes = p_crashes, crash_epoch = p_crash_epoch, call = p_call, call_epoch = p_call_epoch,
+        call_once = p_call_once, call_began = p_call_began, call_ends = p_call_ends
+    WHERE r.id OPERATOR(pg_catalog.=) p_schedule AND r.cursor OPERATOR(pg_catalog.=) p_cursor_before
+        AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
+    RETURNING r.id, r.group_name, r.name, r.kind INTO stepped;
+    IF NOT FOUND THEN
         PERFORM pgleases.schedule_close_late(p_schedule, p_run, p_cursor_before, p_cursor, p_succeeded, p_passed_since, p_passed_until,
             p_passed_ticks, p_passed_outcomes, p_since, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins);
+        RETURN;
     END IF;
+    PERFORM pgleases.schedule_write_ticks(stepped.id, stepped.group_name, stepped.name, stepped.kind, p_passed_since, p_passed_until,
+        p_passed_ticks, p_passed_outcomes, p_since, p_cursor, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule,
+        p_begins);
 END
 $pgleases_body$;
 
@@ -200,13 +223,8 @@ BEGIN
         RAISE EXCEPTION 'schedule % has its cursor at %, and the run began at %', p_schedule, s.cursor, p_cursor_before USING ERRCODE = 'PS002';
     END IF;
     UPDATE pgleases.schedules AS r SET succeeded = p_succeeded WHERE r.id = p_schedule AND p_succeeded > coalesce(r.succeeded, '-infinity');
-    INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
-        started_at, ended_at, rule, begins)
-    SELECT 'tick', s.id, s.group_name, s.name, s.kind, f.since, f.until, f.ticks, f.outcome, f.error, f.attempts, f.epoch,
-        f.started_at, pgleases.schedule_clock(), f.rule, f.begins
-    FROM pgleases.schedule_ticks(p_passed_since, p_passed_until, p_passed_ticks, p_passed_outcomes,
-        p_since, p_cursor, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins) AS f
-    ORDER BY f.until;
+    PERFORM pgleases.schedule_write_ticks(s.id, s.group_name, s.name, s.kind, p_passed_since, p_passed_until, p_passed_ticks,
+        p_passed_outcomes, p_since, p_cursor, p_outcome, p_error, p_outcome_attempts, p_epoch, p_started_at, p_rule, p_begins);
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_late IS 'The rest of the end of a run whose ticks an edit has canceled.';

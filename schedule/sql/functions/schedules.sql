@@ -1,13 +1,12 @@
 -- functions/schedules.sql: schedules.
 
 -- JSON has no infinity, so due becomes null. A local time is written as if it were in UTC, whatever
--- the zone of the session: the cast back to timestamp without time zone drops the zone. Intervals
--- are written in microseconds.
+-- the zone of the session. Intervals are written in microseconds.
 CREATE OR REPLACE FUNCTION pgleases.schedule_json(s pgleases.schedules) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
-    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', (to_jsonb(s.cursor_local) #>> '{}') || 'Z',
-        'tick_local', (to_jsonb(s.tick_local) #>> '{}') || 'Z', 'grace', trunc(extract(epoch FROM s.grace) * 1000000),
+    RETURN to_jsonb(s) || jsonb_build_object('due', nullif(s.due, 'infinity'), 'cursor_local', timezone('UTC', s.cursor_local),
+        'tick_local', timezone('UTC', s.tick_local), 'grace', trunc(extract(epoch FROM s.grace) * 1000000),
         'jitter', trunc(extract(epoch FROM s.jitter) * 1000000), 'clock', pgleases.schedule_clock());
 END
 $pgleases_body$;
