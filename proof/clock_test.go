@@ -25,6 +25,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -60,14 +61,14 @@ func TestAWrongDatabaseClockEvictsOnlyKilledClients(t *testing.T) {
 		dir := t.TempDir()
 		const partitions = 6
 		var crew []*pgleases.Lease
-		leases := make(map[string]*pgleases.Lease)
+		crewLeases := make(map[string]*pgleases.Lease)
 		for i := range 2 {
 			id := fmt.Sprintf("crew-%d", i)
 			c := opened(t, url, id, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(200*time.Millisecond), quietly(t))
-			leases[id] = joined(t, c, "crew", partitions, pgleases.WithHandoffDelay(0))
-			crew = append(crew, leases[id])
+			crewLeases[id] = joined(t, c, "crew", partitions, pgleases.WithHandoffDelay(0))
+			crew = append(crew, crewLeases[id])
 		}
-		crewLogs := watched(t, leases)
+		crewLogs := watched(t, crewLeases)
 		reader := connection(t, url)
 
 		var took []time.Duration
@@ -124,7 +125,7 @@ func TestAWrongDatabaseClockEvictsOnlyKilledClients(t *testing.T) {
 			}
 		}
 		steady.stop(t)
-		logs := testkit.Must(oracle.ReadAll(dir + "/*.log"))(t)
+		logs := testkit.Must(leases.Read(dir))(t)
 		report := verify(t, append(logs, crewLogs()...))
 		t.Logf("%d rounds; taken over after the fault: %v; %v; %d reads of the steady", len(took), took, report, steady.reads)
 	})

@@ -21,6 +21,8 @@ import (
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
+	"github.com/pgleases/pgleases/proof/oracle/locks"
 	"github.com/pgleases/pgleases/proof/tally"
 )
 
@@ -161,9 +163,10 @@ var crashCases = []crashCase{
 		c.effects = func() {
 			cancel()
 			writes.Wait()
-			n, zombies, err := effects.Check(context.Background())
-			if err != nil || n == 0 || len(zombies) > 0 {
-				c.t.Errorf("of %d writes under Guard, these came late: %v; %v", n, zombies, err)
+			ledger := testkit.Must(effects.Ledger(context.Background()))(c.t)
+			late := ledger.Check()
+			if len(ledger.Writes) == 0 || len(late) > 0 {
+				c.t.Errorf("of %d writes under Guard, these came late: %v", len(ledger.Writes), late)
 			}
 		}
 		c.start()
@@ -334,11 +337,11 @@ func underLocks(run func(*crash)) func(*crash) {
 		c.config.Locks, c.config.Effects = names, true
 		testkit.OK(c.t, faults.NewEffects(c.pool, "l").Create(c.t.Context(), crashPartitions))
 		run(c)
-		locks := lock.New(c.bystander, c.pool)
+		manager := lock.New(c.bystander, c.pool)
 		c.locks = func() {
 			c.within("each lock can be taken", func() bool {
 				for n := range names {
-					ran, err := locks.TryDo(c.t.Context(), faults.LockName(n), func(context.Context) error { return nil })
+					ran, err := manager.TryDo(c.t.Context(), faults.LockName(n), func(context.Context) error { return nil })
 					if err != nil {
 						c.lostTrust("lock %d cannot be taken: %v", n, err)
 					}
@@ -348,12 +351,12 @@ func underLocks(run func(*crash)) func(*crash) {
 				}
 				return true
 			})
-			n, zombies, err := effects.Check(c.t.Context())
-			weighedWrites(c.t, n, zombies)
-			if err != nil || len(zombies) > 0 {
-				c.t.Errorf("of %d writes under locks, these came late: %v; %v", n, zombies, err)
+			ledger := testkit.Must(effects.Ledger(c.t.Context()))(c.t)
+			late := weighedWrites(c.t, ledger)
+			if len(late) > 0 {
+				c.t.Errorf("of %d writes under locks, these came late: %v", len(ledger.Writes), late)
 			}
-			logs := testkit.Must(oracle.ReadAll(c.dir + "/*" + faults.LocksSuffix))(c.t)
+			logs := testkit.Must(locks.Read(c.dir))(c.t)
 			verify(c.t, logs)
 		}
 	}
@@ -669,6 +672,6 @@ func (c *crash) finish() {
 	if c.left("bystander") {
 		c.lostTrust("after all were closed, rows remain: %s", c.state())
 	}
-	logs := testkit.Must(oracle.ReadAll(c.dir + "/*.log"))(c.t)
+	logs := testkit.Must(leases.Read(c.dir))(c.t)
 	verify(c.t, append(logs, c.logs()...))
 }

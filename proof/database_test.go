@@ -23,6 +23,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/writes"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -391,26 +392,25 @@ func (m *moving) gained() (n int64) {
 }
 
 // stop returns the number of guarded writes.
-func (m *moving) stop(t testing.TB) int64 {
+func (m *moving) stop(t testing.TB) int {
 	m.end()
 	verify(t, m.oracle())
 	m.gains = m.gained()
-	var writes int64
-	var zombies []string
+	var ledger *writes.Ledger
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var err error
 	if !comesTrue(patience, func() bool { // the pool's connections may be broken
-		writes, zombies, err = m.effects.Check(ctx)
+		ledger, err = m.effects.Ledger(ctx)
 		return err == nil
 	}) {
 		t.Fatal(err)
 	}
-	weighedWrites(t, writes, zombies)
-	if len(zombies) > 0 {
-		t.Errorf("%d zombie writes: %s", len(zombies), strings.Join(zombies[:min(10, len(zombies))], "\n"))
+	late := weighedWrites(t, ledger)
+	if len(late) > 0 {
+		t.Errorf("%d zombie writes: %s", len(late), strings.Join(late[:min(10, len(late))], "\n"))
 	}
-	return writes
+	return len(ledger.Writes)
 }
 
 // A history says which session owned which partition under which epoch, according to the tables.

@@ -22,6 +22,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -129,7 +130,7 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 		}
 		tr.owned("at last")
 		tr.report()
-		logs := testkit.Must(oracle.ReadAll(tr.dir + "/*.log"))(t)
+		logs := testkit.Must(leases.Read(tr.dir))(t)
 		var took []time.Duration
 		for _, d := range deaths {
 			var longest time.Duration

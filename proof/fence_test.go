@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
+	"github.com/pgleases/pgleases/proof/oracle/writes"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -37,17 +38,17 @@ func TestFenceOnAnotherServerUnderFaults(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		elsewhere := pgserver.Private(t)
 		began, most := time.Now(), 2*time.Minute
-		if zombies, _, _ := fenced(t, elsewhere.URL(), "unlocked", unlockedFence, most); len(zombies) == 0 {
+		ledger, _ := fenced(t, elsewhere.URL(), "unlocked", unlockedFence, most)
+		if len(ledger.Check()) == 0 {
 			t.Missed(began, most, "a check without a lock let no late write pass: the faults do not test the fence")
 		}
 		fleet := 8 * time.Second
 		if !brief() {
 			fleet = time.Minute
 		}
-		zombies, owners, writes := fenced(t, elsewhere.URL(), "fenced", fence.Schema(faults.FenceSchema).SQL(), fleet)
-		weighedWrites(t, writes, zombies)
-		for _, zombie := range zombies {
-			t.Error(zombie)
+		ledger, owners := fenced(t, elsewhere.URL(), "fenced", fence.Schema(faults.FenceSchema).SQL(), fleet)
+		for _, late := range weighedWrites(t, ledger) {
+			t.Error(late)
 		}
 		if owners < 12 {
 			t.Missed(began, fleet, "only %d ownerships wrote: the test covered too little", owners)
@@ -56,9 +57,8 @@ func TestFenceOnAnotherServerUnderFaults(t *testing.T) {
 }
 
 // fenced lets a fleet write elsewhere under processes that are killed and frozen, for a time or
-// until a late write was committed. It returns the late writes, how many ownerships wrote, and how
-// often.
-func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Duration) (zombies []string, owners int, writes int64) {
+// until a late write was committed. It returns the writes, and how many ownerships wrote.
+func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Duration) (ledger *writes.Ledger, owners int) {
 	t.Helper()
 	const partitions = 8
 	pool := testkit.Pool(t, elsewhere)
@@ -72,10 +72,8 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 		return !slices.Contains([]string{"join", "kill", "restart", "pause"}, f.Name)
 	})
 	fleet.Enough = func(map[string]int) bool {
-		var err error
-		writes, zombies, err = effects.Check(t.Context())
-		testkit.OK(t, err)
-		return len(zombies) > 0
+		ledger = testkit.Must(effects.Ledger(t.Context()))(t)
+		return len(ledger.Check()) > 0
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), most)
 	defer cancel()
@@ -83,12 +81,12 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 		t.Error(err)
 	}
 	fleet.Enough(nil) // the last writes too
-	history := testkit.Must(effects.History(t.Context(), fleet.Dir))(t)
-	if err := faults.Linearizable(history, patience); err != nil && len(zombies) == 0 {
+	late := ledger.Check()
+	if err := ledger.Linearizable(fleet.Dir, patience); err != nil && len(late) == 0 {
 		t.Error(err)
 	}
 	owners = testkit.Value[int](t, pool, "SELECT count(*) FROM (SELECT DISTINCT partition, epoch FROM effects WHERE lease = $1) AS o", lease)
 	tally.Faults(t, fleet.Counts)
-	t.Logf("%s: %d writes of %d ownerships, %d of them late; faults: %v", lease, writes, owners, len(zombies), fleet.Counts)
-	return zombies, owners, writes
+	t.Logf("%s: %d writes of %d ownerships, %d of them late; faults: %v", lease, len(ledger.Writes), owners, len(late), fleet.Counts)
+	return ledger, owners
 }

@@ -23,6 +23,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
+	"github.com/pgleases/pgleases/proof/oracle/writes"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -181,28 +183,30 @@ func audited(t testing.TB, pool *pgxpool.Pool) (violations []string) {
 	return violations
 }
 
-// weighedWrites records how many guarded writes were checked, and how many came late.
-func weighedWrites(t testing.TB, writes int64, zombies []string) {
+// weighedWrites records how many guarded writes were checked, and returns those that came late.
+func weighedWrites(t testing.TB, ledger *writes.Ledger) (late []string) {
 	t.Helper()
-	tally.Checked(t, "guarded writes", writes)
-	tally.Violations(t, "guarded writes", len(zombies))
+	late = ledger.Check()
+	tally.Checked(t, "guarded writes", len(ledger.Writes))
+	tally.Violations(t, "guarded writes", len(late))
+	return late
 }
 
 // watched starts an oracle for leases of clients in this process. The function that it returns
 // stops it and returns the logs.
-func watched(t testing.TB, leases map[string]*pgleases.Lease) func() []oracle.Log {
+func watched(t testing.TB, byName map[string]*pgleases.Lease) func() []oracle.Log {
 	t.Helper()
-	return watchedEvery(t, 2*time.Millisecond, leases) // one process may have dozens of them
+	return watchedEvery(t, 2*time.Millisecond, byName) // one process may have dozens of them
 }
 
 // watchedEvery is watched with a pause between bursts of reads.
-func watchedEvery(t testing.TB, pause time.Duration, leases map[string]*pgleases.Lease) func() []oracle.Log {
+func watchedEvery(t testing.TB, pause time.Duration, byName map[string]*pgleases.Lease) func() []oracle.Log {
 	t.Helper()
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(context.Background())
 	var wait sync.WaitGroup
-	for name, lease := range leases {
-		recorder := testkit.Must(oracle.Create(dir + "/" + name + ".log"))(t)
+	for name, lease := range byName {
+		recorder := testkit.Must(leases.Create(dir + "/" + name + ".log"))(t)
 		recorder.Pause = pause
 		wait.Go(func() {
 			if err := recorder.Watch(ctx, lease); err != nil {
@@ -215,7 +219,7 @@ func watchedEvery(t testing.TB, pause time.Duration, leases map[string]*pgleases
 	t.Cleanup(end)
 	return func() []oracle.Log {
 		end()
-		return testkit.Must(oracle.ReadAll(dir + "/*.log"))(t)
+		return testkit.Must(leases.Read(dir))(t)
 	}
 }
 
@@ -359,7 +363,7 @@ func figures(ds []time.Duration) string {
 // verifyDir reports all violations in the logs of worker processes in a folder.
 func verifyDir(t testing.TB, dir string) oracle.Report {
 	t.Helper()
-	logs := testkit.Must(oracle.ReadAll(dir + "/*.log"))(t)
+	logs := testkit.Must(leases.Read(dir))(t)
 	return verify(t, logs)
 }
 

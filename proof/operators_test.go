@@ -76,33 +76,27 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		for _, violation := range report.Violations {
 			t.Error(violation)
 		}
-		writes, zombies, err := effects.Check(t.Context())
-		testkit.OK(t, err)
+		ledger := testkit.Must(effects.Ledger(t.Context()))(t)
 		weighed(t, report)
-		weighedWrites(t, writes, zombies)
 		tally.Faults(t, fleet.Counts)
-		for _, z := range zombies {
-			t.Errorf("zombie: %s", z)
+		for _, late := range weighedWrites(t, ledger) {
+			t.Errorf("zombie: %s", late)
 		}
-		history, err := effects.History(t.Context(), fleet.Dir)
-		if err == nil {
-			err = faults.Linearizable(history, patience)
-		}
-		if err != nil {
+		if err := ledger.Linearizable(fleet.Dir, patience); err != nil {
 			t.Error(err)
 		}
 		for _, o := range fleet.Overdue {
 			t.MissedAt(o.From, o.To, o.Within, "%s", o.Text)
 		}
-		t.Logf("%v; %d guarded writes; settled after %v; faults: %v; carried out: %v", report, len(history), settled.Round(time.Millisecond), fleet.Counts, operators.Given)
+		t.Logf("%v; %d guarded writes; settled after %v; faults: %v; carried out: %v", report, len(ledger.Writes), settled.Round(time.Millisecond), fleet.Counts, operators.Given)
 		least := total / 200 // of each verb
 		for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "undrain", "uncordon", "unfreeze", "unpin"} {
 			if operators.Given[verb] < least {
 				t.Errorf("%s was carried out %d times only", verb, operators.Given[verb])
 			}
 		}
-		if n := sum(fleet.Counts); n < total || sum(operators.Given) < total/4 || len(history) < 3*total {
-			t.Missed(began, time.Since(began), "%d faults, %v carried out, %d guarded writes: the test covered too little", n, operators.Given, len(history))
+		if n := sum(fleet.Counts); n < total || sum(operators.Given) < total/4 || len(ledger.Writes) < 3*total {
+			t.Missed(began, time.Since(began), "%d faults, %v carried out, %d guarded writes: the test covered too little", n, operators.Given, len(ledger.Writes))
 		}
 	})
 }

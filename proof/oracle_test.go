@@ -152,15 +152,12 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 		fleet.Overdue = append(fleet.Overdue, late...)
 	}
 	written := func(effects *faults.Effects) int {
-		n, zombies, err := effects.Check(t.Context())
-		testkit.OK(t, err)
-		weighedWrites(t, n, zombies)
-		for _, z := range zombies {
-			e.Violations = append(e.Violations, "zombie: "+z)
+		ledger := testkit.Must(effects.Ledger(t.Context()))(t)
+		for _, late := range weighedWrites(t, ledger) {
+			e.Violations = append(e.Violations, "zombie: "+late)
 		}
-		history := testkit.Must(effects.History(t.Context(), fleet.Dir))(t)
-		violate(faults.Linearizable(history, patience))
-		return len(history)
+		violate(ledger.Linearizable(fleet.Dir, patience))
+		return len(ledger.Writes)
 	}
 	e.Writes, e.LockWrites = written(effects), written(locked)
 	var excused []faults.Overdue

@@ -4,7 +4,6 @@ package proof_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -20,6 +19,7 @@ import (
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/locks"
 	"github.com/pgleases/pgleases/proof/pgserver"
 	"github.com/pgleases/pgleases/proof/tally"
 )
@@ -202,18 +202,18 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 	t.Parallel()
 	timeguard.Run(t, func(t *timeguard.Try) {
-		const locks, ttl = 4, 2 * time.Second
+		const names, ttl = 4, 2 * time.Second
 		began := time.Now()
 		c := newCluster(t, 2)
 		url, dir := c.url(t, c.doors...), t.TempDir()
 		effects := faults.NewEffects(testkit.Pool(t, c.servers[0].URL(), size(1)), faults.LocksName)
-		testkit.OK(t, effects.Create(t.Context(), locks))
-		workers := startWorkers(t, faults.Config{URL: url, TTL: ttl, Locks: locks, Effects: true, Patience: patience}, dir, 4)
+		testkit.OK(t, effects.Create(t.Context(), names))
+		workers := startWorkers(t, faults.Config{URL: url, TTL: ttl, Locks: names, Effects: true, Patience: patience}, dir, 4)
 		taken := func(since oracle.Instant, times int) func() bool {
 			return func() bool {
-				logs := testkit.Must(oracle.ReadAll(dir + "/*" + faults.LocksSuffix))(t)
+				logs := testkit.Must(locks.Read(dir))(t)
 				gains := oracle.GainsSince(logs, since)
-				return len(gains) == locks && slices.Min(slices.Collect(maps.Values(gains))) >= times
+				return len(gains) == names && slices.Min(slices.Collect(maps.Values(gains))) >= times
 			}
 		}
 		waitFor(t, patience, "all locks come and go", taken(oracle.Now(), 3))
@@ -243,18 +243,17 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 				missed(t, began, bears(ttl, ttl/3), "%s closed: %s", w.Config.ID, ended.Left)
 			}
 		}
-		logs := testkit.Must(oracle.ReadAll(dir + "/*" + faults.LocksSuffix))(t)
+		logs := testkit.Must(locks.Read(dir))(t)
 		effects = faults.NewEffects(testkit.Pool(t, next.URL(), size(1)), faults.LocksName)
-		writes, zombies, err := effects.Check(t.Context())
-		weighedWrites(t, writes, zombies)
-		if err != nil || len(zombies) > 0 {
-			t.Errorf("of %d writes under locks, these came late: %v; %v", writes, zombies, err)
+		ledger := testkit.Must(effects.Ledger(t.Context()))(t)
+		late := weighedWrites(t, ledger)
+		if len(late) > 0 {
+			t.Errorf("of %d writes under locks, these came late: %v", len(ledger.Writes), late)
 		}
-		history, err := effects.History(t.Context(), dir)
-		if err := errors.Join(err, faults.Linearizable(history, patience)); err != nil {
+		if err := ledger.Linearizable(dir, patience); err != nil {
 			t.Error(err)
 		}
-		t.Logf("%v; %d guarded writes", verify(t, logs), writes)
+		t.Logf("%v; %d guarded writes", verify(t, logs), len(ledger.Writes))
 	})
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/faults"
-	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
 	"github.com/pgleases/pgleases/proof/tally"
 )
 
@@ -81,7 +81,7 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		}
 		waitFor(t, time.Until(began.Add(long+late)), "the first is taken over", func() bool { return len(left.Values()) == partitions })
 		t.Logf("TTLs of 1, 2 and 4 s: taken over %v after a kill; the first %v after a client began to watch", took, time.Since(began))
-		others := testkit.Must(oracle.ReadAll(dirs["mixed"] + "/*.log"))(t)
+		others := testkit.Must(leases.Read(dirs["mixed"]))(t)
 		t.Log(verify(t, append(others, logs()...)))
 		verifyDir(t, dirs["long"])
 	})

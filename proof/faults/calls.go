@@ -111,7 +111,7 @@ func (c *calls) work(ctx context.Context, call Call, most time.Duration, do func
 // Calls returns the calls that the workers recorded in files beside their logs in dir. Each line has
 // the whole state of a call, so the last line of a call wins.
 func Calls(dir string) (all []Call, err error) {
-	err = eachFile(filepath.Join(dir, "*"+callsSuffix), func(lines *bufio.Scanner) error {
+	err = oracle.EachFile(filepath.Join(dir, "*"+callsSuffix), func(lines *bufio.Scanner) error {
 		first := len(all)
 		for lines.Scan() {
 			var c Call

@@ -17,6 +17,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/fence"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/writes"
 )
 
 // pooled is the execution mode that works behind a pooler in transaction mode.
@@ -28,7 +29,7 @@ const pooled = pgx.QueryExecModeExec
 // recorded in the same way, by number, with their tokens.
 type Effects struct {
 	// Returns gets a line when a write is known to be committed: its name and the time. See
-	// History. Nil: no lines.
+	// Linearizable of package writes. Nil: no lines.
 	Returns io.Writer
 	// Fence is the fence of the writes, if the pool's database does not have the leases; empty: Guard.
 	Fence fence.Schema
@@ -171,20 +172,7 @@ INSERT INTO effects (lease, partition, n, epoch, writer, name, called) SELECT $1
 	return false
 }
 
-// Check returns the number of committed writes, and describes each write that was committed after a
-// write of a newer epoch.
-func (e *Effects) Check(ctx context.Context) (writes int64, zombies []string, err error) {
-	err = e.pool.QueryRow(ctx, "SELECT count(*) FROM effects WHERE lease = $1", e.lease).Scan(&writes)
-	if err != nil {
-		return 0, nil, err
-	}
-	rows, err := e.pool.Query(ctx, `SELECT format('%s wrote %s@%s at %s as number %s, after a write under %s',
-    writer, partition, epoch, at, n, newest)
-FROM (SELECT *, max(epoch) OVER (PARTITION BY partition ORDER BY n) AS newest FROM effects WHERE lease = $1) AS e
-WHERE epoch < newest ORDER BY partition, n`, e.lease)
-	if err != nil {
-		return 0, nil, err
-	}
-	zombies, err = pgx.CollectRows(rows, pgx.RowTo[string])
-	return writes, zombies, err
+// Ledger reads the writes for their oracle.
+func (e *Effects) Ledger(ctx context.Context) (*writes.Ledger, error) {
+	return writes.Read(ctx, e.pool, e.lease)
 }

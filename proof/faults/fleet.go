@@ -17,6 +17,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
+	"github.com/pgleases/pgleases/proof/oracle/locks"
 )
 
 // A Fault hits one member of a fleet. Do begins it in the driver's goroutine; whatever takes time
@@ -636,13 +638,13 @@ func (f *Fleet) Close(ctx context.Context) error {
 
 // Report compares what all workers have seen of the lease, including the killed ones.
 func (f *Fleet) Report() (oracle.Report, error) {
-	logs, err := oracle.ReadAll(filepath.Join(f.Dir, "*.log"))
+	logs, err := leases.Read(f.Dir)
 	return oracle.Check(logs), err
 }
 
 // Locks returns what all workers have seen of their locks.
 func (f *Fleet) Locks() ([]oracle.Log, error) {
-	return oracle.ReadAll(filepath.Join(f.Dir, "*"+LocksSuffix))
+	return locks.Read(f.Dir)
 }
 
 // Output returns what the clients logged, by file.

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/lock"
-	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/locks"
 )
 
 const (
@@ -31,7 +31,7 @@ func lostLock(err error) bool { return errors.Is(err, lock.ErrLost) }
 type locker struct {
 	Config
 	locks   *lock.Locks
-	keeper  *oracle.Keeper
+	keeper  *locks.Keeper
 	effects *Effects // nil: it does not write
 	zombies sync.WaitGroup
 }
@@ -93,19 +93,19 @@ func takeLocks(ctx context.Context, config Config, client *pgleases.Client) (fun
 	if err != nil {
 		return nil, err
 	}
-	effects, shut, err := openEffects(ctx, config, config.Log+LocksSuffix, LocksName, lockersConns)
+	effects, shut, err := openEffects(ctx, config, config.Log+locks.Suffix, LocksName, lockersConns)
 	if err != nil {
 		return nil, err
 	}
-	locks := lock.New(client, pool)
+	manager := lock.New(client, pool)
 	errs := make([]error, lockers)
 	var wait sync.WaitGroup
 	for i := range lockers {
-		keeper, err := oracle.CreateKeeper(fmt.Sprintf("%s-%d%s", strings.TrimSuffix(config.Log, ".log"), i, LocksSuffix))
+		keeper, err := locks.Create(fmt.Sprintf("%s-%d%s", strings.TrimSuffix(config.Log, ".log"), i, locks.Suffix))
 		if err != nil {
 			return nil, err
 		}
-		l := &locker{Config: config, locks: locks, keeper: keeper, effects: effects}
+		l := &locker{Config: config, locks: manager, keeper: keeper, effects: effects}
 		wait.Go(func() { errs[i] = errors.Join(l.run(ctx), keeper.Close()) })
 	}
 	return func() error {

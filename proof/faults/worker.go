@@ -22,6 +22,8 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/proof/oracle"
+	"github.com/pgleases/pgleases/proof/oracle/leases"
+	"github.com/pgleases/pgleases/proof/oracle/writes"
 )
 
 // envWorker makes a process that calls Main a worker. It holds the Config as JSON.
@@ -61,8 +63,6 @@ const (
 	LocksName = "locks"
 	// FenceSchema is the schema of the fence at FenceURL.
 	FenceSchema = "pgleases"
-	// LocksSuffix is the suffix of the oracle's logs of a worker's locks.
-	LocksSuffix = ".locks"
 )
 
 // LockName returns the name of a lock, by number.
@@ -145,7 +145,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 		log = slog.New(slog.NewTextHandler(f, nil))
 	}
 	clients := make([]*pgleases.Client, max(1, config.Clients))
-	leases := make([]*pgleases.Lease, len(clients))
+	joined := make([]*pgleases.Lease, len(clients))
 	for i := range clients {
 		id := config.ID
 		if config.Clients > 0 {
@@ -171,7 +171,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 			continue
 		}
 		for began := time.Now(); ; pause(ctx, 50*time.Millisecond) {
-			leases[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0))
+			joined[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0))
 			if !lacksRights(err) || time.Since(began) >= config.Patience {
 				break
 			}
@@ -180,7 +180,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 			return err
 		}
 	}
-	watched, err := watch(ctx, config, leases[0])
+	watched, err := watch(ctx, config, joined[0])
 	if err != nil {
 		return err
 	}
@@ -192,7 +192,7 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err != nil {
 		return err
 	}
-	queued, err := runQueue(config, clients[0], leases[0], log)
+	queued, err := runQueue(config, clients[0], joined[0], log)
 	if err != nil {
 		return err
 	}
@@ -241,7 +241,7 @@ func watch(ctx context.Context, config Config, lease *pgleases.Lease) (func() er
 	}
 	var wg sync.WaitGroup
 	var watched error
-	recorder, err := oracle.Create(config.Log)
+	recorder, err := leases.Create(config.Log)
 	if err != nil {
 		return nil, err
 	}
@@ -281,7 +281,7 @@ func openEffects(ctx context.Context, config Config, log, lease string, writers 
 	if err != nil {
 		return nil, nil, err
 	}
-	returns, err := os.OpenFile(log+returnsSuffix, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	returns, err := os.OpenFile(log+writes.Suffix, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return nil, nil, err
 	}

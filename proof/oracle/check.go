@@ -36,6 +36,7 @@ func (r Report) String() string {
 }
 
 // Check compares the logs of all clients of one lease, or of all clients that took the same locks.
+// Shared holds of a lock may overlap.
 func Check(logs []Log) Report {
 	r := Report{Clients: len(logs)}
 	partitions := make(map[int][]Interval)

@@ -1,6 +1,8 @@
 // Package oracle finds out, from outside, whether two clients held a partition at the same instant.
-// A [Recorder] reads Lease.Values of one client in a tight loop, and writes what it saw to a file.
-// [Check] compares the files of all clients, in one process or in many.
+// The recorders of packages leases and locks write to files what each client saw, and [Check]
+// compares the files of all clients, of one process or of many. Other oracles have packages of their
+// own: writes for what was written under Guard, schedules and queues. Each has a function Read, which
+// reads what happened, and a method Check, which returns the violations.
 //
 // A read that began at b and returned at e shows that the partition was held at some instant
 // between b and e. It does not show that the partition was held at b or at e, because the process
@@ -10,9 +12,6 @@
 // Otherwise an order of events without an overlap is possible, and Check reports no violation. The
 // same rule holds for an interval of a single read, whose First is after its Last. Hence there is
 // no false alarm, however slow the machine. An overlap shorter than two reads may go unseen.
-//
-// A [Keeper] records in the same way which locks of package lock were held. Shared holds of a lock
-// may overlap.
 //
 // Epochs follow the same rule: Check reports that an older epoch was held after a newer one only if
 // that is certain.

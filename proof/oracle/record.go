@@ -1,6 +1,7 @@
 package oracle
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -36,7 +37,7 @@ func (i Interval) String() string {
 	return fmt.Sprintf("%s held %d@%d for %v", i.Client, i.Partition, i.Epoch, i.Last.Sub(i.First))
 }
 
-// A Log is the content of a Recorder's file.
+// A Log is what one client, or one goroutine that takes locks, has written.
 type Log struct {
 	Client    string
 	Began     Instant // of the first read
@@ -83,43 +84,49 @@ const (
 	recordSize = 5 * 8
 )
 
-// A file writes a log.
-type file struct {
-	f       *os.File
+// A Writer writes a log. Only one goroutine may use it.
+type Writer struct {
+	file    *os.File
 	records int64
 }
 
-func createFile(path string) (*file, error) {
+// NewWriter creates the log at path, whose base name is the client's name. The file must not exist.
+func NewWriter(path string) (*Writer, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o644)
-	return &file{f: f}, err
+	return &Writer{file: f}, err
 }
 
-func (f *file) header(began, last Instant, reads, stale, untold int64) error {
-	return f.write(0, magic, int64(began), int64(last), reads, stale, untold)
+// Header writes what a Log says of the whole. It comes before any interval, because the log may be
+// read at any time.
+func (w *Writer) Header(began, last Instant, reads, stale, untold int64) error {
+	return w.write(0, magic, int64(began), int64(last), reads, stale, untold)
 }
 
-// open appends an interval and returns its number.
-func (f *file) open(partition int, epoch int64, shared bool, first Instant) (int64, error) {
-	n := f.records
-	f.records++
+// Begin appends an interval that is open, and returns its number.
+func (w *Writer) Begin(partition int, epoch int64, shared bool, first Instant) (int64, error) {
+	n := w.records
+	w.records++
 	var one int64
 	if shared {
 		one = 1
 	}
-	return n, f.write(headerSize+n*recordSize, int64(partition), epoch, one, int64(first), 0)
+	return n, w.write(headerSize+n*recordSize, int64(partition), epoch, one, int64(first), 0)
 }
 
-// close ends an interval.
-func (f *file) close(n int64, last Instant) error {
-	return f.write(headerSize+n*recordSize+4*8, int64(last))
+// End ends an interval.
+func (w *Writer) End(n int64, last Instant) error {
+	return w.write(headerSize+n*recordSize+4*8, int64(last))
 }
 
-func (f *file) write(offset int64, words ...int64) error {
+// Close closes the file. Intervals that are open last until the last read.
+func (w *Writer) Close() error { return w.file.Close() }
+
+func (w *Writer) write(offset int64, words ...int64) error {
 	buffer := make([]byte, 0, headerSize)
-	for _, w := range words {
-		buffer = binary.LittleEndian.AppendUint64(buffer, uint64(w))
+	for _, word := range words {
+		buffer = binary.LittleEndian.AppendUint64(buffer, uint64(word))
 	}
-	_, err := f.f.WriteAt(buffer, offset)
+	_, err := w.file.WriteAt(buffer, offset)
 	return err
 }
 
@@ -148,6 +155,25 @@ func Read(path string) (Log, error) {
 		log.Intervals = append(log.Intervals, interval)
 	}
 	return log, nil
+}
+
+// EachFile calls read with the lines of each file whose path matches a pattern of filepath.Glob.
+func EachFile(pattern string, read func(*bufio.Scanner) error) error {
+	paths, err := filepath.Glob(pattern)
+	if err != nil {
+		return err
+	}
+	for _, path := range paths {
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		lines := bufio.NewScanner(f)
+		if err := errors.Join(read(lines), lines.Err(), f.Close()); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // ReadAll reads the logs at the paths that match a pattern of filepath.Glob.

@@ -1,12 +1,23 @@
-package oracle
+// Package leases is the oracle of leases. A [Recorder] reads Lease.Values of one client in a tight
+// loop, and writes what it saw to a file. [Read] reads the files of all clients, of one process or
+// of many, and oracle.Check returns the violations.
+package leases
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/proof/oracle"
 )
+
+// Suffix ends the names of the files.
+const Suffix = ".log"
+
+// Read reads what all clients have written in a folder.
+func Read(dir string) ([]oracle.Log, error) { return oracle.ReadAll(filepath.Join(dir, "*"+Suffix)) }
 
 // A Lease is the part of a *pgleases.Lease that a Recorder uses.
 type Lease interface {
@@ -34,22 +45,22 @@ type Recorder struct {
 	// default is 1 ms.
 	Pause time.Duration
 
-	file  *file
-	began Instant
-	last  Instant // beginning of the last read
+	file  *oracle.Writer
+	began oracle.Instant
+	last  oracle.Instant // beginning of the last read
 	reads int64
 	stale int64
 
 	untold  int64
-	losses  []loss  // losses whose contexts have not ended
-	checked Instant // when the losses were last checked
+	losses  []loss         // losses whose contexts have not ended
+	checked oracle.Instant // when the losses were last checked
 
 	values []int // from the last read
 	open   map[int]opened
 	// The last interval of each partition whose context had not ended: a client may hide such a
 	// partition for a while.
 	refused  map[int]opened
-	deadline Instant // the last known trust deadline
+	deadline oracle.Instant // the last known trust deadline
 }
 
 type opened struct {
@@ -68,7 +79,7 @@ type loss struct {
 
 // Create creates the log at path, whose base name is the client's name. The file must not exist.
 func Create(path string) (*Recorder, error) {
-	f, err := createFile(path)
+	f, err := oracle.NewWriter(path)
 	if err != nil {
 		return nil, err
 	}
@@ -80,16 +91,16 @@ func Create(path string) (*Recorder, error) {
 func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 	changed := lease.Changed()
 	if r.began == 0 { // the header comes before any record, because the log may be read meanwhile
-		r.began = Now()
-		if err := r.file.header(r.began, r.began, 0, 0, 0); err != nil {
+		r.began = oracle.Now()
+		if err := r.file.Header(r.began, r.began, 0, 0, 0); err != nil {
 			return err
 		}
 	}
 	for ctx.Err() == nil {
-		begin := Now()
+		begin := oracle.Now()
 		for range burst {
 			values := lease.Values()
-			end := Now()
+			end := oracle.Now()
 			anew := false
 			select {
 			case <-changed: // possibly only the epochs
@@ -109,36 +120,36 @@ func (r *Recorder) Watch(ctx context.Context, lease Lease) error {
 			begin = end
 		}
 		r.checkLosses()
-		if err := r.file.header(r.began, r.last, r.reads, r.stale, r.untold); err != nil {
+		if err := r.file.Header(r.began, r.last, r.reads, r.stale, r.untold); err != nil {
 			return err
 		}
 		// Until first: if the process stops before Now, the deadline is too late, which may hide a
 		// violation but reports no false one.
 		left := time.Until(lease.TrustDeadline())
-		r.deadline = Now() + Instant(left)
+		r.deadline = oracle.Now() + oracle.Instant(left)
 		time.Sleep(r.Pause)
 	}
 	return nil
 }
 
 // Close closes the log. Open intervals last until the last read.
-func (r *Recorder) Close() error { return r.file.f.Close() }
+func (r *Recorder) Close() error { return r.file.Close() }
 
 // checkTrust counts a stale read: it began past the trust deadline that was known before, and still
 // showed partitions. The read was right if a heartbeat has succeeded since, because then the
 // deadline is after the read.
-func (r *Recorder) checkTrust(lease Lease, begin Instant) {
+func (r *Recorder) checkTrust(lease Lease, begin oracle.Instant) {
 	deadline := lease.TrustDeadline()
 	left := time.Until(deadline)
-	now := Now()
-	if now.Sub(begin) < undecided && (deadline.IsZero() || now+Instant(left) < begin) {
+	now := oracle.Now()
+	if now.Sub(begin) < undecided && (deadline.IsZero() || now+oracle.Instant(left) < begin) {
 		r.stale++
 	}
 }
 
 // checkLosses counts the losses whose contexts did not end in time.
 func (r *Recorder) checkLosses() {
-	now := Now()
+	now := oracle.Now()
 	passed := min(now.Sub(r.checked), step)
 	r.checked = now
 	r.losses = slices.DeleteFunc(r.losses, func(l loss) bool {
@@ -168,16 +179,17 @@ func (r *Recorder) note(lease Lease, values []int) error {
 			shown[n] = r.open[n] // withdrawn just now; the next read will show that
 		}
 	}
-	first := Now() // not the return of Values, because the epochs may be of a later ownership
+	first := oracle.Now() // not the return of Values, because the epochs may be of a later ownership
 	for n, o := range r.open {
-		if now, ok := shown[n]; ok && now.epoch == o.epoch {
+		now, still := shown[n]
+		if still && now.epoch == o.epoch {
 			continue
 		}
 		if o.ended != nil {
 			r.losses = append(r.losses, loss{o.ended, endsWithin})
 			r.refused[n] = o
 		}
-		if err := r.file.close(o.record, r.last); err != nil {
+		if err := r.file.End(o.record, r.last); err != nil {
 			return err
 		}
 		delete(r.open, n)
@@ -193,10 +205,11 @@ func (r *Recorder) note(lease Lease, values []int) error {
 			r.losses = slices.DeleteFunc(r.losses, func(l loss) bool { return l.ended == o.ended })
 			epoch = 0
 		}
-		var err error
-		if o.record, err = r.file.open(n, epoch, false, first); err != nil {
+		record, err := r.file.Begin(n, epoch, false, first)
+		if err != nil {
 			return err
 		}
+		o.record = record
 		r.open[n] = o
 	}
 	r.values = values
