@@ -160,7 +160,7 @@ func (c *Client) ID() string { return c.options.ClientID }
 // membership. Ownership comes later: see Lease.Wait. The name has 1 to 255 bytes of UTF-8 without
 // NUL. There may be 1 to 65,536 partitions, and at most 16,384 for each second of the TTL, because
 // a plan reads all partitions of a lease between two heartbeats. All leases that share members are
-// planned together: keep their sum below that limit too. The library does not check the sum.
+// planned together, so keep their sum below that limit too. The library does not check the sum.
 //
 // ctx covers the joining only. If it ends first, Lease returns its cause, and no membership is left
 // behind. If the client has joined the lease already with the same number and options, Lease
@@ -182,8 +182,8 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	return l.Public(func() any { return &Lease{client: c, engine: l, board: l.Board} }).(*Lease), nil
 }
 
-// Done returns a channel that is closed when the client has ended: it was closed, a newer process
-// took over its ID, or an operator evicted it.
+// Done returns a channel that is closed when the client has ended. That is if it was closed, if a
+// newer process took over its ID, or if an operator evicted it.
 func (c *Client) Done() <-chan struct{} { return c.engine.Done() }
 
 // Err returns why the client ended: ErrClosed, ErrSuperseded or ErrEvicted. It returns nil while
@@ -195,7 +195,7 @@ func (c *Client) Err() error { return c.engine.Err() }
 // not wait for the handoff delay, so stop loops over Values before you call it.
 //
 // ctx bounds only the wait for work. When ctx has ended, or if it had ended before the call, the
-// client still releases what is free, for up to 2 s. Partitions in work are not released: their
+// client still releases what is free, for up to 2 s. Partitions in work are not released. Their
 // contexts are canceled with ErrClosed, and they move when the session expires, a TTL after its
 // last heartbeat. Close returns an error that names them and wraps the cause of ctx. If the
 // database does not answer, Close returns when ctx has ended or the trust deadline has passed. If

@@ -12,9 +12,8 @@ import (
 
 // Guard fences a transaction. It passes only while p is owned under exactly p's epoch. From then on
 // a takeover of the partition waits until the transaction ends. Call Guard before the writes, in
-// the same transaction, and commit: the writes are then ordered before everything that the next
-// owner does under its own Guard. If Guard returns ErrNotOwner, roll back: p is not owned any
-// longer.
+// the same transaction, and commit. The writes then come before everything that the next owner does
+// under its own Guard. If Guard returns ErrNotOwner, p is not owned any longer, so roll back.
 //
 // The lock lasts as long as the transaction or savepoint in which Guard was called. The transaction
 // has to be read-write. In a REPEATABLE READ or SERIALIZABLE transaction that began before the
@@ -23,13 +22,13 @@ import (
 // Guard lowers idle_in_transaction_session_timeout to the trust that is left, for this transaction
 // only, so that a process that freezes in the transaction does not keep the partition. It bounds
 // neither a statement that runs on nor the transaction as a whole, because heartbeats prolong the
-// trust while the transaction works. A transaction after PREPARE TRANSACTION is not bounded either:
-// it keeps the partition until it is committed or rolled back.
+// trust while the transaction works. A transaction after PREPARE TRANSACTION is not bounded either.
+// It keeps the partition until it is committed or rolled back.
 //
 // While a partition drains, Guard still passes. If all work on it has ended and guarded
 // transactions alone keep it from moving, Guard does not pass any longer, not even a second time in
 // an open transaction. So transactions that overlap cannot keep a partition forever. After a
-// failover to a standby the new server is watched for a TTL; then every epoch from before ends, and
+// failover to a standby, clients watch the new server for a TTL. Then every earlier epoch ends, and
 // Guard refuses it.
 //
 // Guard costs one round trip on the transaction's own connection, which ctx covers. It checks a

@@ -34,10 +34,10 @@ func (l *Lease) Name() string { return l.engine.Name }
 // NumPartitions returns the number of partitions of the lease.
 func (l *Lease) NumPartitions() int { return l.engine.Partitions }
 
-// Values returns the partitions that this client owns now, ascending: an empty slice, never nil, if
-// it owns no partition. Values reads the clock: past the trust deadline it is empty at once, even
-// if the process was asleep until then. It costs nanoseconds, so call it as often as it matters.
-// The slice is shared: clone it before you write to it.
+// Values returns the numbers of the partitions that this client owns now, ascending. If it owns
+// none, the slice is empty and not nil. Values reads the clock, so past the trust deadline it is
+// empty at once, even if the process was asleep until then. It costs nanoseconds, so call it as
+// often as it matters. The slice is shared, so clone it before you write to it.
 //
 // A loop may be working on what it got from Values or Owns, so a partition that moves then waits
 // for WithHandoffDelay. Probes and metrics should use Partition, TrustDeadline and Stats, which
@@ -63,19 +63,20 @@ func (l *Lease) Partition(partition int) (Partition, bool) {
 	return maybePartition(l.board.Look().Find(partition))
 }
 
-// PartitionFor returns the partition of a key: the first 8 bytes of SHA-256 of its UTF-8,
-// big-endian, without the sign bit, modulo NumPartitions. The SQL function partition_for(key,
-// partitions) returns the same.
+// PartitionFor returns the partition of a key. This is the number in the first 8 bytes of the
+// SHA-256 of the key's UTF-8, big-endian and without the sign bit, modulo NumPartitions. The SQL
+// function partition_for(key, partitions) returns the same.
 func (l *Lease) PartitionFor(key string) int { return store.PartitionFor(key, l.engine.Partitions) }
 
-// Changed returns a channel that is closed at the next change of what Values and Partition return,
-// including the passing of the trust deadline. Call Changed before Values, so that you miss no
-// change in between. After the end of the lease the channel is closed already: a loop that waits
-// for it has to check Err too.
+// Changed returns a channel that is closed when what Values and Partition return changes, also if
+// the trust deadline passes. Call Changed before Values, so that you miss no change in between.
+// After the end of the lease the channel is closed already, so a loop that waits for it has to
+// check Err too.
 func (l *Lease) Changed() <-chan struct{} { return l.board.Look().Changed() }
 
-// Done returns a channel that is closed when the lease has ended: it was left, or replaced by
-// another one, or its client has ended. An outage or an expired session does not end a lease, because the client joins again.
+// Done returns a channel that is closed when the lease has ended, because it was left or replaced by
+// another one, or because its client has ended. An outage or an expired session does not end a
+// lease, because the client joins again.
 func (l *Lease) Done() <-chan struct{} { return l.board.Closed() }
 
 // Err returns why the lease ended: ErrClosed, ErrSuperseded, ErrEvicted or ErrLeaseReplaced. It
@@ -132,7 +133,7 @@ func (l *Lease) SetWeight(ctx context.Context, weight int) error {
 // cannot be reached, Leave waits until it is back, until the client ends, or until ctx ends (2 s
 // longer if no partition is in work).
 //
-// The Lease is of no use afterwards; call Client.Lease to join again. Leave is idempotent. If a Run
-// callback or a goroutine with an open hold calls Leave, Leave waits for that work too: see
-// Client.Close.
+// The Lease is of no use afterwards. Call Client.Lease to join again. Leave is idempotent. If a Run
+// callback or a goroutine with an open hold calls Leave, Leave waits for that work too, as
+// Client.Close does.
 func (l *Lease) Leave(ctx context.Context) error { return l.engine.Leave(ctx) }

@@ -33,8 +33,7 @@ const closeWithin = 10 * time.Second
 // f must return only when its work has ended, as Lease.Run, leader.Run and the Run of a consumer or
 // scheduler do. Run then closes the client, so that other processes can take over the partitions at
 // once. It does so even if ctx has ended or f has panicked, with a context of its own that lasts
-// 10 s. A panic in another goroutine, such as that in which Lease.Run calls its function, ends the
-// process without it.
+// 10 s. A panic in another goroutine, such as one of Lease.Run, ends the process without it.
 //
 // Run returns nil for an orderly end. That is if f has returned nil, or if ctx was canceled and f
 // has returned an error that wraps the cause. Otherwise it returns the error of NewClient or f. It

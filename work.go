@@ -272,7 +272,7 @@ func (l *Lease) callback(ctx context.Context, o *owned.Ownership, fn func(contex
 	}
 }
 
-// A failure is one reason for which callbacks of a lease failed within a second. Callbacks of many
+// A failure is one reason why callbacks of a lease failed within a second. Callbacks of many
 // partitions often fail for one reason, and get one line.
 type failure struct {
 	err        error // of the first call, as are the next three fields

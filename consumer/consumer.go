@@ -160,10 +160,11 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 // Name returns the consumer's name.
 func (c *Consumer) Name() string { return c.name }
 
-// Run handles rows until ctx ends. Then it takes no more rows, finishes what is in hand within
-// the lease's drain timeout, hands over its partitions, and returns the cause of ctx, as Run of a
+// Run handles rows until ctx ends. Then it takes no more rows, and finishes what is in hand within
+// the lease's drain timeout. It hands over its partitions, and returns the cause of ctx, as Run of a
 // lease does. It returns another error if it cannot join the lease, if the lease or the client ends
-// before ctx, or if it finds the pool closed. A Consumer runs once at a time, and a client runs one Consumer of a name at a time.
+// before ctx, or if it finds the pool closed. A Consumer has one Run at a time, and a client runs
+// one Consumer of a name at a time.
 func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
 // RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.
@@ -175,7 +176,7 @@ func (c *Consumer) RunUntilEmpty(ctx context.Context) error { return c.run(ctx, 
 // ErrBlocked is returned by RunUntilEmpty if only rows of blocked keys are left.
 var ErrBlocked = errors.New("consumer: only rows of blocked keys are left")
 
-// errEmpty is the reason for which RunUntilEmpty ends.
+// errEmpty is why RunUntilEmpty ends.
 var errEmpty = errors.New("consumer: the queue is empty")
 
 var running sync.Map // of *Consumer by membership

@@ -9,8 +9,7 @@
 //
 // [Locks.Do] waits for its turn. [Locks.TryDo] returns false at once if a live process holds the
 // lock. To hold a lock over several functions, call [Locks.Acquire] or [Locks.TryAcquire], and
-// later
-// [Held.Release]. [Locks.AcquireShared] is for readers that may work together.
+// [Held.Release] later. [Locks.AcquireShared] is for readers that may work together.
 //
 // Take a lock for a critical section. If work is divided for a long time under few names, take a
 // lease of package pgleases instead. The page docs/locks.md helps you choose.

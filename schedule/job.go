@@ -126,7 +126,7 @@ func (c OnConflict) String() string {
 }
 
 // WithUnique sets the unique key of a job: of a group and kind, at most one live job has it. It is
-// also the job's name, by which operators recognize it.
+// also the job's name, so operators can recognize it.
 func WithUnique(key string, conflict OnConflict) JobOption {
 	return func(j *newJob) { j.UniqueKey, j.onConflict = &key, conflict }
 }
