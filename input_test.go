@@ -183,6 +183,10 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 			[]string{`"orders"`, "rebalance delay -1s", "0 to 1h"}},
 		{"rebalance delay of a day", "orders", 4, []pgleases.LeaseOption{pgleases.WithRebalanceDelay(24 * time.Hour)},
 			[]string{`"orders"`, "rebalance delay 24h", "0 to 1h"}},
+		{"ceiling of 0", "orders", 4, []pgleases.LeaseOption{pgleases.WithMaxPartitions(0)},
+			[]string{`"orders"`, "ceiling of 0 partitions", "1 to 4"}},
+		{"ceiling above the number", "orders", 4, []pgleases.LeaseOption{pgleases.WithMaxPartitions(5)},
+			[]string{`"orders"`, "ceiling of 5 partitions", "1 to 4"}},
 		{"negative drain timeout", "orders", 4, []pgleases.LeaseOption{pgleases.WithDrainTimeout(-time.Second)},
 			[]string{`"orders"`, "drain timeout -1s"}},
 	} {

@@ -233,7 +233,7 @@ func hostname() string {
 }
 
 // A LeaseOption changes a client's part in one lease. WithWeight, WithHandoffDelay,
-// WithDrainTimeout and WithRebalanceDelay make them.
+// WithDrainTimeout, WithRebalanceDelay and WithMaxPartitions make them.
 type LeaseOption struct{ set func(*engine.LeaseOptions) }
 
 // WithWeight sets the client's share relative to the other members' shares. The default is 1; valid
@@ -259,18 +259,31 @@ func WithDrainTimeout(timeout time.Duration) LeaseOption {
 
 // WithRebalanceDelay sets how long partitions with a live owner stay where they are after a member
 // has joined the lease or has changed its weight. The default is 0, and valid values are 0 to 1h.
-// Set it if work has state that a new owner has to load: in a rolling deployment, new processes then
-// take over from the old ones that close, and no other partition moves. Partitions without an owner get
-// one at once, as without a delay. A later join begins the delay anew, for at most 5 delays in all.
-// If the members of a lease have different delays, the longest counts.
+// Set it if work has state that a new owner has to load: in a rolling deployment, new processes
+// then take over from the old ones that close, and no other partition moves. Partitions without an
+// owner get one at once, as without a delay. A later join begins the delay anew, for at most 5
+// delays in all. If the members of a lease have different delays, the longest counts.
 func WithRebalanceDelay(delay time.Duration) LeaseOption {
 	return LeaseOption{func(o *engine.LeaseOptions) { o.RebalanceDelay = delay }}
+}
+
+// WithMaxPartitions sets a ceiling: the most partitions of the lease that a plan gives to this
+// client. The default is no ceiling, and valid values are 1 to the lease's number of partitions.
+// Shares by weight are filled up to the ceilings. If all members are at their ceilings, the other
+// partitions have no owner, and their work is not done: Stats.Unowned counts them, and one member
+// logs that every minute. An owner keeps what it may keep, returning clients get their own back,
+// and of the other free partitions the lowest numbers get an owner first.
+//
+// Partitions that an operator has pinned to the client count against the ceiling, and may pass it.
+// So may those that a cordon or a freeze keeps in place.
+func WithMaxPartitions(n int) LeaseOption {
+	return LeaseOption{func(o *engine.LeaseOptions) { o.MaxPartitions = n }}
 }
 
 // newLeaseOptions applies opts to the defaults and checks name, partitions and the result, for a
 // client with that TTL.
 func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []LeaseOption) (engine.LeaseOptions, error) {
-	o := engine.LeaseOptions{Weight: 1, HandoffDelay: defaultHandoff}
+	o := engine.LeaseOptions{Weight: 1, HandoffDelay: defaultHandoff, MaxPartitions: partitions}
 	for _, opt := range opts {
 		if opt.set == nil {
 			return o, fmt.Errorf("pgleases: lease %q: option is empty: create it with one of the With functions", name)
@@ -301,6 +314,14 @@ func newLeaseOptions(name string, partitions int, ttl time.Duration, opts []Leas
 	if o.RebalanceDelay < 0 || o.RebalanceDelay > maxPlacement {
 		return o, fmt.Errorf("pgleases: lease %q: rebalance delay %v is out of range: 0 to %v",
 			name, o.RebalanceDelay, maxPlacement)
+	}
+	if o.MaxPartitions < 1 || o.MaxPartitions > partitions {
+		return o, fmt.Errorf("pgleases: lease %q: ceiling of %d partitions is out of range: "+
+			"1 to %d, the number of the lease's partitions; without WithMaxPartitions there is no ceiling",
+			name, o.MaxPartitions, partitions)
+	}
+	if o.MaxPartitions == partitions {
+		o.MaxPartitions = 0
 	}
 	return o, nil
 }

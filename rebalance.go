@@ -17,7 +17,9 @@ import (
 // (see fix).
 //
 //  1. Shares. A member of weight w is due N*w/W of a lease's N partitions; W is the sum of the
-//     weights. It gets the floor of that. The partitions that the floors leave over, the extras,
+//     weights. A member whose share reaches its ceiling is due the ceiling, and the others share the
+//     rest in the same way, as water fills vessels of different heights. Another member gets the
+//     floor of its share. The partitions that the floors leave over, the extras,
 //     go to as many different members, one each. The floor and the extra are its quota. So no
 //     member is a whole partition away from its share. This is the quota rule of apportionment:
 //     Hamilton's method of largest remainders, see Balinski and Young, Fair Representation, 1982.
@@ -42,6 +44,10 @@ import (
 // can return), compared in this order. The moves themselves are matched with preferred owners
 // greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
+// If all members are at their ceilings, the rest has no owner. A partition with an owner that may
+// keep it stays, a member above its ceiling gives its highest numbers, and of what has no owner the
+// lowest numbers get one first. So what has no owner stays the same from plan to plan.
+//
 // If partitions are rarer than members, some members stand by, as candidates for one leadership
 // do. A preferred owner then counts no more than any other member: with the time of joining as the
 // only tie-break, members that leave and return get their turns in a queue, and none waits for
@@ -56,6 +62,9 @@ type planLease struct {
 
 	// Per member: its place in the order of joins. It may be empty: then all joined at once.
 	joined []int64
+
+	// Per member: the most partitions that it may own; 0: it has no ceiling. It may be empty.
+	ceilings []int32
 
 	current []int32 // per partition: the live member that owns it, or that it is moving to
 
@@ -75,8 +84,9 @@ type planMember struct {
 	weight int // 0 to 1,000; 0 owns only fixed partitions
 }
 
-// plan returns per lease the member that each partition goes to; noMember only if no member has a weight
-// above 0. Pass the leases in a stable order (by name): it breaks ties between them.
+// plan returns per lease the member that each partition goes to; noMember only if no member has a
+// weight above 0, or if all of them are at their ceilings. Pass the leases in a stable order (by
+// name): it breaks ties between them.
 func plan(leases []planLease) [][]int32 {
 	shares := make([]share, len(leases))
 	size := 0
@@ -97,12 +107,24 @@ func plan(leases []planLease) [][]int32 {
 	return plans
 }
 
-// withoutFixed returns the lease with only the partitions that are to be shared.
+// withoutFixed returns the lease with only the partitions that are to be shared. A partition that
+// is fixed to a member counts against its ceiling.
 func (l *planLease) withoutFixed() *planLease {
 	if l.fixed == nil {
 		return l
 	}
-	rest := planLease{members: l.members, joined: l.joined, fixed: []int32{}}
+	rest := planLease{joined: l.joined, fixed: []int32{}}
+	rest.members, rest.ceilings = slices.Clone(l.members), slices.Clone(l.ceilings)
+	has := l.countFixed()
+	for m, ceiling := range rest.ceilings {
+		switch {
+		case ceiling == 0:
+		case ceiling > has[m]:
+			rest.ceilings[m] = ceiling - has[m]
+		default:
+			rest.members[m].weight = 0
+		}
+	}
 	for p, m := range l.current {
 		if l.fixed[p] < 0 {
 			rest.current, rest.preferred = append(rest.current, m), append(rest.preferred, l.preferred[p])
@@ -132,7 +154,7 @@ type hold struct {
 // weight above 0, and which of these members are cordoned, by index. A member of a frozen lease, or
 // of one that settles, keeps what it has. A pinned partition goes to its member. A cordoned member
 // keeps what it has and gets no other partition. The precedence, highest first: freeze, pin, cordon,
-// delay. If all members are cordoned, the lease is treated as frozen.
+// ceiling, delay. If all members are cordoned, the lease is treated as frozen.
 //
 // In a lease that is held the remaining partitions have no owner that may keep them, and are fixed too. A
 // partition goes to its preferred owner if that is below its share of the whole lease, else to the
@@ -143,13 +165,18 @@ func (l *planLease) fix(h hold, cordoned []bool, pinned map[int]int32) {
 		return
 	}
 	l.fixed = slices.Repeat([]int32{noMember}, len(l.current))
+	works := func(m int32) bool { return m >= 0 && l.members[m].weight > 0 }
 	for p, m := range l.current {
-		works := m >= 0 && l.members[m].weight > 0
 		to, ok := pinned[p]
-		if ok && !(works && h.frozen) {
+		if ok && !(works(m) && h.frozen) {
 			l.fixed[p] = to
-		} else if works && (held || cordoned[m]) {
+		}
+	}
+	has := l.countFixed()
+	for p, m := range l.current {
+		if l.fixed[p] < 0 && works(m) && (h.frozen || cordoned[m] || h.settles && l.hasRoom(m, has)) {
 			l.fixed[p] = m
+			has[m]++
 		}
 	}
 	closed := !l.cordon(cordoned)
@@ -175,29 +202,69 @@ func (l *planLease) cordon(cordoned []bool) bool {
 }
 
 func (l *planLease) fixRest() {
-	s, has := newShare(l), make([]int64, len(l.members))
-	for _, m := range l.fixed {
-		if m >= 0 {
-			has[m]++
-		}
-	}
+	working, weights := l.working()
+	has := l.countFixed()
+	weight := func(m int32) int64 { return int64(l.members[m].weight) }
 	for p, h := range l.preferred {
-		if l.fixed[p] < 0 && h >= 0 && has[h]*s.weights < int64(len(l.preferred))*int64(l.members[h].weight) {
+		if l.fixed[p] < 0 && h >= 0 && l.hasRoom(h, has) && int64(has[h])*weights < int64(len(l.preferred))*weight(h) {
 			l.fixed[p] = h
 			has[h]++
 		}
 	}
+	full := func(m int32) bool { return !l.hasRoom(m, has) }
 	for p, m := range l.fixed {
-		if m >= 0 || len(s.working) == 0 {
+		if m >= 0 {
 			continue
 		}
-		least := slices.MinFunc(s.working, func(a, b int32) int {
-			return cmp.Or(cmp.Compare((has[a]+1)*int64(l.members[b].weight), (has[b]+1)*int64(l.members[a].weight)),
+		working = slices.DeleteFunc(working, full)
+		if len(working) == 0 {
+			return
+		}
+		least := slices.MinFunc(working, func(a, b int32) int {
+			return cmp.Or(cmp.Compare(int64(has[a]+1)*weight(b), int64(has[b]+1)*weight(a)),
 				cmp.Compare(l.joinedAt(a), l.joinedAt(b)))
 		})
 		l.fixed[p] = least
 		has[least]++
 	}
+}
+
+// countFixed returns per member how many partitions are fixed to it.
+func (l *planLease) countFixed() []int32 {
+	has := make([]int32, len(l.members))
+	for _, m := range l.fixed {
+		if m >= 0 {
+			has[m]++
+		}
+	}
+	return has
+}
+
+// ceiling returns the most partitions that a member may own; 0: it has no ceiling.
+func (l *planLease) ceiling(m int32) int32 {
+	if l.ceilings == nil {
+		return 0
+	}
+	return l.ceilings[m]
+}
+
+// hasRoom reports whether a member that has so many partitions may own another one.
+func (l *planLease) hasRoom(m int32, has []int32) bool {
+	ceiling := l.ceiling(m)
+	return ceiling == 0 || has[m] < ceiling
+}
+
+// working returns the members with a weight above 0, by ID, and the sum of their weights.
+func (l *planLease) working() (working []int32, weights int64) {
+	working = make([]int32, 0, len(l.members))
+	for m, member := range l.members {
+		if member.weight > 0 {
+			working = append(working, int32(m))
+			weights += int64(member.weight)
+		}
+	}
+	slices.SortFunc(working, func(a, b int32) int { return cmp.Compare(l.members[a].id, l.members[b].id) })
+	return working, weights
 }
 
 // joinedAt returns when a member joined.
@@ -214,23 +281,24 @@ type share struct {
 	lease   *planLease
 	working []int32 // the members with a weight above 0, by ID
 	has     []int32
-	quota   []int32 // the floor of its share; placeExtras adds the extras
-	weights int64
+	quota   []int32 // the floor of its share, or its ceiling; placeExtras adds the extras
+	full    []bool  // its share reaches its ceiling
+	rest    int64   // the partitions without those of full members
+	weights int64   // the sum of the weights of the other members
 	extras  int
-	even    bool // all working members have the same weight, and no partition is fixed
+	unowned int  // partitions that no member may own, because all are full
+	even    bool // all working members have the same weight, none is full, and no partition is fixed
 }
 
 func newShare(l *planLease) share {
-	s := share{lease: l, even: l.fixed == nil, has: make([]int32, len(l.members)), quota: make([]int32, len(l.members))}
-	s.working = make([]int32, 0, len(l.members))
-	for m, member := range l.members {
-		if member.weight > 0 {
-			s.working = append(s.working, int32(m))
-			s.weights += int64(member.weight)
-			s.even = s.even && member.weight == l.members[s.working[0]].weight
-		}
+	s := share{
+		lease: l, even: l.fixed == nil, rest: int64(len(l.current)),
+		has: make([]int32, len(l.members)), quota: make([]int32, len(l.members)), full: make([]bool, len(l.members)),
 	}
-	slices.SortFunc(s.working, func(a, b int32) int { return cmp.Compare(l.members[a].id, l.members[b].id) })
+	s.working, s.weights = l.working()
+	for _, m := range s.working {
+		s.even = s.even && l.members[m].weight == l.members[s.working[0]].weight
+	}
 	for _, m := range l.current {
 		if m >= 0 {
 			s.has[m]++
@@ -239,17 +307,47 @@ func newShare(l *planLease) share {
 	if len(s.working) == 0 {
 		return s
 	}
-	s.extras = len(l.current)
+	for s.fill() {
+		s.even = false
+	}
+	left := int(s.rest)
 	for _, m := range s.working {
-		s.quota[m] = int32(int64(len(l.current)) * int64(l.members[m].weight) / s.weights)
-		s.extras -= int(s.quota[m])
+		if !s.full[m] {
+			s.quota[m] = int32(s.rest * int64(l.members[m].weight) / s.weights)
+			left -= int(s.quota[m])
+		}
+	}
+	if s.weights > 0 {
+		s.extras = left
+	} else {
+		s.unowned = left
 	}
 	return s
 }
 
+// fill gives their ceilings to the members whose share of the rest reaches it, and reports whether
+// there are any. The rest is shared by the others.
+func (s *share) fill() (filled bool) {
+	rest, weights := s.rest, s.weights
+	for _, m := range s.working {
+		ceiling, weight := int64(s.lease.ceiling(m)), int64(s.lease.members[m].weight)
+		if ceiling == 0 || s.full[m] || rest*weight < ceiling*weights {
+			continue
+		}
+		filled = true
+		s.full[m], s.quota[m] = true, int32(ceiling)
+		s.rest -= ceiling
+		s.weights -= weight
+	}
+	return filled
+}
+
 // remainder is the part of a member's share that the floor cut off, in units of 1 / sum of weights.
 func (s *share) remainder(m int32) int64 {
-	return int64(len(s.lease.current)) * int64(s.lease.members[m].weight) % s.weights
+	if s.full[m] {
+		return 0
+	}
+	return s.rest * int64(s.lease.members[m].weight) % s.weights
 }
 
 // groupShares returns the shares that have extras, in groups. The extras of a group are balanced
@@ -537,7 +635,9 @@ func (t *transport) pass(j int) bool {
 
 // move writes the member that each partition goes to. Only members above their quota give. First
 // partitions return to their preferred owners if possible. Then what is still over goes, lowest
-// number first, to the members that are still below their quota, lowest ID first.
+// number first, to the members that are still below their quota, lowest ID first. If there are not
+// enough of these, the members above their quota give their highest numbers, and the last of all
+// free partitions get no owner.
 func (s *share) move(to []int32) {
 	copy(to, s.lease.current)
 	room := make([]int32, len(s.has)) // negative: has to give
@@ -563,14 +663,30 @@ func (s *share) move(to []int32) {
 		}
 		return
 	}
+	if s.unowned > 0 {
+		shed(to, room)
+	}
 	next := 0
 	for p, m := range to {
 		if m >= 0 && room[m] >= 0 {
 			continue
 		}
-		for room[s.working[next]] <= 0 {
+		for next < len(s.working) && room[s.working[next]] <= 0 {
 			next++
 		}
+		if next == len(s.working) {
+			return
+		}
 		give(p, s.working[next])
+	}
+}
+
+// shed takes their highest numbers from the members that have to give.
+func shed(to, room []int32) {
+	for p, m := range slices.Backward(to) {
+		if m >= 0 && room[m] < 0 {
+			room[m]++
+			to[p] = noMember
+		}
 	}
 }

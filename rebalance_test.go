@@ -791,6 +791,146 @@ func BenchmarkPlan(b *testing.B) {
 	}
 }
 
+// --- ceilings
+
+// drawCeilings gives some members of a lease a ceiling.
+func drawCeilings(t *rapid.T, l *planLease) {
+	for range l.members {
+		l.ceilings = append(l.ceilings, rapid.Int32Range(0, int32(len(l.current))).Draw(t, "ceiling"))
+	}
+}
+
+// level returns what each member is due, and how many partitions no member may own. The share per
+// weight is found by bisection, as the level of water that is poured into vessels.
+func level(l *planLease) (due []float64, unowned int) {
+	room, weights := 0.0, 0
+	ceiling := func(m int) float64 {
+		switch {
+		case l.members[m].weight == 0:
+			return 0
+		case l.ceilings == nil || l.ceilings[m] == 0:
+			return float64(len(l.current))
+		}
+		return float64(l.ceilings[m])
+	}
+	for m := range l.members {
+		room += ceiling(m)
+		weights += l.members[m].weight
+	}
+	due = make([]float64, len(l.members))
+	pour := func(level float64) (all float64) {
+		for m := range due {
+			due[m] = min(ceiling(m), level*float64(l.members[m].weight))
+			all += due[m]
+		}
+		return all
+	}
+	wanted := min(room, float64(len(l.current)))
+	low, high := 0.0, float64(len(l.current))
+	for range 100 {
+		middle := (low + high) / 2
+		if pour(middle) < wanted {
+			low = middle
+		} else {
+			high = middle
+		}
+	}
+	pour(high)
+	return due, len(l.current) - int(wanted)
+}
+
+// checkCeilings reports whether a plan keeps ceilings, and is fair within them.
+func checkCeilings(l *planLease, to []int32) error {
+	due, unowned := level(l)
+	left := 0
+	for _, m := range to {
+		if m < 0 {
+			left++
+		}
+	}
+	if left != unowned {
+		return fmt.Errorf("%d partitions have no owner, not %d", left, unowned)
+	}
+	for m, n := range countOwned(l, to) {
+		ceiling := l.ceiling(int32(m))
+		switch {
+		case ceiling > 0 && n > int(ceiling):
+			return fmt.Errorf("member %d has %d, above its ceiling of %d", m, n, ceiling)
+		case l.members[m].weight == 0 && n > 0:
+			return fmt.Errorf("member %d has %d, and weight 0", m, n)
+		case math.Abs(float64(n)-due[m]) > 1-1e-6:
+			return fmt.Errorf("member %d has %d, and is due %.3f", m, n, due[m])
+		}
+	}
+	return nil
+}
+
+// fewestUnder tries every assignment of a lease that keeps its ceilings.
+func fewestUnder(l *planLease) int {
+	best, to := math.MaxInt, make([]int32, len(l.current))
+	var try func(p int)
+	try = func(p int) {
+		if p == len(to) {
+			if checkCeilings(l, to) == nil {
+				best = min(best, countMoves([]planLease{*l}, [][]int32{to}))
+			}
+			return
+		}
+		for m := range len(l.members) + 1 {
+			to[p] = int32(m) - 1
+			try(p + 1)
+		}
+	}
+	try(0)
+	return best
+}
+
+func TestPlanKeepsCeilingsWithTheFewestMoves(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		l := drawLease(t, 6, 3, 3)
+		drawCeilings(t, &l)
+		to := plan([]planLease{l})[0]
+		for _, check := range []func(*planLease, []int32) error{checkCeilings, checkMoves} {
+			if err := check(&l, to); err != nil {
+				t.Fatalf("%v\n%+v\n%v", err, l, to)
+			}
+		}
+		if moves, fewest := countMoves([]planLease{l}, [][]int32{to}), fewestUnder(&l); moves != fewest {
+			t.Fatalf("%d moves, not %d\n%+v\n%v", moves, fewest, l, to)
+		}
+		again := l
+		again.current = to
+		if next := plan([]planLease{again})[0]; !slices.Equal(next, to) {
+			t.Fatalf("planned %v, then, with that applied, %v\n%+v", to, next, l)
+		}
+	})
+}
+
+// Partitions without an owner stay the same while members come and go, as long as no member has
+// room.
+func TestPlanLeavesTheSameWithoutAnOwner(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name              string
+		members           int
+		current, ceilings []int32
+		want              string
+	}{
+		{"the highest numbers", 2, []int32{-1, -1, -1, -1, -1}, []int32{2, 2}, "0 0 1 1 -1"},
+		{"what stays with its owner is not taken from it", 2, []int32{-1, -1, 1, -1, 0}, []int32{2, 2}, "0 1 1 -1 0"},
+		{"what was without an owner stays so after a crash", 2, []int32{-1, -1, 0, 0, 1, 1, -1}, []int32{2, 2}, "-1 -1 0 0 1 1 -1"},
+		{"a member above its ceiling gives its highest numbers", 2, []int32{0, 0, 0, 0, 1}, []int32{2, 1}, "0 0 -1 -1 1"},
+		{"what it gives goes where there is room", 2, []int32{0, 0, 0, 0, -1}, []int32{2, 1}, "0 0 1 -1 -1"},
+		{"a new member gets the lowest numbers", 3, []int32{-1, 0, 1, -1, -1}, []int32{1, 1, 1}, "2 0 1 -1 -1"},
+	} {
+		l := planLease{members: teamOf(test.members), current: test.current, ceilings: test.ceilings}
+		if got := strings.Trim(fmt.Sprint(plan([]planLease{l})[0]), "[]"); got != test.want {
+			t.Errorf("%s: %s, not %s", test.name, got, test.want)
+		}
+	}
+}
+
 // --- overrides of operators
 
 // overriddenLease is a lease with its overrides.
@@ -864,28 +1004,90 @@ func (l *overriddenLease) check(to []int32) error {
 	return nil
 }
 
+func drawOverridden(t *rapid.T) overriddenLease {
+	l := overriddenLease{planLease: drawLease(t, 12, 6, 3), pinned: make(map[int]int32)}
+	if l.preferred == nil {
+		l.preferred = slices.Repeat([]int32{-1}, len(l.current))
+	}
+	if rapid.Bool().Draw(t, "pins") {
+		for p, m := range drawOwners(t, "pinned", len(l.current), len(l.members)) {
+			if m >= 0 && l.members[m].weight > 0 {
+				l.pinned[p] = m
+			}
+		}
+	}
+	l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
+	l.settles = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "settles")
+	for _, m := range l.members {
+		l.cordoned = append(l.cordoned, rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned") && m.weight > 0)
+	}
+	return l
+}
+
+// ordered returns per member how many partitions it has, whatever its ceiling: by a pin, or because
+// a cordon or a freeze keeps it.
+func (l *overriddenLease) ordered() []int {
+	kept := slices.Repeat([]int32{-1}, len(l.current))
+	for p, m := range l.current {
+		works := m >= 0 && l.members[m].weight > 0
+		pin, pinned := l.pinned[p]
+		switch {
+		case pinned && !(l.frozen && works):
+			kept[p] = pin
+		case works && (l.frozen || l.cordoned[m]):
+			kept[p] = m
+		}
+	}
+	return countOwned(&l.planLease, kept)
+}
+
+// checkCeilings reports the first broken promise about the ceilings of such a lease.
+func (l *overriddenLease) checkCeilings(to []int32) error {
+	has, gets, ordered := countOwned(&l.planLease, l.current), countOwned(&l.planLease, to), l.ordered()
+	free := 0
+	for _, m := range to {
+		if m < 0 {
+			free++
+		}
+	}
+	for m, n := range gets {
+		ceiling := int(l.ceiling(int32(m)))
+		limited := ceiling > 0
+		switch {
+		case limited && n > max(ceiling, ordered[m]):
+			return fmt.Errorf("member %d has %d, above its ceiling of %d, of which an operator has ordered %d", m, n, ceiling, ordered[m])
+		case l.members[m].weight > 0 && !l.cordoned[m] && free > 0 && !(limited && n >= ceiling):
+			return fmt.Errorf("member %d has %d, and %d partitions have no owner", m, n, free)
+		case l.settles && !limited && l.members[m].weight > 0 && n < has[m] && len(l.pinned) == 0:
+			return fmt.Errorf("member %d had %d, and has %d while the lease settles", m, has[m], n)
+		}
+	}
+	return nil
+}
+
+func TestPlanKeepsCeilingsUnderOverrides(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		l := drawOverridden(t)
+		drawCeilings(t, &l.planLease)
+		plans, _ := planOverridden([]overriddenLease{l})
+		if err := l.checkCeilings(plans[0]); err != nil {
+			t.Fatalf("%v\n%+v\n%v", err, l, plans[0])
+		}
+		applied := l
+		applied.current = plans[0]
+		if again, _ := planOverridden([]overriddenLease{applied}); !slices.Equal(again[0], plans[0]) {
+			t.Fatalf("planned %v, then, with that applied, %v\n%+v", plans[0], again[0], l)
+		}
+	})
+}
+
 func TestPlanObeysOverrides(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var leases []overriddenLease
 		for range rapid.IntRange(1, 4).Draw(t, "leases") {
-			l := overriddenLease{planLease: drawLease(t, 12, 6, 3), pinned: make(map[int]int32)}
-			if l.preferred == nil {
-				l.preferred = slices.Repeat([]int32{-1}, len(l.current))
-			}
-			if rapid.Bool().Draw(t, "pins") {
-				for p, m := range drawOwners(t, "pinned", len(l.current), len(l.members)) {
-					if m >= 0 && l.members[m].weight > 0 {
-						l.pinned[p] = m
-					}
-				}
-			}
-			l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
-			l.settles = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "settles")
-			for _, m := range l.members {
-				l.cordoned = append(l.cordoned, rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned") && m.weight > 0)
-			}
-			leases = append(leases, l)
+			leases = append(leases, drawOverridden(t))
 		}
 		plans, fixed := planOverridden(leases)
 		overridden := func(l planLease) bool { return l.fixed != nil }

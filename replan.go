@@ -2,9 +2,10 @@ package pgleases
 
 import "github.com/pgleases/pgleases/internal/store"
 
-// replan makes a plan of what was read, and returns the moves of that plan. A partition with a live
-// owner is moved if its target changes. A partition without a live owner is always moved to its
-// target, even if the target is the same as before.
+// replan makes a plan of what was read, and returns the moves of that plan. It also sets which
+// partitions of the leases have no owner after it, because all members are at their ceilings. A
+// partition with a live owner is moved if its target changes. A partition without a live owner is
+// always moved to its target, even if the target is the same as before.
 func replan(read []store.LeaseSnapshot) []store.Move {
 	leases := make([]planLease, len(read))
 	sessions := make([][]int64, len(read)) // by member of the plan
@@ -14,10 +15,15 @@ func replan(read []store.LeaseSnapshot) []store.Move {
 	}
 	var moves []store.Move
 	for i, targets := range plan(leases) {
+		working, _ := leases[i].working()
+		read[i].Unowned = nil
 		for partition, member := range targets {
 			var target int64
-			if member != noMember {
+			switch {
+			case member != noMember:
 				target = sessions[i][member]
+			case len(working) > 0:
+				read[i].Unowned = append(read[i].Unowned, partition)
 			}
 			owner := read[i].Owners[partition]
 			_, kept := living[i][owner]
@@ -44,7 +50,7 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			i = int32(len(sessions))
 			members[m.ID] = i
 			lease.members = append(lease.members, planMember{})
-			lease.joined = append(lease.joined, 0)
+			lease.joined, lease.ceilings = append(lease.joined, 0), append(lease.ceilings, 0)
 			sessions, cordoned = append(sessions, 0), append(cordoned, false)
 		}
 		weight := m.Weight
@@ -52,7 +58,7 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			weight = 0
 		}
 		lease.members[i], sessions[i] = planMember{m.ID, weight}, m.Session
-		lease.joined[i] = m.Joined
+		lease.joined[i], lease.ceilings[i] = m.Joined, int32(m.MaxPartitions)
 		cordoned[i] = m.Cordoned && weight > 0
 		living[m.Session] = i
 	}

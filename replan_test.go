@@ -53,6 +53,8 @@ func pinned(r read, partition int, to string) read {
 func frozen(r read) read   { r.Frozen = true; return r }
 func settling(r read) read { r.Settling = true; return r }
 
+func limited(m store.Member, most int) store.Member { m.MaxPartitions = most; return m }
+
 // The plan of one lease, as "partition>session"; sessions that are not members have ended.
 func TestReplan(t *testing.T) {
 	t.Parallel()
@@ -111,6 +113,14 @@ func TestReplan(t *testing.T) {
 			settling(leaseOf("x", 4, a, newer, b).owned(1, "a", 0, 1, 2)), "0>4 1>4 2>4 3>2"},
 		{"a pin goes before the delay", settling(pinned(leaseOf("x", 3, a, b).owned(1, "a", 0).owned(2, "b", 1), 1, "a")), "1>1 2>2"},
 		{"a freeze goes before the delay", frozen(settling(pinned(leaseOf("x", 2, a, b).owned(1, "a", 0).owned(2, "b", 1), 1, "a"))), ""},
+		{"a member above its ceiling is asked for its highest numbers",
+			leaseOf("x", 4, limited(a, 1), limited(b, 1)).owned(1, "a", 0, 1, 2).owned(2, "b", 3), "1>0 2>0"},
+		{"what a crashed member had has no owner if the others are at their ceilings",
+			leaseOf("x", 4, limited(a, 2), limited(b, 1)).owned(9, "c", 0, 1, 2).owned(2, "b", 3), "0>1 1>1 2>0"},
+		{"what has no owner because of ceilings is not written again", leaseOf("x", 2, limited(a, 1)).owned(1, "a", 0), ""},
+		{"a pin passes the ceiling", pinned(leaseOf("x", 3, limited(a, 1)).owned(1, "a", 0), 2, "a"), "0>0 2>1"},
+		{"a restarted client keeps its new ceiling, also while the lease settles",
+			settling(leaseOf("x", 3, a, limited(newer, 2), b).owned(1, "a", 0, 1, 2)), "0>4 1>4 2>2"},
 		{"a cordoned member that is drained keeps nothing", leaseOf("x", 2, cordoned(drained(a)), b).owned(1, "a", 0, 1), "0>2 1>2"},
 		{"without members only what is owned moves", leaseOf("x", 2).owned(1, "a", 0), "0>0"},
 	} {
@@ -123,6 +133,30 @@ func TestReplan(t *testing.T) {
 				t.Errorf("moves %q, not %q", got, test.moves)
 			}
 		})
+	}
+}
+
+func TestReplanSetsWhatHasNoOwner(t *testing.T) {
+	t.Parallel()
+	a, b := limited(member(1, "a", 1, 1), 2), limited(member(2, "b", 1, 1), 1)
+	for _, test := range []struct {
+		name    string
+		lease   read
+		unowned string
+	}{
+		{"enough room", leaseOf("x", 3, a, b), "[]"},
+		{"too little room", leaseOf("x", 6, a, b).owned(1, "a", 4), "[2 3 5]"},
+		{"a paused lease", paused(leaseOf("x", 6, a, b)), "[]"},
+		{"a lease without members", leaseOf("x", 6), "[]"},
+		{"a lease whose members are drained", leaseOf("x", 6, drained(a), drained(b)), "[]"},
+		{"a lease of which one member is drained", leaseOf("x", 3, a, drained(b)), "[2]"},
+	} {
+		test.lease.Unowned = []int{5} // of an earlier plan
+		read := []store.LeaseSnapshot{test.lease.LeaseSnapshot}
+		replan(read)
+		if got := fmt.Sprint(read[0].Unowned); got != test.unowned {
+			t.Errorf("%s: %s have no owner, not %s", test.name, got, test.unowned)
+		}
 	}
 }
 

@@ -32,6 +32,9 @@ type LeaseStats struct {
 	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended, by cause
+	// Unowned counts partitions that have no owner, because all members of the lease are at their
+	// ceilings. Each member counts all of them.
+	Unowned int
 	// Refused counts leases that the client had joined and cannot join again, because they have
 	// another number of partitions now; of one lease 0 or 1. It works on nothing of such a lease.
 	Refused int
@@ -109,7 +112,7 @@ func statsOf(l *engine.Lease) LeaseStats {
 func leaseStats(e engine.LeaseStats, trusted bool) LeaseStats {
 	s := LeaseStats{
 		Owned: e.Owned, Draining: e.Draining, DrainingSince: e.DrainingSince,
-		Gains: e.Gains, Losses: Losses(e.Losses), Refused: e.Refused,
+		Gains: e.Gains, Losses: Losses(e.Losses), Unowned: e.Unowned, Refused: e.Refused,
 		GuardRefusals: e.GuardRefusals, CallbackFailures: e.CallbackFailures,
 	}
 	if !trusted {

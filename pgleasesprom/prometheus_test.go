@@ -453,6 +453,12 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Until(t, "no partition drains", func() bool { return w.worker.Stats().Draining == 0 })
 	story.step("a drain timeout passes", w.scrape(), "PgleasesDrainTimeout")
 
+	narrow := testkit.Must(w.worker.Lease(t.Context(), "narrow", 4, pgleases.WithMaxPartitions(3)))(t)
+	testkit.Until(t, "a partition has no owner", func() bool { return narrow.Stats().Unowned == 1 && narrow.Stats().Owned == 3 })
+	story.step("ceilings are too low", w.scrape(), "PgleasesCeilingsTooLow", "PgleasesPartitionsUnowned")
+	testkit.OK(t, narrow.Leave(t.Context()))
+	testkit.Execute(t, w.pool, "SELECT pgleases.drop_lease('narrow', 'why')")
+
 	held := testkit.Must(w.locks.Acquire(t.Context(), "nightly"))(t)
 	testkit.OK(t, orders.Leave(t.Context())) // the other owns it all
 	testkit.Until(t, "no partition drains", func() bool { return w.worker.Stats().Draining == 0 })

@@ -121,6 +121,12 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			want: "warning joins", text: `client "a", host host, pid 7, has 16 partitions of "m", and the lease has another number`},
 		{name: "the same six minutes ago", fault: "UPDATE pgleases.identities SET takeovers = 3, taken_at = now() - interval '6 minutes'", want: ""},
 		{name: "orphan of an expired session", fault: "UPDATE pgleases.partitions SET owner = 77, target = 77 WHERE partition = 1", want: "fault orphans", text: `"l" 1`},
+		{name: "ceilings that are too low", fault: `UPDATE pgleases.leases SET partitions = 3, unowned = 1; UPDATE pgleases.members SET max_partitions = 1;
+			INSERT INTO pgleases.partitions (lease, partition, epoch) VALUES ('l', 2, 3)`, want: "fault ceilings",
+			text: `because all members are at their ceilings: "l" has 1 (2 members, 1 each, 3 partitions) > start more processes, or raise WithMaxPartitions`},
+		{name: "ceilings that differ", fault: `UPDATE pgleases.leases SET partitions = 5, unowned = 2; UPDATE pgleases.members SET max_partitions = session - 10;
+			INSERT INTO pgleases.partitions (lease, partition, epoch) VALUES ('l', 3, 3), ('l', 4, 3)`, want: "fault ceilings",
+			text: `"l" has 2 (2 members, 3 together, 5 partitions)`},
 		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
 		{name: "all are drained", fault: "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'a', 'infinity', now(), 'x', 'its host goes'), ('drain', 'b', 'infinity', now(), 'x', 'why')",
 			want: "warning orphans, note overrides", text: `no client works on "l"; drain of "a" by x since 20`},

@@ -126,6 +126,41 @@ func TestExplainSaysHowLongALeaseSettles(t *testing.T) {
 	}
 }
 
+func TestSnapshotSharesUpToCeilings(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, now() FROM (VALUES (11, 'a'), (12, 'b'), (13, 'c')) AS v (s, id);
+		INSERT INTO pgleases.leases VALUES ('l', 13, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number, max_partitions) VALUES ('l', 11, 1, now(), 1, 2), ('l', 12, 1, now(), 1, 5), ('l', 13, 1, now(), 1, NULL);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id) VALUES ('l', 0, 11, 11, 3, 'a'), ('l', 1, NULL, NULL, 3, NULL)`)
+	a := newAdmin(t, newPool(t, url))
+	shares := func(want ...float64) {
+		t.Helper()
+		for i, m := range testkit.Must(a.Snapshot(t.Context()))(t).Lease("l").Members {
+			if m.Share != want[i] {
+				t.Errorf("the share of %s is %v, not %v", m.Client, m.Share, want[i])
+			}
+		}
+	}
+	explains := func(partition int, want string) {
+		t.Helper()
+		e := testkit.Must(a.Explain(t.Context(), "l", partition))(t)
+		if got := strings.Join(e.Reasons, " "); !strings.Contains(got, want) {
+			t.Errorf("partition %d: %s, want %s", partition, got, want)
+		}
+	}
+	shares(2, 5, 6)
+	explains(0, "so its share is 2.00 of 13 partitions among 3 working members; it owns 1. It may own 2 at most.")
+	exec(t, url, "DELETE FROM pgleases.members WHERE session = 13", "UPDATE pgleases.leases SET unowned = 6")
+	shares(2, 5)
+	explains(1, "No member may own it, because all are at their ceilings: 2 members, 7 together, 13 partitions. Start more processes")
+	exec(t, url, "UPDATE pgleases.members SET max_partitions = 5")
+	explains(1, "because all are at their ceilings: 2 members, 5 each, 13 partitions.")
+	exec(t, url, "UPDATE pgleases.members SET max_partitions = 7")
+	explains(1, "It has had no owner yet.")
+	shares(6.5, 6.5)
+}
+
 func TestNewRefusesBadOptions(t *testing.T) {
 	t.Parallel()
 	pool := newPool(t, pgtest.EmptyDatabase(t))

@@ -83,6 +83,7 @@ var checks = []struct {
 	{"expired", hasContent, (*doctor).expired},
 	{"client-ids", hasContent, (*doctor).clientIDs},
 	{"orphans", hasContent, (*doctor).orphans},
+	{"ceilings", hasContent, (*doctor).ceilings},
 	{"shares", hasContent, (*doctor).shares},
 	{"overrides", hasContent, (*doctor).overrides},
 	{"plans", hasContent, (*doctor).plans},

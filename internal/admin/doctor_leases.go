@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -221,11 +222,29 @@ func orphansOf(s *Snapshot) map[string]Ranges {
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		lost := s.Orphans(l)
-		if len(lost) > 0 && s.working(l) > 0 {
+		byCeilings := lost.Count() <= l.Unowned // the check ceilings says so
+		if len(lost) > 0 && s.working(l) > 0 && !byCeilings {
 			orphans[l.Name] = lost
 		}
 	}
 	return orphans
+}
+
+// ceilings reports leases whose members are at their ceilings while partitions have no owner.
+func (d *doctor) ceilings(context.Context) {
+	var low []string
+	for i := range d.snapshot.Leases {
+		l := &d.snapshot.Leases[i]
+		if l.Unowned > 0 && d.snapshot.Pause(l) == nil && d.snapshot.working(l) > 0 {
+			text := cmp.Or(d.snapshot.ceilings(l), "members have changed since")
+			low = append(low, fmt.Sprintf("%q has %d (%s)", l.Name, l.Unowned, text))
+		}
+	}
+	if len(low) > 0 {
+		d.found(LevelFault, "start more processes, or raise WithMaxPartitions",
+			"partitions have no owner, because all members are at their ceilings: %s", listed(low))
+	}
+	d.fine("no partition is without an owner because of ceilings")
 }
 
 // shares reports leases with members that own nothing.

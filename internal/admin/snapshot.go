@@ -78,7 +78,9 @@ type Lease struct {
 	Planned    time.Time `json:"planned"`      // when a plan was last claimed or written
 	Due        time.Time `json:"due,omitzero"` // when the next plan is due; zero: no plan is due
 	// When the rebalance delay ends, until which partitions with a live owner stay; zero: no delay.
-	Settles  time.Time `json:"settles,omitzero"`
+	Settles time.Time `json:"settles,omitzero"`
+	// By the last plan, how many partitions have no owner, because all members are at their ceilings.
+	Unowned  int       `json:"unowned"`
 	Members  []Member  `json:"members"`  // by client ID
 	Holdings []Holding `json:"holdings"` // by their first partition
 }
@@ -88,9 +90,9 @@ type Member struct {
 	Session int64  `json:"session,string"`
 	Client  string `json:"client"`
 	Weight  int    `json:"weight"`
-	// number of partitions that it is due, by weight, among the members that are not superseded,
-	// evicted or drained; 0 while the lease is paused. Cordons, freezes and pins can keep it from its
-	// share
+	// number of partitions that it is due, by weight and ceilings, among the members that are not
+	// superseded, evicted or drained; 0 while the lease is paused. Cordons, freezes and pins can
+	// keep it from its share
 	Share    float64   `json:"share"`
 	Owned    int       `json:"owned"`
 	Incoming int       `json:"incoming"` // moving to it
@@ -98,6 +100,7 @@ type Member struct {
 	Joined   time.Time `json:"joined"`
 
 	RebalanceDelay time.Duration `json:"rebalance_delay_ns"` // of its WithRebalanceDelay
+	MaxPartitions  int           `json:"max_partitions"`     // its ceiling; 0: it has no ceiling
 }
 
 // Holding is a set of partitions of a lease with the same owner and the same target.
@@ -159,19 +162,15 @@ func (s *Snapshot) count() {
 	for i := range s.Leases {
 		l := &s.Leases[i]
 		members := make(map[int64]*Member, len(l.Members)) // by session
-		weights := 0
+		var working []*Member
 		for j := range l.Members {
 			m := &l.Members[j]
 			members[m.Session] = m
-			if s.works(l.Name, clients[m.Session]) {
-				weights += m.Weight
+			if m.Weight > 0 && s.works(l.Name, clients[m.Session]) {
+				working = append(working, m)
 			}
 		}
-		for _, m := range members {
-			if weights > 0 && s.works(l.Name, clients[m.Session]) {
-				m.Share = float64(l.Partitions) * float64(m.Weight) / float64(weights)
-			}
-		}
+		share(float64(l.Partitions), working)
 		// Partitions without a member count for a discarded one.
 		of := func(session int64) *Member { return cmp.Or(members[session], new(Member)) }
 		for _, h := range l.Holdings {
@@ -183,6 +182,56 @@ func (s *Snapshot) count() {
 			}
 		}
 	}
+}
+
+// share sets the shares of members by weight, up to their ceilings. A member whose share reaches
+// its ceiling raises the shares of the others.
+func share(partitions float64, working []*Member) {
+	weights := 0
+	for _, m := range working {
+		weights += m.Weight
+	}
+	var rest []*Member
+	left := partitions
+	for _, m := range working {
+		m.Share = partitions * float64(m.Weight) / float64(weights)
+		if m.MaxPartitions > 0 && m.Share >= float64(m.MaxPartitions) {
+			m.Share = float64(m.MaxPartitions)
+			left -= m.Share
+		} else {
+			rest = append(rest, m)
+		}
+	}
+	if len(rest) < len(working) {
+		share(left, rest)
+	}
+}
+
+// ceilings says how the working members of a lease are at their ceilings, if they may not own all
+// partitions; "" if they may.
+func (s *Snapshot) ceilings(l *Lease) string {
+	working, sum := 0, 0
+	first, same := 0, true
+	for _, m := range l.Members {
+		if m.Weight == 0 || !s.works(l.Name, s.Client(m.Session)) {
+			continue
+		}
+		if m.MaxPartitions == 0 {
+			return ""
+		}
+		working++
+		sum += m.MaxPartitions
+		first = cmp.Or(first, m.MaxPartitions)
+		same = same && m.MaxPartitions == first
+	}
+	members := ranges.Many(working, "member")
+	switch {
+	case working == 0 || sum >= l.Partitions:
+		return ""
+	case same:
+		return fmt.Sprintf("%s, %d each, %d partitions", members, first, l.Partitions)
+	}
+	return fmt.Sprintf("%s, %d together, %d partitions", members, sum, l.Partitions)
 }
 
 // Lease returns the lease with a name, or nil.
@@ -368,6 +417,9 @@ func (e *Explanation) sayOwner(s *Snapshot, l *Lease, owner *Client, working int
 		partitions, members := ranges.Many(l.Partitions, "partition"), ranges.Many(working, "working member")
 		e.say("Its owner has weight %d, so its share is %.2f of %s among %s; it owns %d.",
 			m.Weight, m.Share, partitions, members, m.Owned)
+		if m.MaxPartitions > 0 {
+			e.say("It may own %d at most.", m.MaxPartitions)
+		}
 	}
 	switch {
 	case owner.Expired:
@@ -466,6 +518,9 @@ func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, work
 		e.sayHandoff(owner)
 	case owner == nil && s.Pause(l) != nil:
 		e.say("No member may own it, because the lease is paused. When it may go on: %s.", s.Pause(l).back())
+	case owner == nil && target == nil && l.Unowned > 0 && s.ceilings(l) != "":
+		e.say("No member may own it, because all are at their ceilings: %s. "+
+			"Start more processes, or raise WithMaxPartitions.", s.ceilings(l))
 	case owner == nil && len(l.Members) == 0:
 		e.say("The lease has no members: start a process that joins it.")
 	case owner == nil && working == 0 && len(s.drains(l)) > 0:

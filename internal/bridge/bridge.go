@@ -30,7 +30,7 @@ var (
 	// OpenError adds the remedy to an error of opening or migrating the tables of a package.
 	OpenError func(ctx context.Context, of, doing, schema string, err error) error
 
-	// Plan returns the moves of a plan of what was read, the same plan that clients make of it. It
-	// changes no data, and needs no client.
+	// Plan returns the moves of a plan of what was read, the same plan that clients make of it, and
+	// sets what has no owner after it. It needs neither a client nor a database.
 	Plan func(read []store.LeaseSnapshot) []store.Move
 )

@@ -14,6 +14,7 @@ type agenda struct {
 	joins      []*membership // to be joined, or joined once more for a weight, in the order in which they asked
 	reads      memberSet     // to be read
 	leaves     memberSet     // to be left: no leave was sent yet
+	unowned    memberSet     // of which this member logs partitions that have no owner
 	inDatabase int           // the memberships that the database has
 	toCount    memberSet     // whose numbers may have changed since the last stats
 }
@@ -31,7 +32,7 @@ func (s memberSet) set(m *membership, is bool) {
 }
 
 func newAgenda() agenda {
-	return agenda{reads: make(memberSet), leaves: make(memberSet), toCount: make(memberSet)}
+	return agenda{reads: make(memberSet), leaves: make(memberSet), toCount: make(memberSet), unowned: make(memberSet)}
 }
 
 // became notes whether the database had and has a membership.
@@ -137,6 +138,7 @@ func (m *membership) close() {
 	m.closed = true
 	m.become(stateLeft)
 	m.setToRead(false)
+	m.setUnowned(0, false)
 	m.count()
 }
 

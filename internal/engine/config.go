@@ -63,11 +63,12 @@ type LeaseOptions struct {
 	HandoffDelay   time.Duration
 	DrainTimeout   time.Duration
 	RebalanceDelay time.Duration
+	MaxPartitions  int // 0: there is no ceiling
 }
 
 // terms returns what the database knows of the options.
 func (o LeaseOptions) terms(weight int) store.Terms {
-	return store.Terms{Weight: weight, RebalanceDelay: o.RebalanceDelay}
+	return store.Terms{Weight: weight, RebalanceDelay: o.RebalanceDelay, MaxPartitions: o.MaxPartitions}
 }
 
 // margin returns how much earlier a client stops trusting itself than it may be evicted. Its trust

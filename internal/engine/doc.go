@@ -27,6 +27,7 @@
 //	            assignments.go         what a membership owns: the life of an ownership
 //	            drains.go              the draining assignments of all memberships
 //	            reads.go               the ownerships in the database, compared with those in memory
+//	            unowned.go             partitions that no member may own, because of their ceilings
 //	releases    releases.go            what one statement hands over and announces; fences
 //	plans       plans.go               leases that need a plan, and the making of a plan
 //	lookups     owners.go              applications that ask who owns partitions

@@ -116,6 +116,7 @@ func (e *engine) run() {
 		e.checkTrust(now)
 		e.members.shared.supervise(e.closing.hurried != nil, e.closing.reason, now)
 		e.locks.Remind(now)
+		e.members.sayUnowned(now)
 		if e.finished(now) {
 			break
 		}
@@ -207,7 +208,7 @@ func (e *engine) step(now time.Time) time.Time {
 	if t != nil {
 		at = when.Never // the end of the operation under way wakes the engine
 	}
-	at = when.Earlier(at, when.Earlier(e.liveness.PulseDue(), e.locks.RemindDue()))
+	at = when.Earlier(at, when.Earlier(e.liveness.PulseDue(), when.Earlier(e.locks.RemindDue(), e.members.unownedDue())))
 	return when.Earlier(at, when.Earlier(e.trust.deadline(), when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))))
 }
 

@@ -53,7 +53,8 @@ type membership struct {
 	reason error       // why it is left; nil: it is not left
 
 	generation int64
-	paused     override      // of the lease
+	paused     override // of the lease
+	unowned    unowned
 	retryAt    time.Time     // when to join again
 	retry      time.Duration // the pause after the next failure to join
 	refusedAt  time.Time     // when it was last logged that it cannot be joined again
@@ -198,8 +199,12 @@ func (ms *members) join(j *joinCall) {
 }
 
 func (o LeaseOptions) String() string {
-	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v, rebalance delay %v",
-		o.Weight, o.HandoffDelay, o.DrainTimeout, o.RebalanceDelay)
+	ceiling := "no ceiling"
+	if o.MaxPartitions > 0 {
+		ceiling = fmt.Sprintf("at most %d partitions", o.MaxPartitions)
+	}
+	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v, rebalance delay %v, %s",
+		o.Weight, o.HandoffDelay, o.DrainTimeout, o.RebalanceDelay, ceiling)
 }
 
 // addCaller adds a call of Client.Join, which waits for the join.
@@ -386,6 +391,7 @@ func (m *membership) becameNoMember() {
 	}
 	m.setLeaveSent(false)
 	m.setToRead(false)
+	m.setUnowned(0, false)
 }
 
 // miscounted returns the error of a join that was refused because of the number of partitions. It

@@ -66,12 +66,9 @@ func TestRollingDeploymentWithDelayMovesEachOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const delay = 30 * time.Second
 		procs, leases := w.delayed(delay)
-		var epochs []int64
-		w.db.Look(func(t *fakestore.Tables, _ int64) {
-			for _, row := range t.Partitions["x"] {
-				epochs = append(epochs, row.Epoch)
-			}
-		})
+		old := slices.Clone(leases)
+		gains := func(leases []*Lease) int64 { return leases[0].Stats().Gains + leases[1].Stats().Gains }
+		before := gains(old)
 		for i, id := range []string{"c", "d"} {
 			p := w.start(id)
 			l := p.mustJoin("x", 12, WithRebalanceDelay(delay))
@@ -82,13 +79,12 @@ func TestRollingDeploymentWithDelayMovesEachOnce(t *testing.T) {
 		}
 		w.sharesIn(delay, leases, 6, 6)
 		time.Sleep(2 * delay)
-		w.db.Look(func(t *fakestore.Tables, _ int64) {
-			for p, row := range t.Partitions["x"] {
-				if moves := row.Epoch - epochs[p]; moves != 1 {
-					w.failf("partition %d moved %d times", p, moves)
-				}
-			}
-		})
+		if n := gains(leases); n != 12 {
+			w.failf("the 12 partitions moved %d times to the new clients", n)
+		}
+		if n := gains(old) - before; n != 0 {
+			w.failf("partitions moved %d times to the old clients", n)
+		}
 	})
 }
 
@@ -161,5 +157,109 @@ func TestRebalanceDelaySurvivesItsPlannerAndAPromotion(t *testing.T) {
 		}
 		d := w.start("d").mustJoin("x", 12)
 		w.within(delay+heard, "the delay of the new server ends", func() bool { return len(shown(d)) == 4 })
+	})
+}
+
+// --- ceilings
+
+// leftOut is the message about partitions that no member may own.
+const leftOut = "partitions left without an owner"
+
+func TestCeilingsLeaveTheSamePartitionsWithoutAnOwner(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		var procs []*proc
+		var leases []*Lease
+		for _, id := range []string{"a", "b"} {
+			p := w.start(id)
+			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 12, WithMaxPartitions(3)))
+		}
+		w.shares(leases, 3, 3)
+		without := func() (numbers []int) {
+			w.db.Look(func(t *fakestore.Tables, _ int64) {
+				for p, row := range t.Partitions["x"] {
+					if row.Owner == 0 {
+						numbers = append(numbers, p)
+					}
+				}
+			})
+			return numbers
+		}
+		if got := without(); !slices.Equal(got, []int{6, 7, 8, 9, 10, 11}) {
+			w.failf("without an owner: %v", got)
+		}
+		for _, l := range leases {
+			if n := l.Stats().Unowned; n != 6 {
+				w.failf("Stats.Unowned is %d, not 6", n)
+			}
+		}
+		if n := procs[0].c.Stats().Unowned; n != 6 {
+			w.failf("Stats.Unowned of the client is %d, not 6", n)
+		}
+		c := w.start("c").mustJoin("x", 12)
+		w.within(heard, "a member without a ceiling takes the rest", func() bool { return len(shown(c)) == 6 })
+		w.within(heard, "each partition has an owner", func() bool { return leases[0].Stats().Unowned == 0 })
+		testkit.OK(t, c.Leave(context.Background()))
+		w.within(heard, "the others stay at their ceilings", func() bool { return leases[1].Stats().Unowned == 6 })
+		if got := without(); !slices.Equal(got, []int{6, 7, 8, 9, 10, 11}) {
+			w.failf("without an owner: %v", got)
+		}
+		procs[1].kill()
+		w.within(12*time.Second, "the survivor stays at its ceiling", func() bool { return leases[0].Stats().Unowned == 9 })
+		if n := len(shown(leases[0])); n != 3 {
+			w.failf("the survivor owns %d, above its ceiling of 3", n)
+		}
+	})
+}
+
+func TestOneMemberLogsEachMinuteWhatHasNoOwner(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		var procs []*proc
+		var leases []*Lease
+		for _, id := range []string{"a", "b", "c"} {
+			p := w.start(id)
+			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 12, WithMaxPartitions(3)))
+		}
+		w.shares(leases, 3, 3, 3)
+		w.logged(leftOut)
+		time.Sleep(10*time.Minute + time.Second)
+		if n := w.logged(leftOut + ", all members are at their ceilings lease=x count=3"); n != 10 {
+			w.failf("it was logged %d times in 10 min, not 10", n)
+		}
+		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
+		testkit.OK(t, procs[1].close(time.Minute, time.Minute))
+		w.within(heard, "the last member hears of it", func() bool { return leases[2].Stats().Unowned == 9 })
+		w.logged(leftOut)
+		time.Sleep(10*time.Minute + time.Second)
+		if n := w.logged(leftOut + ", all members are at their ceilings lease=x count=9"); n != 10 {
+			w.failf("the last member logged it %d times in 10 min, not 10", n)
+		}
+		d := w.start("d").mustJoin("x", 12)
+		w.within(heard, "each partition has an owner", func() bool { return len(shown(d)) == 9 })
+		time.Sleep(10 * time.Minute)
+		if n := w.logged("ceilings suffice again"); n != 1 {
+			w.failf("its end was logged %d times", n)
+		}
+		if n := w.logged(leftOut); n != 0 {
+			w.failf("it was logged %d times after its end", n)
+		}
+	})
+}
+
+func TestPinsCountAgainstACeilingAndPassIt(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a").mustJoin("x", 6, WithMaxPartitions(2))
+		b := w.start("b").mustJoin("x", 6)
+		leases := []*Lease{a, b}
+		w.shares(leases, 2, 4)
+		pin := func(partition int) {
+			pin := fakestore.Override{Verb: "pin", Lease: "x", Partition: partition}
+			testkit.OK(t, w.db.Override(pin, "a", fakestore.Ever, false))
+		}
+		free := slices.Clone(shown(b))
+		pin(free[0].Number)
+		w.shares(leases, 2, 4)
+		pin(free[1].Number)
+		pin(free[2].Number)
+		w.shares(leases, 3, 3)
 	})
 }

@@ -36,6 +36,7 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	m.noteGeneration(r.Generation)
 	m.lease.hear(r.Generation, r.ServerGeneration)
 	ms.heardOverrides(m, r)
+	ms.heardUnowned(m, r)
 	c := compare(r, m.assignments.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
 	if accepted {
 		delete(ms.unreleased, r.Name)

@@ -29,6 +29,7 @@ type LeaseStats struct {
 	DrainingSince time.Time // since when the oldest of these drains; zero: no partition drains
 	Gains         int64     // ownerships that began
 	Losses        Losses    // ownerships that ended
+	Unowned       int       // partitions that no member may own, because of their ceilings
 	Refused       int       // leases that cannot be joined again, because they have another number of partitions now
 
 	GuardRefusals, CallbackFailures int64 // when it was asked
@@ -62,6 +63,7 @@ func (s *LeaseStats) replace(before, now LeaseStats) {
 	s.Owned += now.Owned - before.Owned
 	s.Draining += now.Draining - before.Draining
 	s.Gains += now.Gains - before.Gains
+	s.Unowned += now.Unowned - before.Unowned
 	s.Refused += now.Refused - before.Refused
 	s.Losses.Handoff += now.Losses.Handoff - before.Losses.Handoff
 	s.Losses.TrustLost += now.Losses.TrustLost - before.Losses.TrustLost
@@ -94,6 +96,7 @@ func (ms *members) stats() LeaseStats {
 	for m := range ms.agenda.toCount {
 		now := of[m]
 		now.Owned = len(m.lease.Board.Look().Values)
+		now.Unowned = m.unowned.count
 		now.Gains, now.Losses = m.assignments.gains, m.assignments.losses
 		if _, is := ms.refused[m.lease.Name]; is {
 			now.Refused = 1

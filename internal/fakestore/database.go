@@ -85,12 +85,14 @@ type (
 		Successor                                                                                                string
 
 		SettlingSince, SettlesAt int64 // 0 stands for null
+		Unowned                  int
 	}
 	// A Membership is a row of table members without its key.
 	Membership struct {
 		Weight                                 int
 		JoinedAt, JoinNumber, JoinedGeneration int64
 		RebalanceDelay                         time.Duration
+		MaxPartitions                          int
 	}
 	// A Member is the key of table members.
 	Member struct {
@@ -445,6 +447,7 @@ func (t *Tables) empty(name string, l Lease) {
 	l.Generation++
 	l.NextCheckAt = Ever
 	l.SettlingSince, l.SettlesAt = 0, 0
+	l.Unowned = 0
 	t.Leases[name] = l
 	delete(t.Partitions, name)
 	maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return m.Lease == name })

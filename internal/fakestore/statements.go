@@ -334,7 +334,7 @@ func (c *Conn) Join(
 			before.JoinedAt, before.JoinedGeneration = clock, l.Generation
 		}
 		t.Members[m] = Membership{
-			Weight: terms.Weight, RebalanceDelay: terms.RebalanceDelay,
+			Weight: terms.Weight, RebalanceDelay: terms.RebalanceDelay, MaxPartitions: terms.MaxPartitions,
 			JoinedAt: before.JoinedAt, JoinedGeneration: before.JoinedGeneration,
 			JoinNumber: max(before.JoinNumber, number),
 		}
@@ -404,6 +404,8 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 				ServerGeneration: t.Server.Generation,
 				Server:           store.Incarnation{Timeline: db.run.Timeline, Started: db.run.Started},
 			}
+			read.Unowned = l.Unowned
+			read.Speaks = l.Unowned > 0 && session == t.firstOf(name)
 			if t.overridden("pause", name, "") {
 				read.Paused = []string{"operator", "reason"}
 			}
@@ -420,6 +422,16 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 		}
 		return reads, false
 	})
+}
+
+// firstOf returns the lowest session of the live members of a lease.
+func (t *Tables) firstOf(lease string) (first int64) {
+	for m := range t.Members {
+		if m.Lease == lease && t.live(lease, m.Session) && (first == 0 || m.Session < first) {
+			first = m.Session
+		}
+	}
+	return first
 }
 
 // Owners is owners.sql.
@@ -801,7 +813,7 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 			if ok && alive {
 				related[m.Lease] = append(members, store.Member{
 					Session: m.Session, ID: row.ID, Incarnation: row.Incarnation, Revoked: row.Incarnation < 0,
-					Weight: member.Weight, Joined: member.JoinedGeneration,
+					Weight: member.Weight, MaxPartitions: member.MaxPartitions, Joined: member.JoinedGeneration,
 					Drained: t.overridden("drain", "", row.ID), Cordoned: t.overridden("cordon", "", row.ID),
 				})
 			}
@@ -828,7 +840,7 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 				Pins:       t.pins(name),
 			}
 			l := t.Leases[name]
-			p.Settling = l.settles(clock)
+			p.Settling, p.WasUnowned = l.settles(clock), l.Unowned
 			for _, row := range rows {
 				if t.live(name, row.Owner) {
 					row.OwnerID = ""
@@ -897,6 +909,13 @@ func (c *Conn) Apply(
 		for i := range read {
 			name := read[i].Name
 			l := t.Leases[name]
+			if planned[name] && len(read[i].Unowned) != read[i].WasUnowned {
+				changed[name] = changed[name] || l.Unowned != len(read[i].Unowned)
+				l.Unowned = len(read[i].Unowned)
+			}
+			if planned[name] {
+				read[i].WasUnowned = len(read[i].Unowned)
+			}
 			if changed[name] {
 				l.Generation++
 				read[i].Generation++

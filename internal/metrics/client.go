@@ -96,6 +96,10 @@ var ofClient = []entry[client]{
 				to(float64(l.Losses.Closed), name, "closed")
 			}
 		}, nil},
+	{Metric{"pgleases.partition.unowned", "{partition}", Gauge, ofLease,
+		"Partitions that have no owner, because all members of the lease are at their ceilings. " +
+			"Each member counts all of them."},
+		each(func(l *pgleases.LeaseStats) float64 { return float64(l.Unowned) }), nil},
 	{Metric{"pgleases.lease.refused", "{lease}", Level, ofLease,
 		"1 if the client cannot join the lease again, because it has another number of partitions now."},
 		each(func(l *pgleases.LeaseStats) float64 { return float64(l.Refused) }), nil},

@@ -161,6 +161,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 					for number := range read[i].Owners {
 						places = append(places, place{read[i].Name, number})
 					}
+					read[i].Unowned = draw(p, "without an owner", [][]int{nil, nil, {0}, {0, 1}, {0, 2}})
 					read[i].Generation += draw(p, "generations since", []int64{0, 0, 0, 0, 0, 0, 1})
 				}
 				var moves []Move
@@ -389,6 +390,7 @@ func (p *pair) join(session int64, lease string) {
 	terms := Terms{
 		Weight:         draw(p, "weight", []int{1, 1, 1, 2, 0}),
 		RebalanceDelay: draw(p, "rebalance delay", []time.Duration{0, 0, time.Second, 10 * time.Second}),
+		MaxPartitions:  draw(p, "ceiling", []int{0, 0, 1, 2}),
 	}
 	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, terms, number) })
 }

@@ -180,18 +180,19 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		}
 	})
 	r.read(`SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until, coalesce(successor, ''),
-		coalesce(settling_since, 'epoch'), coalesce(settles_at, 'epoch') FROM leases`, func() ([]any, func()) {
+		coalesce(settling_since, 'epoch'), coalesce(settles_at, 'epoch'), unowned FROM leases`, func() ([]any, func()) {
 		var l fakestore.Lease
-		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor, &d, &e}, func() {
+		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor, &d, &e, &l.Unowned}, func() {
 			l.NextCheckAt, l.PlannedAt, l.NextUntil = instant(a), instant(b), instant(c)
 			l.SettlingSince, l.SettlesAt = instant(d), instant(e)
 			t.Leases[name] = l
 		}
 	})
-	r.read("SELECT lease, session, weight, joined_at, join_number, joined_generation, (extract(epoch FROM rebalance_delay) * 1000000000)::bigint FROM members", func() ([]any, func()) {
+	r.read(`SELECT lease, session, weight, joined_at, join_number, joined_generation, (extract(epoch FROM rebalance_delay) * 1000000000)::bigint,
+		coalesce(max_partitions, 0) FROM members`, func() ([]any, func()) {
 		var m fakestore.Member
 		var rest fakestore.Membership
-		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration, &rest.RebalanceDelay}, func() {
+		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration, &rest.RebalanceDelay, &rest.MaxPartitions}, func() {
 			rest.JoinedAt = instant(a)
 			t.Members[m] = rest
 		}
@@ -245,15 +246,15 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Leases, after.Leases, func(name string) {
 		exec("DELETE FROM leases WHERE name = $1", name)
 	}, func(name string, l fakestore.Lease) {
-		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz, nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'))",
+		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz, nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'), $13)",
 			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor,
-			timestamp(l.SettlingSince), timestamp(l.SettlesAt))
+			timestamp(l.SettlingSince), timestamp(l.SettlesAt), l.Unowned)
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond')", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
-			rest.RebalanceDelay.Microseconds())
+		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond', nullif($8, 0))", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
+			rest.RebalanceDelay.Microseconds(), rest.MaxPartitions)
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that

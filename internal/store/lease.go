@@ -34,6 +34,7 @@ type Join struct {
 type Terms struct {
 	Weight         int
 	RebalanceDelay time.Duration
+	MaxPartitions  int // the most partitions that it may own; 0: it has no ceiling
 }
 
 // An Owned is one partition that a session owns.
@@ -55,6 +56,11 @@ type LeaseRead struct {
 	// Paused and Drained say who has paused the lease, or drained the client, and why. They are nil if
 	// nobody has.
 	Paused, Drained []string
+
+	// Unowned is how many partitions have no owner, because all members are at their ceilings. Speaks
+	// is whether this session is to log that for all members.
+	Unowned int
+	Speaks  bool
 }
 
 // ServerGenerationOf returns the server generation of an epoch.
@@ -108,7 +114,7 @@ func (c *Conn) Join(
 ) (Join, error) {
 	c.lastLeases = lastLeases{} // so that the next heartbeat returns the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, terms.Weight, number, c.lockWait,
-		terms.RebalanceDelay.Microseconds())
+		terms.RebalanceDelay.Microseconds(), terms.MaxPartitions)
 }
 
 // Read returns the partitions that the session owns in the named leases, without leases that do not
@@ -126,13 +132,15 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 		Moving     flags
 
 		Paused, Drained []string
+		Unowned         int
+		Speaks          bool
 	}
 	read := func(from pgx.CollectableRow) (LeaseRead, error) {
 		r, err := pgx.RowToStructByPos[row](from)
 		read := LeaseRead{
 			Name: r.Name, Generation: r.Generation, Server: Incarnation{Timeline: r.Timeline, Started: r.Started},
 			AcceptedTimeline: r.Accepted, ServerGeneration: r.ServerGen, Owned: make([]Owned, len(r.Partitions)),
-			Paused: r.Paused, Drained: r.Drained,
+			Paused: r.Paused, Drained: r.Drained, Unowned: r.Unowned, Speaks: r.Speaks,
 		}
 		for i := range r.Partitions {
 			read.Owned[i] = Owned{int(r.Partitions[i]), r.Epochs[i], r.Moving[i]}

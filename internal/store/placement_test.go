@@ -108,3 +108,49 @@ func TestDropEndsTheRebalanceDelay(t *testing.T) {
 		expect(t, f.tables().Leases["l"].SettlesAt, 0, "end of the delay")
 	})
 }
+
+func TestApplyNotesWhatHasNoOwner(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(5, Terms{Weight: 1, MaxPartitions: 1})
+		b.joinOn(5, Terms{Weight: 1, MaxPartitions: 2})
+		says := func(want string) {
+			t.Helper()
+			var got []string
+			for _, c := range []*client{a, b} {
+				r := testkit.Must(c.Read(f.ctx, c.session, []string{"l"}))(t)[0]
+				got = append(got, fmt.Sprint(c.id, r.Unowned, r.Speaks == (c.session == min(a.session, b.session))))
+			}
+			expect(t, fmt.Sprint(got), want, "what members read")
+		}
+		read := a.snapshot("l")
+		expect(t, fmt.Sprint(read[0].Members[0].MaxPartitions, read[0].Members[1].MaxPartitions), "1 2", "ceilings")
+		read[0].Unowned = []int{2, 4}
+		a.apply(read, Move{"l", 0, a.session}, Move{"l", 1, b.session}, Move{"l", 3, b.session})
+		expect(t, a.snapshot("l")[0].WasUnowned, 2, "partitions without an owner")
+		says("[a2 true b2 true]")
+		generation := a.snapshot("l")[0].Generation
+		expect(t, read[0].Generation, generation, "generation of the plan's lease")
+		a.apply(read)
+		expect(t, a.snapshot("l")[0].Generation, generation, "generation after a plan that changes nothing")
+		read[0].Unowned = nil
+		a.apply(read)
+		expect(t, a.snapshot("l")[0].WasUnowned, 0, "partitions without an owner after another plan")
+		expect(t, a.snapshot("l")[0].Generation, generation+1, "generation, so that members read it")
+		r := testkit.Must(a.Read(f.ctx, a.session, []string{"l"}))(t)[0]
+		expect(t, fmt.Sprint(r.Unowned, r.Speaks), "0 false", "what a member reads then")
+	})
+}
+
+func TestAnEventNamesWhatHasNoOwner(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.joinOn(6, Terms{Weight: 1, MaxPartitions: 2})
+	read := a.snapshot("l")
+	for _, unowned := range [][]int{{2, 3, 5}, {2, 3, 5}, {}, {5}} {
+		read[0].Unowned = unowned
+		a.apply(read)
+	}
+	expect(t, f.text("SELECT lease, partitions::text FROM events WHERE cause = 'over ceilings' ORDER BY id"), "l|{[2,4),[5,6)}\nl|{[5,6)}", "events")
+}

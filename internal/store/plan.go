@@ -31,7 +31,9 @@ type Member struct {
 	Incarnation int64
 	Revoked     bool // an operator has evicted the client
 	Weight      int
-	Joined      int64 // generation of the lease when it joined, or its weight was last raised from 0
+	// MaxPartitions is the most partitions that it may own; 0: it has no ceiling.
+	MaxPartitions int
+	Joined        int64 // generation of the lease when it joined, or its weight was last raised from 0
 
 	Drained, Cordoned bool // by an operator's override
 }
@@ -50,6 +52,11 @@ type LeaseSnapshot struct {
 	// gets the partition back when it returns.
 	Owners, Targets        []int64
 	OwnerIDs, PreferredIDs []string
+
+	// Unowned are the partitions without an owner, because all members are at their ceilings, in
+	// ascending order; set by the plan. WasUnowned is how many there were after the last plan.
+	Unowned    []int
+	WasUnowned int
 
 	Overtaken bool // set by Apply: the lease had changed since, and nothing of it was written
 }
@@ -133,10 +140,12 @@ type snapshotRow struct {
 	Sessions               numbers
 	IDs                    []string
 	Incarnations           numbers
-	Weights, Joined        numbers
+	Weights, Ceilings      numbers
+	Joined                 numbers
 	Drained, Cordoned      flags
 	Paused, Frozen         bool
 	Settling               bool
+	Unowned                int
 	Pinned                 numbers
 	PinnedTo               []string
 	Owners, Targets        numbers // by holding, as the fields below
@@ -146,7 +155,8 @@ type snapshotRow struct {
 
 func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	p := LeaseSnapshot{
-		Name: r.Name, Generation: r.Generation, Paused: r.Paused, Frozen: r.Frozen, Settling: r.Settling,
+		Name: r.Name, Generation: r.Generation, Paused: r.Paused, Frozen: r.Frozen,
+		Settling: r.Settling, WasUnowned: r.Unowned,
 		Members: make([]Member, len(r.Sessions)), Pins: make(map[int]string, len(r.Pinned)),
 		Owners: make([]int64, r.Partitions), Targets: make([]int64, r.Partitions),
 		OwnerIDs: make([]string, r.Partitions), PreferredIDs: make([]string, r.Partitions),
@@ -156,7 +166,8 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 		weight := int(r.Weights[i])
 		p.Members[i] = Member{
 			Session: session, ID: r.IDs[i], Incarnation: r.Incarnations[i], Revoked: r.Incarnations[i] < 0,
-			Weight: weight, Joined: r.Joined[i], Drained: r.Drained[i], Cordoned: r.Cordoned[i],
+			Weight: weight, MaxPartitions: int(r.Ceilings[i]), Joined: r.Joined[i],
+			Drained: r.Drained[i], Cordoned: r.Cordoned[i],
 		}
 		live[session] = true
 	}
@@ -198,6 +209,7 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ne
 		names[i], generations[i] = l.Name, l.Generation
 	}
 	runs := runsOf(moves)
+	changed, unowned := unownedOf(read)
 	type row struct {
 		Applied
 		Overtaken []string
@@ -206,15 +218,44 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ne
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors,
 		runs.leases, runs.firsts, runs.lasts, runs.moves, c.lockWait,
-		next.After.Microseconds(), next.OnlyLeftOver)
+		next.After.Microseconds(), next.OnlyLeftOver, changed, unowned)
 	overtaken, moved := setOf(got.Overtaken), setOf(got.Moved)
 	for i := range read {
 		read[i].Overtaken = overtaken[read[i].Name]
 		if moved[read[i].Name] {
 			read[i].Generation++
 		}
+		if err == nil && got.Applied.Applied && !read[i].Overtaken {
+			read[i].WasUnowned = len(read[i].Unowned)
+		}
 	}
 	return got.Applied, err
+}
+
+// unownedOf returns the leases in which another number of partitions has no owner than before, and
+// these partitions, as multiranges.
+func unownedOf(read []LeaseSnapshot) (leases, unowned []string) {
+	leases, unowned = []string{}, []string{}
+	for _, l := range read {
+		if len(l.Unowned) != l.WasUnowned {
+			leases, unowned = append(leases, l.Name), append(unowned, multirange(l.Unowned))
+		}
+	}
+	return leases, unowned
+}
+
+// multirange returns ascending numbers as an int4multirange.
+func multirange(numbers []int) string {
+	var parts []string
+	for i := 0; i < len(numbers); {
+		first := numbers[i]
+		next := first
+		for ; i < len(numbers) && numbers[i] == next; i++ {
+			next++
+		}
+		parts = append(parts, fmt.Sprintf("[%d,%d)", first, next))
+	}
+	return "{" + strings.Join(parts, ",") + "}"
 }
 
 func setOf(names []string) map[string]bool {

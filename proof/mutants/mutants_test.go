@@ -106,12 +106,15 @@ var detectors = map[string]detector{
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestRevokedSession|^TestClientOverrideCovers|^TestEveryChangeOf|^TestAVerbThatIsRefused"}
 	}},
 	// Partitions that wait before they move, in simulated time, and on a real server.
-	"placed":     {"internal/engine", func(int) []string { return []string{"-test.run=Delay|Deployment"} }},
+	"placed":     {"internal/engine", func(int) []string { return []string{"-test.run=Delay|Deployment|Ceiling|WhatHasNoOwner"} }},
 	"placements": {"internal/store", func(int) []string { return []string{"-test.run=RebalanceDelay"} }},
 	// Worker processes that operators operate, on a real server.
 	"operated": {"proof", func(int) []string { return []string{"-test.run=^TestOperatorsVerbsHoldUnderFaults"} }},
 	"overridden": {".", func(int) []string {
 		return []string{"-test.run=^TestPlanObeysOverrides", "-rapid.nofailfile"}
+	}},
+	"ceilings": {".", func(int) []string {
+		return []string{"-test.run=^TestPlanKeepsCeilings|^TestPlanLeavesTheSame", "-rapid.nofailfile"}
 	}},
 	// Tests of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
@@ -316,21 +319,31 @@ var mutants = append(asleep(), []mutant{
 		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && m > 9 {`, 0},
 	}},
 	{"a pin that yields to the shares", "overridden", `not within|is pinned to`, []edit{
-		{"rebalance.go", `ok && !(works && h.frozen) {`, `ok && !works {`, 0},
+		{"rebalance.go", `ok && !(works(m) && h.frozen) {`, `ok && !works(m) {`, 0},
 	}},
 	{"an operator's eviction that others do not wait for", "operated", `^overlap|^epoch falls`, []edit{
 		{"sql/schema/operators.sql", `    UPDATE pgleases.clients AS c SET incarnation = -1 WHERE`, `    UPDATE pgleases.server SET next_check_at = 'epoch';
     UPDATE pgleases.clients AS c SET incarnation = -1, expires_at = 'epoch' WHERE`, 0},
 	}},
 	{"a freeze that lets shares become even", "operated", `of a frozen lease went`, []edit{
-		{"rebalance.go", `works && (held || cordoned[m])`, `works && cordoned[m]`, 0},
+		{"rebalance.go", `(h.frozen || cordoned[m] ||`, `(cordoned[m] ||`, 0},
 		{"rebalance.go", `	if held || closed {`, `	if closed {`, 0},
 	}},
-	{"a rebalance delay that plans do not see", "placed", `before the delay|a owns|moved \d+ times`, []edit{
+	{"a rebalance delay that plans do not see", "placed", `before the delay|a owns`, []edit{
 		{"rebalance.go", `held := h.frozen || h.settles`, `held := h.frozen`, 0},
 	}},
 	{"a rebalance delay of the last member alone", "placements", `delay of the second join`, []edit{
 		{"sql/statements/join.sql", `(SELECT max(m.rebalance_delay)`, `(SELECT min(m.rebalance_delay - m.rebalance_delay)`, 0},
+	}},
+	{"a member above its ceiling that gives its lowest numbers", "ceilings", `gives its highest numbers`, []edit{
+		{"rebalance.go", `	if s.unowned > 0 {`, `	if s.unowned > 99 {`, 0},
+	}},
+	{"a pin that does not count against the ceiling", "ceilings", `above its ceiling`, []edit{
+		{"rebalance.go", `		case ceiling > has[m]:`, `		case ceiling >= 0*has[m]:`, 0},
+		{"rebalance.go", `			rest.ceilings[m] = ceiling - has[m]`, `			rest.ceilings[m] = ceiling`, 0},
+	}},
+	{"ceilings that every member logs", "placed", `was logged`, []edit{
+		{"internal/fakestore/statements.go", ` && session == t.firstOf(name)`, ``, 0},
 	}},
 	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
 		{"internal/engine/session.go", unnoticed, `false`, 0},

@@ -13,7 +13,8 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     next_until         pg_catalog.timestamptz NOT NULL DEFAULT '-infinity',
     successor          pg_catalog.text COLLATE pg_catalog."C",
     settling_since     pg_catalog.timestamptz,
-    settles_at         pg_catalog.timestamptz
+    settles_at         pg_catalog.timestamptz,
+    unowned            int NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A lease that was dropped or replaced keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
@@ -28,6 +29,7 @@ COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop. I
 COMMENT ON COLUMN pgleases.leases.successor IS 'The lease that has replaced this one, which no session can join any more. It is null if it was not replaced.';
 COMMENT ON COLUMN pgleases.leases.settling_since IS 'When the first of the joins and changes of weights came that settles_at counts from. It is null if there is no settles_at.';
 COMMENT ON COLUMN pgleases.leases.settles_at IS 'The end of the rebalance delay: until then partitions with a live owner stay. It is null if there is no delay.';
+COMMENT ON COLUMN pgleases.leases.unowned IS 'How many partitions have no owner according to the last plan, because all members are at their ceilings.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.leases EXECUTE FUNCTION pgleases.emptied();
@@ -41,6 +43,7 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     join_number bigint NOT NULL,
     joined_generation bigint NOT NULL DEFAULT 0,
     rebalance_delay interval NOT NULL DEFAULT '0',
+    max_partitions int,
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
@@ -51,6 +54,7 @@ COMMENT ON COLUMN pgleases.members.weight IS 'Its share relative to the other me
 COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its weight was last raised from 0.';
 COMMENT ON COLUMN pgleases.members.joined_generation IS 'Generation of the lease at that time: the order of the joins, whatever the clock does. If partitions are rarer than members, a free one goes to the member with the lowest, which has waited longest.';
 COMMENT ON COLUMN pgleases.members.rebalance_delay IS 'How long partitions with a live owner are to stay after a member has joined or changed its weight. The longest of all members counts.';
+COMMENT ON COLUMN pgleases.members.max_partitions IS 'The most partitions that a plan gives to the member. Partitions that an operator has pinned to it count, and may pass it. It is null if there is no ceiling.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.members EXECUTE FUNCTION pgleases.emptied();
@@ -105,7 +109,8 @@ CREATE OR REPLACE TRIGGER changed BEFORE INSERT OR UPDATE ON pgleases.leases FOR
 CREATE OR REPLACE FUNCTION pgleases.read(
     p_session bigint, p_leases pg_catalog.text[],
     OUT name pg_catalog.text, OUT generation bigint, OUT timeline bigint, OUT started bigint, OUT accepted_timeline bigint, OUT server_generation bigint,
-    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[], OUT paused pg_catalog.text[], OUT drained pg_catalog.text[])
+    OUT partitions int[], OUT epochs bigint[], OUT moving boolean[], OUT paused pg_catalog.text[], OUT drained pg_catalog.text[],
+    OUT unowned int, OUT speaks boolean)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- one snapshot
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
@@ -115,7 +120,11 @@ BEGIN
     SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
            s.accepted_timeline, s.generation, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
-           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = p_session)
+           (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = p_session),
+           l.unowned, (l.unowned > 0 AND p_session = (
+               SELECT m.session FROM pgleases.members AS m
+               WHERE m.lease = l.name AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0)
+               ORDER BY m.session LIMIT 1)) IS TRUE
     FROM pgleases.server AS s, pgleases.leases AS l
     CROSS JOIN LATERAL (
         SELECT array_agg(p.partition) AS partitions, array_agg(p.epoch) AS epochs, array_agg(p.target IS DISTINCT FROM p.owner) AS moving

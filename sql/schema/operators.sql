@@ -365,7 +365,7 @@ BEGIN
     UPDATE pgleases.leases AS l
     SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
         next_partitions = coalesce(drop_lease.partitions, l.partitions), next_until = clock_timestamp() + interval '24 hours', successor = NULL,
-        settling_since = NULL, settles_at = NULL,
+        settling_since = NULL, settles_at = NULL, unowned = 0,
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = drop_lease.lease))
     WHERE l.name = drop_lease.lease;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = drop_lease.lease;
@@ -424,7 +424,7 @@ BEGIN
                 HINT = 'First close them, or make them leave. A frozen or crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
-    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity', successor = replace_lease.successor, settling_since = NULL, settles_at = NULL,
+    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity', successor = replace_lease.successor, settling_since = NULL, settles_at = NULL, unowned = 0,
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease))
     WHERE l.name = replace_lease.lease
     RETURNING * INTO former;

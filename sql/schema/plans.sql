@@ -3,8 +3,8 @@
 CREATE OR REPLACE FUNCTION pgleases.snapshot(
     p_leases pg_catalog.text[], p_alone boolean,
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
-    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[],
-    OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT settling boolean, OUT pinned int[], OUT pinned_to pg_catalog.text[],
+    OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[], OUT ceilings int[],
+    OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT settling boolean, OUT unowned int, OUT pinned int[], OUT pinned_to pg_catalog.text[],
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -26,18 +26,18 @@ BEGIN
             CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
     END IF;
     RETURN QUERY
-    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.joined, m.drained, m.cordoned,
+    SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.ceilings, m.joined, m.drained, m.cordoned,
         v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%',
            coalesce(l.settles_at > clock_timestamp() AND l.settling_since <= clock_timestamp() + interval '1 second', false), -- otherwise the clock stepped back
-           v.pinned, v.pinned_to,
+           l.unowned, v.pinned, v.pinned_to,
            h.owners, h.targets, h.owner_ids, h.preferred_owner_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
         SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
-               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights,
+               coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights, coalesce(array_agg(a.ceiling), '{}') AS ceilings,
                coalesce(array_agg(a.joined), '{}') AS joined,
                coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
-        FROM (SELECT m.session, c.id, c.incarnation, m.weight, m.joined_generation AS joined,
+        FROM (SELECT m.session, c.id, c.incarnation, m.weight, coalesce(m.max_partitions, 0) AS ceiling, m.joined_generation AS joined,
                      coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.overrides AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
@@ -70,7 +70,7 @@ $pgleases_body$;
 CREATE OR REPLACE FUNCTION pgleases.apply(
     p_names pg_catalog.text[], p_generations bigint[], p_successor_leases pg_catalog.text[], p_successors bigint[],
     p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_moves int[], p_lock_ms int,
-    p_again bigint, p_only_left_over pg_catalog.bool, p_channel pg_catalog.text,
+    p_again bigint, p_only_left_over pg_catalog.bool, p_unowned_leases pg_catalog.text[], p_unowned pg_catalog.text[], p_channel pg_catalog.text,
     OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT overtaken pg_catalog.text[], OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
@@ -212,6 +212,22 @@ BEGIN
                ARRAY(SELECT DISTINCT o FROM unnest(concerned || ARRAY(SELECT d.owner FROM done AS d WHERE d.owner IS NOT NULL)) AS o)
         FROM done AS d
         INTO given, left_over, moved, late, concerned;
+    END IF;
+
+    -- Note how many partitions have no owner because of ceilings, and record which.
+    IF cardinality(p_unowned_leases) > 0 THEN
+        WITH now AS MATERIALIZED (
+            SELECT u.lease, u.partitions, (SELECT coalesce(sum(upper(r) - lower(r)), 0) FROM unnest(u.partitions) AS r)::int AS number
+            FROM (SELECT u.lease, u.partitions::int4multirange AS partitions FROM unnest(p_unowned_leases, p_unowned) AS u (lease, partitions)
+                  WHERE u.lease IN (SELECT n FROM unnest(unchanged) AS n)) AS u
+        ), noted AS (
+            UPDATE pgleases.leases AS l SET unowned = now.number FROM now WHERE l.name = now.lease AND l.unowned <> now.number
+            RETURNING l.name, l.generation, now.partitions, now.number
+        ), recorded AS (
+            INSERT INTO pgleases.events (lease, cause, partitions, generation)
+            SELECT o.name, 'over ceilings', o.partitions, o.generation FROM noted AS o WHERE o.number > 0
+        )
+        SELECT moved || coalesce(array_agg(o.name), '{}') FROM noted AS o INTO moved;
     END IF;
 
     -- Note when the next plan is due, and make plans void that read the leases before they changed.

@@ -26,8 +26,8 @@ SELECT m.lease,
        (SELECT pg_catalog.count(*) FROM pgleases.partitions AS p
         WHERE p.lease OPERATOR(pg_catalog.=) m.lease AND p.owner OPERATOR(pg_catalog.=) m.session) AS owned,
        CASE WHEN (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease)) OPERATOR(pg_catalog.>) 0::bigint
-            THEN pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) e.weight)::numeric
-                                  OPERATOR(pg_catalog./) (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease))::numeric, 2)
+            THEN least(pg_catalog.round((l.partitions OPERATOR(pg_catalog.*) e.weight)::numeric
+                                        OPERATOR(pg_catalog./) (pg_catalog.sum(e.weight) OVER (PARTITION BY m.lease))::numeric, 2), m.max_partitions::numeric)
             ELSE 0 END AS share,
        m.weight,
        c.host,
@@ -52,7 +52,7 @@ COMMENT ON COLUMN pgleases.members_status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members_status.client IS 'The client ID.';
 COMMENT ON COLUMN pgleases.members_status.heartbeat_age IS 'Time since its last heartbeat. Above the TTL it may be evicted.';
 COMMENT ON COLUMN pgleases.members_status.owned IS 'How many partitions it owns.';
-COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: 0 if it is drained or the lease is paused. A cordon, a freeze and pins may cause it to own another number.';
+COMMENT ON COLUMN pgleases.members_status.share IS 'How many partitions it should own by its weight: 0 if it is drained or the lease is paused. It is not above the member''s ceiling. A cordon, a freeze, pins, and ceilings of other members may cause it to own another number.';
 COMMENT ON COLUMN pgleases.members_status.weight IS 'Its weight.';
 COMMENT ON COLUMN pgleases.members_status.host IS 'The host of its process.';
 COMMENT ON COLUMN pgleases.members_status.pid IS 'The process ID on that host.';

@@ -5,11 +5,12 @@
 -- $2 boolean  only the named leases
 --
 -- One row for each lease, by name: its generation; the number of its partitions; arrays of its live members, by ID,
--- incarnation and session, when they joined (microseconds since 1970), and whether an override drains or cordons them; whether an override pauses or freezes the
--- lease, and whether a rebalance delay is under way; arrays of the pinned partitions, and of the client IDs that they are pinned to; then arrays of its holdings,
+-- incarnation and session, their weights and ceilings (0: none), when they joined (microseconds since 1970), and whether an override drains or cordons them; whether an override pauses or freezes the
+-- lease, whether a rebalance delay is under way, and how many partitions
+-- had no owner after the last plan, because of ceilings; arrays of the pinned partitions, and of the client IDs that they are pinned to; then arrays of its holdings,
 -- in no order. A holding is the set of partitions that have these values in common: the owner and the target (sessions;
 -- 0: none), the last owner's client ID, and the preferred owner's client ID (empty: none). The last column is the
 -- partitions of the holdings: numbers with commas between, a semicolon between two holdings.
-SELECT name, generation, partitions, sessions, ids, incarnations, weights, joined, drained, cordoned, paused, frozen, settling, pinned, pinned_to,
+SELECT name, generation, partitions, sessions, ids, incarnations, weights, ceilings, joined, drained, cordoned, paused, frozen, settling, unowned, pinned, pinned_to,
        owners, targets, owner_ids, preferred_owner_ids, numbers
 FROM pgleases.snapshot($1::text[], $2::boolean)

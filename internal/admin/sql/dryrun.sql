@@ -3,6 +3,6 @@
 --
 -- $1 text  the lease; null: the leases of the client
 -- $2 text  the client
-SELECT name, generation, partitions, sessions::text, ids, incarnations::text, weights::text, joined::text, drained::text, cordoned::text, paused, frozen, settling,
+SELECT name, generation, partitions, sessions::text, ids, incarnations::text, weights::text, ceilings::text, joined::text, drained::text, cordoned::text, paused, frozen, settling, unowned,
        pinned::text, pinned_to, owners::text, targets::text, owner_ids, preferred_owner_ids, numbers
 FROM pgleases.snapshot(pgleases.leases_of($1::pg_catalog.text, $2::pg_catalog.text), false)

@@ -1,0 +1,70 @@
+package engine
+
+import (
+	"log/slog"
+	"maps"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/when"
+)
+
+// Partitions without an owner, because all members of their lease are at their ceilings. Every
+// member counts them, and one of them logs that until it is over.
+
+// unownedEvery is how often that is logged. The work on these partitions is not done until somebody
+// acts, so one line would be overlooked.
+const unownedEvery = time.Minute
+
+// unowned is what a membership knows about such partitions.
+type unowned struct {
+	count  int
+	speaks bool      // this member is the one that logs them
+	saidAt time.Time // when it last did; zero: it has not, or not since they came
+}
+
+// heardUnowned notes what a read says about such partitions.
+func (ms *members) heardUnowned(m *membership, r store.LeaseRead) {
+	if r.Unowned == 0 && !m.unowned.saidAt.IsZero() {
+		ms.config.Log.Info("pgleases: ceilings suffice again", slog.String("lease", r.Name))
+	}
+	m.setUnowned(r.Unowned, r.Speaks)
+}
+
+// setUnowned notes how many such partitions the lease has, and whether this member logs them.
+func (m *membership) setUnowned(count int, speaks bool) {
+	if count != m.unowned.count {
+		m.count()
+	}
+	m.unowned.count, m.unowned.speaks = count, speaks
+	if !speaks {
+		m.unowned.saidAt = time.Time{}
+	}
+	m.agenda.unowned.set(m, speaks)
+}
+
+// sayUnownedAt returns when this member is to log such partitions.
+func (m *membership) sayUnownedAt() time.Time {
+	if m.unowned.saidAt.IsZero() {
+		return when.AtOnce
+	}
+	return m.unowned.saidAt.Add(unownedEvery)
+}
+
+// unownedDue returns when such partitions are to be logged.
+func (ms *members) unownedDue() time.Time {
+	_, at := when.Soonest(maps.Keys(ms.agenda.unowned), (*membership).sayUnownedAt)
+	return at
+}
+
+// sayUnowned logs such partitions.
+func (ms *members) sayUnowned(now time.Time) {
+	for m := range ms.agenda.unowned {
+		if m.sayUnownedAt().After(now) {
+			continue
+		}
+		m.unowned.saidAt = now
+		ms.config.Log.Warn("pgleases: partitions left without an owner, all members are at their ceilings",
+			slog.String("lease", m.lease.Name), slog.Int("count", m.unowned.count))
+	}
+}
