@@ -109,7 +109,7 @@ func explained(f *pflag.Flag) string {
 }
 
 var (
-	heading = regexp.MustCompile(`^[A-Z][^.:\n]*:$`)                 // a paragraph that is a heading of the page
+	heading = regexp.MustCompile(`^[A-Z][^.,:\n]*:$`)                // a paragraph that is a heading of the page
 	row     = regexp.MustCompile(`(?m)^    (\S+(?: \S+)*) {2,}(.+)`) // the first line of a row in a table of two columns
 	columns = regexp.MustCompile(`^(?:    \S+(?: \S+)* {2,}.+\n(?:     .+\n)*)+$`)
 )
