@@ -174,10 +174,10 @@ func (p *planner) begin() time.Duration {
 			return wait
 		}
 		e := p.exec.execution(j)
-		go func() {
+		handlers.Go(func() {
 			defer func() { p.events <- func() { p.end(j, e.result) } }()
 			e.run()
-		}()
+		})
 	}
 }
 

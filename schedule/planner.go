@@ -288,25 +288,25 @@ func (p *planner) begin() time.Duration {
 		}
 		ctx, cancel := context.WithCancelCause(o.ctx)
 		p.cancels[it.subject] = cancel
-		go func() {
-			defer o.runs.Done()
-			defer cancel(nil)
-			p.finished <- finish{it, p.caught(ctx, o, it)}
-		}()
+		p.startRun(ctx, cancel, o, it)
 	}
 }
 
-// caught calls run. A panic in a hook of the application's pool becomes a postponed run.
-func (p *planner) caught(ctx context.Context, o *ownership, it item) result {
+// startRun starts the goroutine of a run. A panic in a hook of the application's pool becomes a
+// postponed run.
+func (p *planner) startRun(ctx context.Context, cancel context.CancelCauseFunc, o *ownership, it item) {
 	r := result{outcome: gone, from: it.due(), slow: true, why: worker.Hung}
-	err := handlers.Call(func() error {
+	handlers.Start(func() error {
 		r = p.run(ctx, o, it)
 		return nil
+	}, func(err error) {
+		if err != nil {
+			p.exec.logPostponed(itemLogger(p.s.log, it), it.Kind, err)
+		}
+		p.finished <- finish{it, r}
+		cancel(nil)
+		o.runs.Done()
 	})
-	if err != nil {
-		p.exec.logPostponed(itemLogger(p.s.log, it), it.Kind, err)
-	}
-	return r
 }
 
 // run runs an item.
