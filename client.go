@@ -125,7 +125,7 @@ func start(
 
 // Migrate creates the schema, or brings it up to date. It is idempotent, and any number of
 // processes may call it at once. If the schema is up to date, it needs only the right to read. ctx
-// covers the whole call. The only option is WithSchema; any other is an error.
+// covers the whole call. The only option is WithSchema. Any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	schema, err := schemaOption("Migrate", opts)
 	if err != nil {
@@ -144,7 +144,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 }
 
 // Schema returns the DDL that Migrate runs: tables, views and functions, for goose, tern, Flyway
-// and similar tools. The only option is WithSchema; any other is an error.
+// and similar tools. The only option is WithSchema. Any other is an error.
 func Schema(opts ...Option) (string, error) {
 	schema, err := schemaOption("Schema", opts)
 	if err != nil {
@@ -157,7 +157,7 @@ func Schema(opts ...Option) (string, error) {
 func (c *Client) ID() string { return c.options.ClientID }
 
 // Lease joins a lease, and creates it if it does not exist. It returns when the database has the
-// membership. Ownership comes later: see Lease.Wait. The name has 1 to 255 bytes of UTF-8 without
+// membership. Ownership comes later. See Lease.Wait. The name has 1 to 255 bytes of UTF-8 without
 // NUL. There may be 1 to 65,536 partitions, and at most 16,384 for each second of the TTL, because
 // a plan reads all partitions of a lease between two heartbeats. All leases that share members are
 // planned together, so keep their sum below that limit too. The library does not check the sum.

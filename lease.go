@@ -74,8 +74,8 @@ func (l *Lease) PartitionFor(key string) int { return store.PartitionFor(key, l.
 // check Err too.
 func (l *Lease) Changed() <-chan struct{} { return l.board.Look().Changed() }
 
-// Done returns a channel that is closed when the lease has ended, because it was left or replaced by
-// another one, or because its client has ended. An outage or an expired session does not end a
+// Done returns a channel that is closed when the lease has ended, because it was left or replaced
+// by another one, or because its client has ended. An outage or an expired session does not end a
 // lease, because the client joins again.
 func (l *Lease) Done() <-chan struct{} { return l.board.Closed() }
 

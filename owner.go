@@ -25,9 +25,9 @@ type Owner struct {
 }
 
 // Owner returns the owner of a partition of any lease of the schema, and whether a client owns the
-// partition. A client that has crashed counts as owner until its TTL has passed. The client need not
-// have joined the lease. A process that only asks closes its client too: otherwise another client
-// evicts its session after the TTL, and logs that.
+// partition. A client that has crashed counts as owner until its TTL has passed. The client need
+// not have joined the lease. A process that only asks closes its client too: otherwise another
+// client evicts its session after the TTL, and logs that.
 //
 // Owner costs one round trip on the client's connection. Calls that wait at the same time share one
 // statement. Owner returns an error if there is no such partition, if the statement failed, if the
@@ -71,21 +71,21 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 	return l.Owner(ctx, l.PartitionFor(key))
 }
 
-// Owners returns the owners of all partitions, by partition; a partition without an owner is
-// missing. The map is shared: do not write to it.
+// Owners returns the owners of all partitions, by partition. A partition without an owner is
+// missing. The map is shared, so do not write to it.
 //
 // Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the
-// client has heard of a change of the lease since, or if the answer is older than the client's TTL;
-// than ten times the TTL, if heartbeats succeed and each partition has an owner. The client hears
-// of its own gains and losses at once, and of changes among others at its next heartbeat. So after
-// a change the map may be old for up to a heartbeat. It may be old for the TTL if heartbeats fail,
-// and after the end of the lease. It may be old for ten times the TTL in its epochs after a
+// client has heard of a change of the lease since, or if the answer is older than the client's TTL.
+// If heartbeats succeed and each partition has an owner, it may be ten times as old. The client
+// hears of its own gains and losses at once, and of changes among others at its next heartbeat. So
+// after a change the map may be old for up to a heartbeat. It may be old for the TTL if heartbeats
+// fail, and after the end of the lease. It may be old for ten times the TTL in its epochs after a
 // failover, and in clients that have crashed and could not be evicted yet. For the present owner
 // call Owner. The errors are those of Client.Owner.
 //
-// After changes among others, a lease of 1,000 partitions or more is read again only after 20 times
-// as long as the last read took, a smaller one earlier: so look-ups of many members leave the server
-// time for their heartbeats.
+// After changes among others, Owners waits before it reads a lease again, so that look-ups of many
+// members leave the server time for their heartbeats. For a lease of 1,000 partitions or more, the
+// wait is 20 times as long as the last read took. For a smaller one it is shorter.
 func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	shown, heard := l.board.Look(), l.engine.News()
 	began := time.Now()

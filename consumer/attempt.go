@@ -135,8 +135,8 @@ func (a *attempt) takePlace() error {
 }
 
 // late lets others have what the attempt holds, because code of the application goes on after its
-// context has ended. Another goroutine calls it. If that code has a single row in hand, the transaction
-// is closed, and the other partitions go on without the attempt.
+// context has ended. Another goroutine calls it. If that code has a single row in hand, the
+// transaction is closed, and the other partitions go on without the attempt.
 func (a *attempt) late(h *inHand, single bool) {
 	a.give()
 	a.leave()
@@ -312,8 +312,8 @@ func hinted(err error) error {
 	return err
 }
 
-// An inHand says which row the application's code works on. That code goes through the rows to the end,
-// or it is abandoned at a row because it goes on after its context has ended, and never both.
+// An inHand says which row the application's code works on. That code goes through the rows to the
+// end, or it is abandoned at a row because it goes on after its context has ended, and never both.
 type inHand struct {
 	mu        sync.Mutex // guards the following fields
 	known     bool       // it works on a row
@@ -420,8 +420,8 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 	return o
 }
 
-// collect returns what reads the rows of a query. further are the destinations of the columns before
-// those of the handler.
+// collect returns what reads the rows of a query. further are the destinations of the columns
+// before those of the handler.
 func (r *reader) collect(further ...any) func(pgx.Rows) error {
 	how := &reading{
 		types: r.conn.TypeMap(), limit: r.options.bytes,

@@ -109,8 +109,8 @@ func (e *execution) report(r row, end ending) {
 	}
 }
 
-// retry handles or skips the blocked row of the job. If it can do neither, other blocked rows of the
-// partition come first.
+// retry handles or skips the blocked row of the job. If it can do neither, other blocked rows of
+// the partition come first.
 func (e *execution) retry() {
 	settled := false
 	if e.job.retry.skip {

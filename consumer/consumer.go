@@ -161,10 +161,10 @@ func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f f
 func (c *Consumer) Name() string { return c.name }
 
 // Run handles rows until ctx ends. Then it takes no more rows, and finishes what is in hand within
-// the lease's drain timeout. It hands over its partitions, and returns the cause of ctx, as Run of a
-// lease does. It returns another error if it cannot join the lease, if the lease or the client ends
-// before ctx, or if it finds the pool closed. A Consumer has one Run at a time, and a client runs
-// one Consumer of a name at a time.
+// the lease's drain timeout. It hands over its partitions, and returns the cause of ctx, as Run of
+// a lease does. It returns another error if it cannot join the lease, if the lease or the client
+// ends before ctx, or if it finds the pool closed. A Consumer has one Run at a time, and a client
+// runs one Consumer of a name at a time.
 func (c *Consumer) Run(ctx context.Context) error { return c.run(ctx, false) }
 
 // RunUntilEmpty is Run until no row is left in the queue, in any partition, and returns nil then.

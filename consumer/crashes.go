@@ -20,8 +20,8 @@ func (e crashError) Error() string {
 	return fmt.Sprintf("%d processes crashed while they handled the row alone: see WithMaxCrashes", e.crashes)
 }
 
-// begin records the begin of ownerships, and learns whether the owners before crashed. It sets which
-// of the partitions are watched, and which are lost.
+// begin records the begin of ownerships, and learns whether the owners before crashed. It sets
+// which of the partitions are watched, and which are lost.
 func (x *executor) begin(fresh []*part) error {
 	suspects, crashed := 0, 0
 	err := x.db.guarded(fresh, func(ctx context.Context, tx *handlers.Transaction, _ string) (err error) {

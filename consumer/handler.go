@@ -46,8 +46,8 @@ func (c calls) oneRow() bool { return c == each }
 // inTransaction reports whether a call is in the transaction that removes its rows.
 func (c calls) inTransaction() bool { return c != atLeastOnce }
 
-// Each returns a handler of one row, in the transaction of the batch. Return nil, and the row is
-// deleted with the commit; return an error, and what the handler wrote for this row and the rows
+// Each returns a handler of one row, in the transaction of the batch. If it returns nil, the row is
+// deleted with the commit. If it returns an error, what it wrote for this row and for the rows
 // after it in the batch is rolled back. The rows before it are handled again and committed. So the
 // effects of a row in this database exist exactly once. Effects elsewhere may be repeated.
 //
@@ -61,18 +61,18 @@ func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error)
 }
 
 // InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
-// IDs, see [ByKey]. If it fails, everything is rolled back. It may return [RowError] to say which row
-// failed. Otherwise smaller batches find that row, also for [Snooze] and [Discard]. For the rest it
-// is as Each.
+// IDs, and [ByKey] returns them by key. If the handler fails, everything is rolled back. It may
+// return [RowError] to say which row failed. Otherwise smaller batches find that row, even if it
+// returns [Snooze] or [Discard]. In all else it is like Each.
 func InTx[T any](handler func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error) Handler[T] {
 	return Handler[T]{calls: inTx, call: handler}
 }
 
 // AtLeastOnce returns a handler of a batch, for effects elsewhere. It is called outside of a
-// transaction, without a connection. If it returns nil, the rows are deleted under guard, except
-// those that were changed meanwhile: these are handled again. If the process crashes after the
-// call, the rows are handled again. A process that lost its partition may still be publishing: a
-// receiver that drops lower epochs of a partition sees each key in order.
+// transaction, without a connection. If it returns nil, the rows are deleted under guard. Those
+// that were changed meanwhile stay, and are handled again. If the process crashes after the call,
+// the rows are handled again. A process that lost its partition may still be publishing. A receiver
+// that drops lower epochs of a partition sees each key in order all the same.
 func AtLeastOnce[T any](handler func(ctx context.Context, rows []Row[T]) error) Handler[T] {
 	if handler == nil {
 		return Handler[T]{}
@@ -95,26 +95,27 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 	return all
 }
 
-// RowError returns an error for a handler of a batch to return: row i is the cause, and the rows
-// before it have succeeded. They are committed; of InTx they are handled again for that. err says
-// what happens to row i: it has failed, unless err is a [Snooze], [Discard] or [Unavailable]. If rows
-// come before it, and nothing is unavailable, row i is then handled once more, alone, and only that
-// call counts.
+// RowError returns an error for a handler of a batch to return. It says that row i is the cause,
+// and that the rows before it have succeeded. These are committed, for which InTx is called with
+// them again. err says what happens to row i. It has failed, unless err is a [Snooze], [Discard] or
+// [Unavailable]. If rows come before it, and nothing is unavailable, row i is then handled once
+// more, alone, and only that call counts.
 func RowError(i int, err error) error { return worker.RowError(i, err) }
 
-// Unavailable returns an error for a handler to return: something that it needs is away, and no row
-// is at fault. The rows are handled again after a pause, which grows from 100 ms to 1 min, and no
-// attempt is counted.
+// Unavailable returns an error for a handler to return. It says that something is away that the
+// handler needs, and that no row is at fault. The rows are handled again after a pause, which grows
+// from 100 ms to 1 min, and no attempt is counted.
 func Unavailable(err error) error { return worker.Unavailable(err) }
 
-// Discard returns an error for a handler to return: the row has failed, and another attempt would
-// fail too. So the policy of [WithOnFailure] applies at once, whatever [WithMaxAttempts] says.
+// Discard returns an error for a handler to return. It says that the row has failed, and that
+// another attempt would fail too. So the policy of [WithOnFailure] applies at once, whatever
+// [WithMaxAttempts] says.
 func Discard(err error) error { return worker.Discard(err) }
 
-// Snooze returns an error for a handler to return: the row is handled again after d, by the
+// Snooze returns an error for a handler to return. It asks to handle the row again after d, by the
 // database's clock. A negative d is 0. Its key waits, and other keys continue. This is not a failed
-// attempt, and the number of snoozes has no limit. RunUntilEmpty does not wait for such a row: it
-// returns [ErrBlocked] if no other rows are left.
+// attempt, and the number of snoozes has no limit. RunUntilEmpty does not wait for such a row. If
+// no other rows are left, it returns [ErrBlocked].
 func Snooze(d time.Duration) error { return worker.Snooze(d) }
 
 // ErrTimeout is the cause of a handler's context if the batch took longer than [WithTimeout].

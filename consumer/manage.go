@@ -52,9 +52,9 @@ func WithReason(reason, actor string) Option {
 }
 
 // Manage returns a Manager of the consumer with this name. It needs no client, and the rights that
-// pgleases grants ROLE --for=consumer-operators prints. Of the options only WithSchema and WithReason
-// count; without a reason, Manage returns an error. It creates no tables: if they are missing or too
-// old, it returns pgleases.ErrSchema. ctx covers this call only.
+// pgleases grants ROLE --for=consumer-operators prints. Of the options only WithSchema and
+// WithReason count; without a reason, Manage returns an error. It creates no tables: if they are
+// missing or too old, it returns pgleases.ErrSchema. ctx covers this call only.
 func Manage(ctx context.Context, pool *pgxpool.Pool, name string, opts ...Option) (*Manager, error) {
 	o, err := newOptions(opts)
 	switch {
@@ -118,7 +118,8 @@ func (m *Manager) ReturnAll(ctx context.Context) (rows int, err error) {
 }
 
 // Delete deletes the consumer, with its blocked rows. Then its queue table may have another
-// consumer. The table and the dead letters stay. It returns ErrInUse if a process runs the consumer.
+// consumer. The table and the dead letters stay. It returns ErrInUse if a process runs the
+// consumer.
 func (m *Manager) Delete(ctx context.Context) error {
 	return m.change(ctx, "delete", "delete consumer %q", nil, nil)
 }

@@ -51,24 +51,24 @@ func WithBatch(rows int, bytes int64) Option {
 
 // WithMaxRunning sets how many batches this process handles at once. Valid values are 1 to the
 // pool's connections minus 1. By default all consumers and groups of schedules on the pool share
-// half of its connections. Each has at least two, or one on a pool of less than 4 connections. If the
-// numbers of a small pool add up to more than half of its connections, besides those that were set,
-// batches take turns, and slow ones leave a turn to the others. Rows that take the handler less than
-// 2 ms in all form one batch, even if others could begin beside it.
+// half of its connections. Each has at least two, or one on a pool of less than 4 connections. If
+// the numbers of a small pool add up to more than half of its connections, besides those that were
+// set, batches take turns, and slow ones leave a turn to the others. Rows that take the handler
+// less than 2 ms in all form one batch, even if others could begin beside it.
 func WithMaxRunning(n int) Option { return func(o *options) { o.maxRunning, o.limited = n, true } }
 
-// WithPoll sets how often the process polls for rows. The default is 1 s; valid values are 10 ms or
+// WithPoll sets how often the process polls for rows. The default is 1 s. Valid values are 10 ms or
 // more. With the trigger of [TableSQL] rows are found at once. Then an idle process polls only at
 // every fifth of these times: see "Sizing" in docs/consumer.md.
 func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 
-// WithTimeout sets how long handlers may take for a batch. The default is 1 min; valid values are
+// WithTimeout sets how long handlers may take for a batch. The default is 1 min. Valid values are
 // 10 ms or more. Then their context ends with [ErrTimeout]. A handler of Each is not called for the
 // next row if half of the time has passed: the rows before are committed.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithIdleTimeout sets how long the transaction of a batch may be idle, which is how long a frozen
-// process keeps its rows. The default is 30 s; valid values are 100 ms to 24 h.
+// process keeps its rows. The default is 30 s. Valid values are 100 ms to 24 h.
 func WithIdleTimeout(d time.Duration) Option { return func(o *options) { o.idle = d } }
 
 // WithDrainTimeout sets how long a batch may continue after another process has asked for its
@@ -80,7 +80,7 @@ func WithDrainTimeout(d time.Duration) Option {
 }
 
 // WithMaxAttempts sets how many attempts a failing row has, and the pauses between them. The
-// default is 15 attempts with Backoff(1 s, 10 min); valid values are 1 to 1,000. See
+// default is 15 attempts with Backoff(1 s, 10 min). Valid values are 1 to 1,000. See
 // [WithOnFailure].
 func WithMaxAttempts(n int, backoff BackoffPolicy) Option {
 	return func(o *options) { o.attempts, o.backoff = n, backoff }
@@ -95,7 +95,7 @@ type BackoffPolicy = worker.BackoffPolicy
 func Backoff(min, max time.Duration) BackoffPolicy { return worker.Backoff(min, max) }
 
 // WithMaxCrashes sets how many processes may crash while they handle a row alone, before the row
-// has failed. The default is 3; valid values are 1 to 100. Crashes in a batch of several rows do
+// has failed. The default is 3. Valid values are 1 to 100. Crashes in a batch of several rows do
 // not count, because the row that caused them is not known.
 func WithMaxCrashes(n int) Option { return func(o *options) { o.crashes = n } }
 

@@ -12,8 +12,9 @@ import (
 // atOnce is the most partitions that begin or end in one transaction.
 const atOnce = 4096
 
-// ends records the ends of ownerships, those that come together in one statement. A record that fails
-// is repeated each second, so that no partition counts as crashed after an outage of the database.
+// ends records the ends of ownerships, those that come together in one statement. A record that
+// fails is repeated each second, so that no partition counts as crashed after an outage of the
+// database.
 type ends struct{ come chan endedOwnership }
 
 // An endedOwnership is one on which all work has ended.

@@ -38,8 +38,8 @@ var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, p
 	look: 5 * time.Second, overrun: drainMargin, rows: rowsOfPoll}
 
 // A planner knows all parts of a Run, and passes the results of each part to the others. The parts
-// do not know each other: the poller decides when to ask what there is to do, the queue decides what
-// begins next, and the executor does it, in one goroutine for each job.
+// do not know each other: the poller decides when to ask what there is to do, the queue decides
+// what begins next, and the executor does it, in one goroutine for each job.
 type planner struct {
 	*Consumer
 	lease      *pgleases.Lease
@@ -222,8 +222,9 @@ func (p *planner) countOldest() {
 	p.counts.oldest.Set(p.queue.under[0].began)
 }
 
-// beginNew records the begin of new ownerships, and learns what was before them. It goes on when the
-// Run ends: otherwise the end might be recorded before the begin. The partitions are busy meanwhile.
+// beginNew records the begin of new ownerships, and learns what was before them. It goes on when
+// the Run ends: otherwise the end might be recorded before the begin. The partitions are busy
+// meanwhile.
 func (p *planner) beginNew() {
 	if p.beginning || time.Now().Before(p.beginAfter) {
 		return

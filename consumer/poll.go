@@ -314,7 +314,8 @@ func (p *poller) failed(now time.Time, running bool) (log bool) {
 }
 
 // succeeded notes that a poll was answered. announced is true if notifications announce rows, and
-// idle if no job was at work meanwhile. If others have their turn after it, the next one comes soon.
+// idle if no job was at work meanwhile. If others have their turn after it, the next one comes
+// soon.
 func (p *poller) succeeded(q *poll, announced, idle bool) {
 	all := p.turn.from == 0 && !q.partial
 	p.answered(q.took, p.after(q, announced, idle && all && !q.blocked))

@@ -124,8 +124,8 @@ func ownedOf(parts []*part) []*part {
 	return slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return p.lost })
 }
 
-// A job is work for one transaction, or for several after a failure. Only the goroutine of loop uses
-// of, began, over and overdue. The other fields do not change after the job has begun.
+// A job is work for one transaction, or for several after a failure. Only the goroutine of loop
+// uses of, began, over and overdue. The other fields do not change after the job has begun.
 type job struct {
 	of      []*partition // in the order of numbers
 	lane    worker.Lane
@@ -366,8 +366,8 @@ func (q *queue) restAfter(j *job, hung bool, now time.Time, size int) {
 }
 
 // fail notes that a partition is slow after a job, unless its ownership is to end: removeGone has
-// forgotten it. If it is slow because of a row that is charged, which blocks its key from then on, its
-// other rows are only doubted, until one of them takes too long as well.
+// forgotten it. If it is slow because of a row that is charged, which blocks its key from then on,
+// its other rows are only doubted, until one of them takes too long as well.
 func (q *queue) fail(p *partition, why worker.Reason, charged bool, began, now time.Time) {
 	if p.gone {
 		return
@@ -586,8 +586,9 @@ func (q *queue) choose(now time.Time, r room) (*job, time.Duration) {
 	return nil, wait
 }
 
-// comesFirst reports whether the job of a blocked row begins at once: it takes turns with others, if
-// there are any. While calls hang, it waits as other slow work does, unless an operator asks for it.
+// comesFirst reports whether the job of a blocked row begins at once: it takes turns with others,
+// if there are any. While calls hang, it waits as other slow work does, unless an operator asks for
+// it.
 func (q *queue) comesFirst(retry *job, others, hanging bool) bool {
 	return retry.retry.skip || (retry.retry.asked || !hanging) && (!others || !q.retried)
 }

@@ -53,7 +53,8 @@ func (x *executor) execution(j *job) *execution {
 
 var errJobEnded = errors.New("the code of the application ended the goroutine of a job, for example in a hook of the pool")
 
-// run does the job. A hook or tracer of the application's pool may panic in it, or end the goroutine.
+// run does the job. A hook or tracer of the application's pool may panic in it, or end the
+// goroutine.
 func (e *execution) run() {
 	err := errJobEnded
 	defer func() {
@@ -216,10 +217,10 @@ func (e *execution) settleBroken(parts []*part, o outcome) {
 	}
 }
 
-// settleSlow deals with a batch that took longer than its timeout. Its partitions are slow until they
-// succeed, and the job ends, so that the slot is free for others. If it is known which row took so
-// long, that has failed. Otherwise, or if rows of its key come before it that were rolled back, the
-// rows are handled one by one.
+// settleSlow deals with a batch that took longer than its timeout. Its partitions are slow until
+// they succeed, and the job ends, so that the slot is free for others. If it is known which row
+// took so long, that has failed. Otherwise, or if rows of its key come before it that were rolled
+// back, the rows are handled one by one.
 func (e *execution) settleSlow(parts []*part, o outcome) {
 	if len(o.rows) == 1 {
 		o.at = 0

@@ -17,10 +17,10 @@ import "math"
 // were searched first, but no longer than until the second sweep from then on, which comes after
 // half a minute or more.
 //
-// With each sweep of a partition, a round searches all its rows. Only this finds some rows: rows
-// of transactions that took longer, rows whose key was changed, rows that got their ID before their
-// transaction had a number, and rows whose IDs were used before. A round also searches all rows after
-// a key of the partition may no longer be blocked.
+// With each sweep of a partition, a round searches all its rows. Only this finds some rows: rows of
+// transactions that took longer, rows whose key was changed, rows that got their ID before their
+// transaction had a number, and rows whose IDs were used before. A round also searches all rows
+// after a key of the partition may no longer be blocked.
 type search struct {
 	from  int64 // rows with lower IDs are behind blocked keys
 	next  int64 // rows with lower IDs than this are too, as far as they were visible

@@ -70,8 +70,8 @@ func (d *db) acquire(
 }
 
 // open begins a transaction under guard of partitions, with the further statements that queue adds,
-// in one round trip. Each statement waits at most wait for a lock. If a partition is not owned, it is
-// marked as lost, and the error is ErrNotOwner. The transaction is not nil; xact identifies it.
+// in one round trip. Each statement waits at most wait for a lock. If a partition is not owned, it
+// is marked as lost, and the error is ErrNotOwner. The transaction is not nil; xact identifies it.
 func (d *db) open(
 	conn *pgx.Conn, parts []*part, wait time.Duration, queue func(*pgx.Batch),
 ) (tx *handlers.Transaction, xact string, err error) {
@@ -281,8 +281,8 @@ func (d *db) kill(ctx context.Context, tx pgx.Tx, r row, e ending, xact string) 
 	return tx.QueryRow(ctx, d.sql.Kill, d.name, p.Number, r.id, fmt.Sprint(r.version), e.attempts, e.text, xact).Scan(nil)
 }
 
-// killSkipped moves a blocked row that an operator skips to the dead letters, even if it was changed
-// since it failed. text is why; it is empty if the operator has taken it back.
+// killSkipped moves a blocked row that an operator skips to the dead letters, even if it was
+// changed since it failed. text is why; it is empty if the operator has taken it back.
 func (d *db) killSkipped(ctx context.Context, tx pgx.Tx, p *part, id int64, xact string) (text string, err error) {
 	attempts := 0
 	err = tx.QueryRow(ctx, d.sql.Skipped, d.name, p.Number, id).Scan(&attempts, &text)
@@ -295,8 +295,8 @@ func (d *db) killSkipped(ctx context.Context, tx pgx.Tx, p *part, id int64, xact
 	return text, err
 }
 
-// why returns what is known about blocked rows; empty if there are none. The goroutine of loop calls
-// it and waits up to lockWait. No job is at work then, but the end of an ownership waits too.
+// why returns what is known about blocked rows; empty if there are none. The goroutine of loop
+// calls it and waits up to lockWait. No job is at work then, but the end of an ownership waits too.
 func (d *db) why() (reason string, err error) {
 	answer := make(chan string, 1)
 	err = handlers.InTime(d.life, lockWait, d.times.overrun, func(ctx context.Context) error {

@@ -177,7 +177,8 @@ func column(of, name string, required bool, typ string, types []string) error {
 	return nil
 }
 
-// registerAgain stores the consumer, which is missing, as New did. The next attempt to begin finds it.
+// registerAgain stores the consumer, which is missing, as New did. The next attempt to begin finds
+// it.
 func (c *Consumer) registerAgain(ctx context.Context, line *worker.Line, missing error) error {
 	err := worker.InTx(ctx, line, c.pool, func(ctx context.Context, tx pgx.Tx) error {
 		return c.sql.register(ctx, tx, c.name, c.table, c.source)

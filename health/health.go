@@ -21,9 +21,9 @@ import (
 
 // Liveness returns a handler that says whether the process should be restarted. It responds 503
 // after the client has ended with pgleases.ErrSuperseded or pgleases.ErrEvicted, because such a
-// client does not come back. Otherwise it responds 200: also during an outage of the database, which
-// would restart every process, also while a client ends its work, and also after Client.Close,
-// because that process is about to exit.
+// client does not come back. Otherwise it responds 200, even during an outage of the database,
+// which would restart every process. It also responds 200 while a client ends its work, and after
+// Client.Close, because that process is about to exit.
 func Liveness(client *pgleases.Client) http.Handler {
 	return handler(client, func() error {
 		if err := client.Err(); !errors.Is(err, pgleases.ErrClosed) {
@@ -33,12 +33,12 @@ func Liveness(client *pgleases.Client) http.Handler {
 	})
 }
 
-// Readiness returns a handler that says whether the client takes part in its leases. It responds 200
-// while the client may act as owner and is a member of each lease that it has to join, at least of
-// one. Otherwise it responds 503 with the reason: the client ends, or its trust is lost, or a lease
-// is not joined yet. A member is ready even if it owns no partition.
+// Readiness returns a handler that says whether the client takes part in its leases. It responds
+// 200 while the client may act as owner and is a member of each lease that it has to join, at least
+// of one. Otherwise it responds 503 with the reason, which is that the client ends, that its trust
+// is lost, or that a lease is not joined yet. A member is ready even if it owns no partition.
 //
-// A client that joins no lease, for example because it only has named locks, is never ready: use
+// A client that joins no lease, for example because it only has named locks, is never ready. Use
 // Client.Stats for it.
 func Readiness(client *pgleases.Client) http.Handler {
 	return handler(client, func() error {

@@ -8,9 +8,9 @@
 //	})
 //
 // The leader is the owner of the only partition of a lease. So each leadership has an epoch, a
-// number that rises with each new leader. [Guard] checks it in a transaction, and refuses the writes
-// of a former leader that was frozen. [Epoch] returns it for other systems. [Context] returns a
-// context that ends only if the leadership is lost.
+// number that rises with each new leader. [Guard] checks it in a transaction, and refuses the
+// writes of a former leader that was frozen. [Epoch] returns it for other systems. [Context]
+// returns a context that ends only if the leadership is lost.
 //
 // # What differs from client-go
 //
@@ -209,10 +209,11 @@ func (e *Elector) IsLeader() bool {
 	return leads
 }
 
-// Leader returns the client ID of the last leader that this process has heard of; empty: of none.
-// It costs nanoseconds, and is as late as OnNewLeader: in a process that was frozen it may return
-// that process's ID when another one leads. For the present leader with its metadata, call
-// Client.Owner(ctx, name, 0), with a deadline: without a connection it waits until ctx ends.
+// Leader returns the client ID of the last leader that this process has heard of. It is empty if
+// this process has heard of none. It costs nanoseconds, and is as late as OnNewLeader. So a process
+// that was frozen may return its own ID when another one leads. For the present leader with its
+// metadata, call Client.Owner(ctx, name, 0). Give ctx a deadline, because without a connection the
+// call waits until ctx ends.
 func (e *Elector) Leader() string {
 	if id := e.leader.Load(); id != nil {
 		return *id
@@ -233,10 +234,10 @@ func of(ctx context.Context) leadership {
 	return l
 }
 
-// Guard fences a transaction, as pgleases.Lease.Guard does: the writes that follow it in tx are
-// committed only while this process leads under this epoch. ctx is that of OnStartedLeading, or
-// derived from it. From any other context, and when the leadership has ended, the error wraps
-// pgleases.ErrNotOwner; after the end of Run pgleases.ErrClosed.
+// Guard fences a transaction, as pgleases.Lease.Guard does. The writes that follow it in tx commit
+// only while this process leads under this epoch. ctx is that of OnStartedLeading, or derived from
+// it. With any other context, and when the leadership has ended, the error wraps
+// pgleases.ErrNotOwner. After the end of Run it wraps pgleases.ErrClosed.
 func Guard(ctx context.Context, tx pgx.Tx) error {
 	l := of(ctx)
 	if l.lease == nil {
@@ -257,14 +258,14 @@ func GuardSQL(ctx context.Context, tx *sql.Tx) error {
 var errNotOfLeader = wrap.Errorf(
 	"pgleases: guard a leader: the context is not that of OnStartedLeading: %w", pgleases.ErrNotOwner)
 
-// Context returns the context of the leadership, from the context of OnStartedLeading or one derived
-// from it. Until the callbacks have returned, it ends only if the leadership is lost. Its cause is
-// that of pgleases.Partition.Context. Finish an item in hand under it, or end the process with it
-// if work may hang. From any other context, Context returns one that has ended, with the cause
-// pgleases.ErrNotOwner.
+// Context returns the context of the leadership, from the context of OnStartedLeading or one
+// derived from it. Until the callbacks have returned, it ends only if the leadership is lost. Its
+// cause is that of pgleases.Partition.Context. Finish an item in hand under it, or end the process
+// with it if work may hang. From any other context, Context returns one that has ended, with the
+// cause pgleases.ErrNotOwner.
 func Context(ctx context.Context) context.Context { return of(ctx).Partition.Context() }
 
-// Epoch returns the epoch (fencing token) of the leadership, from the context of OnStartedLeading or
-// one derived from it. It is higher than that of each earlier leader. Send it with calls to systems
-// that refuse lower epochs. From any other context, Epoch returns 0.
+// Epoch returns the epoch (fencing token) of the leadership, from the context of OnStartedLeading
+// or one derived from it. It is higher than that of each earlier leader. Send it with calls to
+// systems that refuse lower epochs. From any other context, Epoch returns 0.
 func Epoch(ctx context.Context) int64 { return of(ctx).Epoch }

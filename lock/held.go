@@ -136,8 +136,8 @@ func (h *Held) trusted() error {
 
 // Guard fences a transaction. It passes only while the lock is held. From then on no other client
 // gets the lock until the transaction ends. Call Guard before the writes, in the same transaction,
-// and commit: the writes are then ordered before everything that the next holder does under its own
-// Guard. If Guard returns ErrLost, roll back: the lock is not held any longer.
+// and commit. The writes then come before everything that the next holder does under its own Guard.
+// If Guard returns ErrLost, the lock is not held any longer, so roll back.
 //
 // The fence lasts as long as the transaction or savepoint in which Guard was called. The
 // transaction has to be read-write. Guard lowers idle_in_transaction_session_timeout to the trust
@@ -176,7 +176,7 @@ const poolWait = 100 * time.Millisecond
 //
 // Release takes one round trip on a connection of the pool. If the pool has no connection for
 // 100 ms, or if the answer is lost, the release goes over the client's own connection. It waits for
-// open guarded transactions under the lock. ctx covers the wait only: if it ends, Release returns
+// open guarded transactions under the lock. ctx covers the wait only. If it ends, Release returns
 // its cause, and the client continues to release the lock. Release is idempotent: after it has
 // returned nil, it returns nil again.
 func (h *Held) Release(ctx context.Context) error {

@@ -13,10 +13,10 @@ import (
 )
 
 // A line has the calls of a process that wait for one name, in their order. The database knows only
-// one request of them at a time. It is made in the name of the whole line, so that a caller may give
-// up at any time without a message to the database, and the next caller gets the place in the queue.
-// If each caller had a request of its own, those that give up would cost the database more than those
-// that get the lock, and after an overload nobody would get it any more.
+// one request of them at a time. It is made in the name of the whole line, so that a caller may
+// give up at any time without a message to the database, and the next caller gets the place in the
+// queue. If each caller had a request of its own, those that give up would cost the database more
+// than those that get the lock, and after an overload nobody would get it any more.
 type line struct {
 	key key
 

@@ -49,17 +49,17 @@ func New(client *pgleases.Client, pool *pgxpool.Pool) *Locks {
 
 // TryAcquire acquires a lock if it is free and no client waits for it, in one round trip. Otherwise
 // it returns ErrHeld. If all sessions that hold or await the lock have expired, for example after a
-// crash, TryAcquire waits until they are evicted, and tries again: a client evicts a session after
+// crash, TryAcquire waits until they are evicted, and tries again. A client evicts a session after
 // it has watched the database's clock for that session's TTL.
 //
 // The name has 1 to 255 bytes of UTF-8 without NUL. ctx covers the call only, including these waits
 // and the wait for a connection of the pool. The lock is held until Held.Release, which you have to
 // call. If an answer is lost, TryAcquire asks for it once more.
 //
-// The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted if the client has ended, and
-// pgleases.ErrTrustLost if the client has no trust in its session. The cause of ctx, and errors of
-// the pool and the database, are returned too. If a call fails, the client gives back what the call
-// may have acquired.
+// The other errors are pgleases.ErrClosed, ErrSuperseded and ErrEvicted if the client has ended,
+// and pgleases.ErrTrustLost if the client has no trust in its session. The cause of ctx, and errors
+// of the pool and the database, are returned too. If a call fails, the client gives back what the
+// call may have acquired.
 func (l *Locks) TryAcquire(ctx context.Context, name string) (*Held, error) {
 	return l.acquire(ctx, mode{}, name)
 }
@@ -102,7 +102,7 @@ func (l *Locks) Do(ctx context.Context, name string, fn func(ctx context.Context
 
 // TryDo acquires a lock as TryAcquire does, and runs fn as Do does. If the lock is held, it returns
 // false and no error. After a crash of the holder it may wait for about the holder's TTL. A later
-// caller runs fn again: for once a night, use package schedule.
+// caller runs fn again, so for work once a night, use package schedule.
 func (l *Locks) TryDo(ctx context.Context, name string, fn func(ctx context.Context) error) (ran bool, err error) {
 	if fn == nil {
 		return false, noFunction(name)

@@ -43,8 +43,9 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 }
 
 // parse reads the arguments of a run, which may call code of the application. It is counted as
-// running, and if it takes longer than a handler may, parse logs that, and lets others have the place
-// of the run. Then it returns errReadLate, because the run has no place for its handler any more.
+// running, and if it takes longer than a handler may, parse logs that, and lets others have the
+// place of the run. Then it returns errReadLate, because the run has no place for its handler any
+// more.
 func (e *execution) parse(tx *handlers.Transaction, r *row) (bound boundHandler, err error) {
 	ctx, cancel := e.limited()
 	defer cancel()
@@ -81,9 +82,10 @@ func (e *execution) limited() (context.Context, context.CancelFunc) {
 	return context.WithTimeoutCause(e.ctx, e.kind.limits.timeout, ErrTimeout)
 }
 
-// call calls a handler, and records when it returned. tx is nil for a handler outside of a transaction.
-// If a handler continues for long after its context has ended, call logs that, and lets others have
-// the place of the run, and by late what the handler holds. The key and the partition wait for it.
+// call calls a handler, and records when it returned. tx is nil for a handler outside of a
+// transaction. If a handler continues for long after its context has ended, call logs that, and
+// lets others have the place of the run, and by late what the handler holds. The key and the
+// partition wait for it.
 func (e *execution) call(
 	ctx context.Context, tx pgx.Tx, late func(), a *attempt, run Run[json.RawMessage],
 ) error {

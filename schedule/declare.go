@@ -141,8 +141,8 @@ func (s *Scheduler) eachOf(ctx context.Context, tx pgx.Tx, rows []*scheduleRow, 
 }
 
 // keepDeclared records from time to time that the code declares its schedules, until ctx ends. When
-// another server serves the group, it stores those that are missing: a server that lost commits in a
-// failover, or a restored backup, may lack them.
+// another server serves the group, it stores those that are missing: a server that lost commits in
+// a failover, or a restored backup, may lack them.
 func (s *Scheduler) keepDeclared(ctx context.Context, lease *pgleases.Lease) {
 	names, _ := s.registry.declarations()
 	failing, server := false, bridge.LeaseNews(lease).Server

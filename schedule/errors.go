@@ -45,17 +45,17 @@ var (
 	ErrCanceled = errors.New("schedule: the job was canceled, or the schedule deleted, during the run")
 )
 
-// Discard returns an error for handlers to return: the tick has failed at once, whatever
+// Discard returns an error for handlers to return. It makes the tick fail at once, whatever
 // WithMaxAttempts says. The history gets the text of err.
 func Discard(err error) error { return worker.Discard(err) }
 
-// Snooze returns an error for handlers to return: the run is rolled back, and the tick runs again
-// after d, by the database's clock. A negative d is 0. A snooze is not a failed attempt, and the
-// number of snoozes has no limit. Until then the tick counts as under way, see WithOverlap.
+// Snooze returns an error for handlers to return. The run is then rolled back, and the tick runs
+// again after d, by the database's clock. A negative d is 0. A snooze is not a failed attempt, and
+// the number of snoozes has no limit. Until then the tick counts as under way, see WithOverlap.
 func Snooze(d time.Duration) error { return worker.Snooze(d) }
 
-// Unavailable returns an error for handlers to return: something that they need is away, for
-// example a mail server, and the run is not at fault. It is rolled back and runs again, after a
+// Unavailable returns an error for handlers to return. It says that something they need is away,
+// for example a mail server, and the run is not at fault. It is rolled back and runs again, after a
 // pause that grows from 100 ms to 1 min, by the database's clock. This is not a failed attempt, and
 // their number has no limit. Meanwhile the process tries one run of the kind at a time. Until then
 // the tick counts as under way, see WithOverlap.

@@ -22,11 +22,11 @@ import (
 // Jobs enqueues jobs of one kind. A Kind has its methods, too. All methods are safe for concurrent
 // use.
 //
-// A job runs as a tick of a schedule does: in a transaction with its entry in the history, under
-// the guard of its key's partition, with the WithMaxAttempts and WithMaxCrashes of its kind. Its
-// outcome is succeeded, failed, unknown or canceled. A process that runs the group polls for jobs
-// once a second, and at once after a notification. A transaction that enqueues a job may send a
-// notification with NOTIFY, and PostgreSQL then refuses PREPARE TRANSACTION for it.
+// A job runs as a tick of a schedule does. It runs in a transaction with its entry in the history,
+// under the guard of its key's partition, with the WithMaxAttempts and WithMaxCrashes of its kind.
+// Its outcome is succeeded, failed, unknown or canceled. A process that runs the group polls for
+// jobs once a second, and at once after a notification. A transaction that enqueues a job may send
+// a notification with NOTIFY, and PostgreSQL then refuses PREPARE TRANSACTION for it.
 //
 // Jobs of one key run one at a time, but not always in the order of their calls. When the key is
 // free, the next is the job that is due, has the highest priority and became due first. A job
@@ -43,9 +43,9 @@ type Jobs[Args any] struct {
 type Enqueuer struct{ scheduler *Scheduler }
 
 // NewEnqueuer returns an Enqueuer for a group. The options are WithSchema, and WithPartitions for a
-// group that has never run; any other is an error. NewEnqueuer sends no statement, so it does not
-// check the names: jobs of a misspelled group wait forever, and pgleases doctor warns that no
-// process runs the group. It does not close the pool.
+// group that has never run. Any other is an error. NewEnqueuer sends no statement, so it does not
+// check the names. Jobs of a misspelled group wait forever, and pgleases doctor warns that no
+// process runs the group. NewEnqueuer does not close the pool.
 func NewEnqueuer(pool *pgxpool.Pool, group string, opts ...Option) (*Enqueuer, error) {
 	o, err := onlyOptions("NewEnqueuer", opts, "WithSchema", "WithPartitions")
 	err = cmp.Or(err, wrong(pool == nil, "schedule: new enqueuer: pool is nil"), checkGroup(group))
@@ -89,7 +89,7 @@ func WithDelay(d time.Duration) JobOption {
 	}
 }
 
-// WithTime makes a job due at an instant, truncated to microseconds; if that has passed, at once.
+// WithTime makes a job due at an instant, truncated to microseconds, or at once if that has passed.
 // The default is now. WithTime and WithDelay exclude each other.
 func WithTime(t time.Time) JobOption {
 	// the database would round up, and a time of the year 10000 has no JSON
@@ -98,7 +98,7 @@ func WithTime(t time.Time) JobOption {
 }
 
 // WithPriority sets the priority of a job. Of the jobs and schedules that are due in a process,
-// those of the highest priority begin first. The default is 1; valid values are 0 to 3. Schedules
+// those of the highest priority begin first. The default is 1. Valid values are 0 to 3. Schedules
 // have 1.
 func WithPriority(n int) JobOption { return func(j *newJob) { j.Priority = n } }
 
@@ -125,7 +125,7 @@ func (c OnConflict) String() string {
 	return [...]string{"reject", "ignore", "replace"}[c]
 }
 
-// WithUnique sets the unique key of a job: of a group and kind, at most one live job has it. It is
+// WithUnique sets the unique key of a job. At most one live job of a group and kind has it. It is
 // also the job's name, so operators can recognize it.
 func WithUnique(key string, conflict OnConflict) JobOption {
 	return func(j *newJob) { j.UniqueKey, j.onConflict = &key, conflict }
@@ -137,9 +137,9 @@ func (k *Jobs[Args]) Enqueue(ctx context.Context, args Args, opts ...JobOption) 
 	return first(k.enqueue(ctx, k.scheduler.ownTx(), []Args{args}, opts))
 }
 
-// EnqueueTx is Enqueue in the caller's transaction: the job exists once that is committed.
+// EnqueueTx is Enqueue in the caller's transaction. The job exists once that is committed.
 // ErrExists leaves the transaction usable. EnqueueTx waits for any other transaction that enqueued
-// the same unique key. A job that it replaces cannot end before the transaction does: call it as
+// the same unique key. A job that it replaces cannot end before the transaction does, so call it as
 // late as you can.
 func (k *Jobs[Args]) EnqueueTx(ctx context.Context, tx pgx.Tx, args Args, opts ...JobOption) (id int64, err error) {
 	return first(k.enqueue(ctx, callersTx(tx), []Args{args}, opts))

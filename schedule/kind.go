@@ -77,32 +77,33 @@ type kind struct {
 // A boundHandler is a handler with its arguments.
 type boundHandler func(context.Context, pgx.Tx, Run[json.RawMessage]) error
 
-// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED. The
-// database commits three things together, under the guard of the partition: what the handler writes
-// there, the schedule's step to the next tick, and the history. So the effects of each tick in this
-// database exist exactly once.
+// InTx registers a handler that works in a transaction, at the isolation level READ COMMITTED. What
+// it writes there commits together with the schedule's step to the next tick and with the history,
+// under the guard of the partition. So the effects of each tick in this database exist exactly
+// once.
 //
 // The handler returns nil to commit the transaction, and must not end it. If it returns an error or
 // panics, the transaction is rolled back. WithMaxAttempts decides whether the tick runs again or
-// has failed; see also Discard, Snooze and Unavailable. If a handler ended its transaction anyway,
+// has failed. See also Discard, Snooze and Unavailable. If a handler ended its transaction anyway,
 // it is not called again for the tick, because its work may be committed. If the database broke off
-// the transaction, the handler is called again: after a serialization failure or a deadlock up to 3
-// times, after a lost connection up to 5 times. Effects outside of the database are then repeated.
-// The same holds if ctx ends or the process crashes.
+// the transaction, the handler is called again. It is called up to 3 times after a serialization
+// failure or a deadlock, and up to 5 times after a lost connection. Effects outside of the database
+// are then repeated. The same holds if ctx ends or the process crashes.
 //
 // The context ends with ErrTimeout, with ErrCanceled, with ErrDrained, or with the ownership of the
-// partition; see context.Cause. The transaction's lock_timeout is 5 s, its statement_timeout is
-// WithTimeout plus 1 s, and its idle_in_transaction_session_timeout is WithIdleTimeout; the handler
-// may change them. If one of them ends the transaction, that is an error of the handler. So is a
-// context of the handler's own that ends during a statement. The error that the handler returns
-// must wrap the error of the statement. Otherwise the connection seems lost, and the handler is
-// called again. The commit may take as long as WithTimeout, and at least 10 s. A handler that sets
-// a role must reset it, because the run is recorded with the rights at the end of the transaction.
+// partition, and context.Cause returns which. The transaction's lock_timeout is 5 s, its
+// statement_timeout is WithTimeout plus 1 s, and its idle_in_transaction_session_timeout is
+// WithIdleTimeout. The handler may change them. If one of them ends the transaction, that is an
+// error of the handler. So is a context of the handler's own that ends during a statement. The
+// error that the handler returns must wrap the error of the statement. Otherwise the connection
+// seems lost, and the handler is called again. The commit may take as long as WithTimeout, and at
+// least 10 s. A handler that sets a role must reset it, because the run is recorded with the rights
+// at the end of the transaction.
 //
 // Args are stored as JSON. Register all kinds before Run. A schedule or job is blocked, and not
-// late, while its process does not know its kind. Run, and every method of the Kind, return each
-// error of a registration: a name that is taken, empty or longer than 255 bytes, or an invalid
-// option.
+// late, while its process does not know its kind. A registration fails if the name is taken, empty
+// or longer than 255 bytes, or if an option is invalid. Run and every method of the Kind then
+// return the error.
 func InTx[Args any](
 	s *Scheduler, name string, handler func(ctx context.Context, tx pgx.Tx, r Run[Args]) error, opts ...KindOption,
 ) *Kind[Args] {
@@ -139,12 +140,13 @@ func register[Args any](
 	return &Kind[Args]{Jobs[Args]{s, k.name, func() error { return s.registry.registered(k) }}, k}
 }
 
-// Add declares a schedule in the code. Run stores it, and edits it if it exists already, see Put.
-// After a failover of the database, processes store it again if the new server lacks it.
+// Add declares a schedule in the code. Run stores it, and edits it as Put does if it exists
+// already. After a failover of the database, processes store it again if the new server lacks it.
 // It runs only in processes whose code declares it. If no process of the group declares it any
-// more, it is blocked, see Schedule.DeclaredAt, and never deleted. When a process starts that
-// declares it again, its policies decide about the ticks that passed. Call Add before Run. It
-// returns an error for an invalid argument, a name that was added before, or a call after Run.
+// more, it is blocked, and never deleted. Schedule.DeclaredAt says since when. When a process
+// starts that declares it again, its policies decide about the ticks that passed. Call Add before
+// Run. It returns an error for an invalid argument, a name that was added before, or a call after
+// Run.
 func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	r, err := k.row(name, args, rule, opts)
 	if err == nil {
@@ -158,21 +160,21 @@ func (k *Kind[Args]) Add(name string, args Args, rule Rule, opts ...ScheduleOpti
 }
 
 // Put creates a schedule, or edits the schedule of this name in the group, which may be of another
-// kind. Its first tick is the first tick of the rule after now. A new rule also begins now: passed
-// ticks of the old rule that have not run are canceled, except a tick that is running. Other edits
-// take effect at the next run. If all is equal, Put does not write. A paused schedule stays
+// kind. Its first tick is the first tick of the rule after now. A new rule also begins now, so
+// passed ticks of the old rule that have not run are canceled, except a tick that is running. Other
+// edits take effect at the next run. If all is equal, Put does not write. A paused schedule stays
 // paused. After Put, a schedule that the code declared is no longer declared.
 func (k *Kind[Args]) Put(ctx context.Context, name string, args Args, rule Rule, opts ...ScheduleOption) error {
 	return k.put(ctx, k.scheduler.ownTx(), name, args, rule, opts)
 }
 
-// PutTx is Put in the caller's transaction, of any isolation level: the schedule exists once that
-// is committed. It locks the schedule's row until then, so edits of the schedule wait for the
-// transaction. A run of the schedule waits for about as long as its handler took, 5 s at most; then
+// PutTx is Put in the caller's transaction, of any isolation level. The schedule exists once that
+// is committed. PutTx locks the schedule's row until then, so edits of the schedule wait for the
+// transaction. A run of the schedule waits for about as long as its handler took, 5 s at most. Then
 // it is rolled back, and runs again when the row is free. Call PutTx as late in the transaction as
-// you can. Put several schedules in the order of
-// their names: two transactions with different orders can deadlock. If a transaction that is not
-// visible to this one created the schedule, PutTx fails with SQLSTATE 40001.
+// you can. Put several schedules in the order of their names, because two transactions with
+// different orders can deadlock. If a transaction that is not visible to this one created the
+// schedule, PutTx fails with SQLSTATE 40001.
 func (k *Kind[Args]) PutTx(
 	ctx context.Context, tx pgx.Tx, name string, args Args, rule Rule, opts ...ScheduleOption,
 ) error {

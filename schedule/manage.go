@@ -20,10 +20,10 @@ import (
 
 // Manage returns a Scheduler without a client, for operators and tools. It reads and changes the
 // schedules and jobs of a group; its Run returns an error. The options are WithSchema and
-// WithReason; any other is an error. It creates no tables: if they are missing or too old, it
-// returns pgleases.ErrSchema. Its changes obey default_transaction_read_only, by which failover tools
-// and operators stop writes. A Scheduler of New and an Enqueuer write in spite of it, as their
-// application means them to.
+// WithReason. Any other is an error. It creates no tables: if they are missing or too old, it
+// returns pgleases.ErrSchema. Its changes obey default_transaction_read_only, by which failover
+// tools and operators stop writes. A Scheduler of New and an Enqueuer write in spite of it, as
+// their application means them to.
 func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Option) (*Scheduler, error) {
 	o, err := onlyOptions("Manage", opts, "WithSchema", "WithReason")
 	switch {
@@ -42,7 +42,7 @@ func Manage(ctx context.Context, pool *pgxpool.Pool, group string, opts ...Optio
 }
 
 // Pause pauses a schedule until Resume. If it is paused already, Pause has no effect. A run that is
-// under way continues. Ticks that pass during a pause are not missed: see Resume. Pause returns
+// under way continues. Ticks that pass during a pause are not missed. See Resume. Pause returns
 // ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Pause(ctx context.Context, name string) error {
 	return s.change(ctx, "pause "+s.named("schedule %q", name), func(ctx context.Context, tx pgx.Tx) error {
@@ -122,7 +122,7 @@ func (s *Scheduler) delete(ctx context.Context, name string, check func(*schedul
 
 // Trigger runs a schedule now, as an extra run, even if it is paused. It enqueues a job with the
 // kind, the arguments and the key that the schedule has now, and returns the job's ID. The ticks of
-// the schedule do not change; see Job. Trigger returns ErrNotFound if the group has no schedule of
+// the schedule do not change. See Job. Trigger returns ErrNotFound if the group has no schedule of
 // this name.
 func (s *Scheduler) Trigger(ctx context.Context, name string) (id int64, err error) {
 	verb := "trigger " + s.named("schedule %q", name)
@@ -139,7 +139,7 @@ const maxBackfill = 1000
 // lowest priority, with the kind, the arguments and the key that the schedule has now. The jobs
 // become due in the order of the ticks. Backfill returns their IDs in that order, except for ticks
 // whose earlier backfill job has not ended. The jobs have IdempotencyKeys of their own: to repeat a
-// failed tick, use RetryTick. The ticks of the schedule keep their outcomes; see Job. Backfill
+// failed tick, use RetryTick. The ticks of the schedule keep their outcomes. See Job. Backfill
 // returns ErrNotFound if the group has no schedule of this name.
 func (s *Scheduler) Backfill(ctx context.Context, name string, from, to time.Time) (ids []int64, err error) {
 	verb := "backfill " + s.named("schedule %q", name)
@@ -260,8 +260,8 @@ func (s *Scheduler) change(ctx context.Context, verb string, f func(context.Cont
 	return err
 }
 
-// inOneChange makes a change in a transaction, and returns what f does. verb says what f changes, and
-// how.
+// inOneChange makes a change in a transaction, and returns what f does. verb says what f changes,
+// and how.
 func inOneChange[T any](
 	ctx context.Context, s *Scheduler, verb string, f func(context.Context, pgx.Tx) (T, error),
 ) (result T, err error) {

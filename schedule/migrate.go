@@ -15,7 +15,7 @@ import (
 var part = store.PartOf("schedule", sql.Files)
 
 // Migrate creates or updates the tables of package schedule, after those of the engine. It gives
-// the same promises as pgleases.Migrate. The only option is WithSchema; any other is an error.
+// the same promises as pgleases.Migrate. The only option is WithSchema. Any other is an error.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 	o, err := onlyOptions("Migrate", opts, "WithSchema")
 	if err != nil {
@@ -28,7 +28,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts ...Option) error {
 }
 
 // Schema returns the DDL of Migrate, to run after that of pgleases.Schema, for goose, tern, Flyway
-// and similar tools. The only option is WithSchema; any other is an error.
+// and similar tools. The only option is WithSchema. Any other is an error.
 func Schema(opts ...Option) (string, error) {
 	o, err := onlyOptions("Schema", opts, "WithSchema")
 	if err != nil {

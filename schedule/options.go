@@ -65,16 +65,16 @@ func WithPartitions(n int) Option {
 
 // WithMaxRunning sets how many handlers of this group run at once in this process. Valid values are
 // 1 to the pool's connections minus 1. By default all groups and consumers that run on the pool
-// share half of its connections. Each has at least two, or one on a pool of less than 4 connections. A
-// transactional run uses one connection of the pool, besides those that its handler takes. So if the
-// numbers of a small pool add up to more than half of its connections, besides those that were set,
-// runs take turns, and slow ones leave a turn to the others.
+// share half of its connections. Each has at least two, or one on a pool of less than 4
+// connections. A transactional run uses one connection of the pool, besides those that its handler
+// takes. So if the numbers of a small pool add up to more than half of its connections, besides
+// those that were set, runs take turns, and slow ones leave a turn to the others.
 func WithMaxRunning(n int) Option {
 	return option("WithMaxRunning", func(o *options) { o.maxRunning = n })
 }
 
 // WithDrainTimeout sets how long runs may continue after another process has asked for their
-// partition, or after Run ends. The default is 10 s; valid values are 0 or more. Then their
+// partition, or after Run ends. The default is 10 s. Valid values are 0 or more. Then their
 // contexts end with ErrDrained, their transactions are rolled back, and they run again.
 func WithDrainTimeout(d time.Duration) Option {
 	return option("WithDrainTimeout", func(o *options) { o.drain = d })
@@ -236,7 +236,7 @@ func WithGrace(d time.Duration) ScheduleOption {
 }
 
 // WithJitter delays each run by less than d after its tick, the same in all processes. So many
-// schedules of a full hour do not begin at once. The default is 0; valid values are 0 to 24 h. d
+// schedules of a full hour do not begin at once. The default is 0. Valid values are 0 to 24 h. d
 // must be less than the time between two ticks: if a delayed tick would begin after a later tick,
 // it is missed. After an outage it spreads nothing, because delayed times have passed too.
 func WithJitter(d time.Duration) ScheduleOption {
@@ -297,7 +297,7 @@ type limits struct {
 // A KindOption sets an option of a kind.
 type KindOption func(*limits)
 
-// WithTimeout sets how long a run may take. The default is 1 min; valid values are 1 ms to 24 h.
+// WithTimeout sets how long a run may take. The default is 1 min. Valid values are 1 ms to 24 h.
 // Then the handler's context ends with ErrTimeout, the transaction is rolled back, and the attempt
 // has failed. The server ends each statement 1 s after the timeout at the latest, even if the
 // process was stopped meanwhile.
@@ -309,7 +309,7 @@ func WithTimeout(d time.Duration) KindOption { return func(l *limits) { l.timeou
 func WithIdleTimeout(d time.Duration) KindOption { return func(l *limits) { l.idle = d } }
 
 // WithMaxAttempts repeats a run that failed, up to n attempts in all, and sets the pauses between
-// them. The default is 1; valid values are 1 to 1,000. Until the last attempt the tick has no
+// them. The default is 1. Valid values are 1 to 1,000. Until the last attempt the tick has no
 // outcome, and counts as under way, see WithOverlap. Attempts that the database broke off in favor
 // of another transaction (3 at most), or by ending the connection (5 at most), count as one.
 func WithMaxAttempts(n int, backoff BackoffPolicy) KindOption {
@@ -317,13 +317,13 @@ func WithMaxAttempts(n int, backoff BackoffPolicy) KindOption {
 }
 
 // WithMaxCrashes sets how many processes may crash while they run a tick or job, before it has
-// failed. The default is 3; valid values are 2 to 100. The first crash does not count, because the
+// failed. The default is 3. Valid values are 2 to 100. The first crash does not count, because the
 // run that caused it is not known. From the second crash on, each crash suspect runs alone in its
 // process, so runs beside it do not fail for its crash.
 func WithMaxCrashes(n int) KindOption { return func(l *limits) { l.crashes = n } }
 
 // WithMaxConcurrent sets how many runs of the kind may be under way at once, over all processes of
-// the group. The default is no limit; valid values are 1 to 1,000. A run of InTx counts until its
+// the group. The default is no limit. Valid values are 1 to 1,000. A run of InTx counts until its
 // transaction has ended in the database, even if its process was frozen or cut off. A run of
 // another kind counts until its end is recorded, or until its process has lost the partition.
 //

@@ -53,11 +53,12 @@ func AtLeastOnce[Args any](
 }
 
 // AtMostOnce registers a handler with effects outside of this database, which is called at most
-// once for each tick or job. If it returns an error, the run has failed: that says that it had no
-// effect, and Retry calls it again. The outcome is unknown, see OutcomeUnknown, if its process
-// crashes or is cut off before the outcome is committed, if it panics, or if it returns an error
-// after WithDrainTimeout or WithTimeout has ended its context. A handler without any effect yet may
-// return Discard, which is failed also then, or Snooze or Unavailable, and is then called again.
+// once for each tick or job. If it returns an error, this says that it had no effect. The run has
+// then failed, and Retry calls it again. The outcome is OutcomeUnknown if the process crashes or is
+// cut off before the outcome is committed, or if the handler panics. It is also unknown if the
+// handler returns an error after WithDrainTimeout or WithTimeout has ended its context. A handler
+// that has had no effect yet may return Discard, and has failed even then. It may also return
+// Snooze or Unavailable, and is then called again.
 //
 // The record of a call says that it is made at most once. So the handler is not called again for
 // the tick after a deploy that registers the kind with InTx or AtLeastOnce.
@@ -85,10 +86,11 @@ func outsideKind[Args any](
 	return register(s, &kind{name: name, calls: n}, inTx, opts)
 }
 
-// IdempotencyKey returns a key of the tick or job: the same for each call of its handler, also for
-// Retry, RetryTick and RetryFailed, and different for all others of the group, also after a
-// failover. A job that was replaced has another key, and so has each run of Trigger and Backfill.
-// Pass it to a service that processes each key once. It has up to 350 bytes. For InTx it is empty.
+// IdempotencyKey returns a key of the tick or job. It is the same for each call of its handler,
+// even for those of Retry, RetryTick and RetryFailed. No other tick or job of the group has it,
+// even after a failover. A job that was replaced has another key, and so has each run of Trigger
+// and Backfill. Pass it to a service that processes each key once. It has up to 350 bytes. For InTx
+// it is empty.
 func (r Run[Args]) IdempotencyKey() string {
 	if r.outside == nil {
 		return ""

@@ -94,7 +94,8 @@ type overdue struct {
 	timedOut bool // its context ended by its timeout
 }
 
-// noteOverdue passes a run whose place others may have to the goroutine of loop, unless that has ended.
+// noteOverdue passes a run whose place others may have to the goroutine of loop, unless that has
+// ended.
 func (p *planner) noteOverdue(of subject, cause error) {
 	select {
 	case p.overdue <- overdue{of, cause == ErrTimeout}:

@@ -23,8 +23,8 @@ type logged struct {
 	more int       // how many runs have met it since
 }
 
-// count counts a run that cannot begin. It reports whether to log that now, and how many others were
-// not logged since the last time.
+// count counts a run that cannot begin. It reports whether to log that now, and how many others
+// were not logged since the last time.
 func (p *postponed) count(of cause, now time.Time) (others int, log bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -10,12 +10,12 @@ import (
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
-// mostParked is how many runs may go on without a place: they wait for the record of their outcomes,
-// or for the end of their slots, or their handlers do not end.
+// mostParked is how many runs may go on without a place: they wait for the record of their
+// outcomes, or for the end of their slots, or their handlers do not end.
 const mostParked = 100
 
-// illMost is how long an item that took long itself waits at most for those of which only the kind is
-// doubted.
+// illMost is how long an item that took long itself waits at most for those of which only the kind
+// is doubted.
 const illMost = 10 * time.Minute
 
 // priorities is the number of priorities.
@@ -157,8 +157,8 @@ func (q *queue) next(now, server time.Time) (it item, wait time.Duration, ok boo
 	return q.remove(at, now), 0, true
 }
 
-// firstSlow returns the item of slow work that may begin next: a doubted one, unless those that are ill
-// have waited for it for long. Otherwise it returns how long to wait.
+// firstSlow returns the item of slow work that may begin next: a doubted one, unless those that are
+// ill have waited for it for long. Otherwise it returns how long to wait.
 func (q *queue) firstSlow(now, server time.Time) (p place, wait time.Duration) {
 	known, wait := q.first(ill, now, server)
 	switch {

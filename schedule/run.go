@@ -233,8 +233,8 @@ func (e *execution) giveUp(a *attempt) result {
 // the run can be recorded.
 func (e *execution) canceled() bool { return context.Cause(e.ctx) == ErrCanceled }
 
-// logBrokenOff logs that a handler was called for a run that this process does not finish. That is no
-// attempt, so it leaves no other trace. If the answer to the commit is missing, the next owner
+// logBrokenOff logs that a handler was called for a run that this process does not finish. That is
+// no attempt, so it leaves no other trace. If the answer to the commit is missing, the next owner
 // repeats the run only if it is not committed.
 func (e *execution) logBrokenOff(a *attempt) {
 	cause := cmp.Or(context.Cause(e.ctx), a.err)

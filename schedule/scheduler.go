@@ -135,9 +135,9 @@ func (s *Scheduler) Group() string { return s.db.group }
 
 // Run stores the schedules that Add declared, and runs schedules and jobs of the group. It does so
 // until ctx, the client or the lease ends, or until it finds the pool closed. Then it waits for its
-// runs, whose contexts end after WithDrainTimeout, leaves the lease, and returns the cause. The name
-// of the group's lease is "schedule/" and the name of the group. A Scheduler runs once, and a client
-// runs one Scheduler of a group at a time.
+// runs, whose contexts end after WithDrainTimeout, leaves the lease, and returns the cause. The
+// name of the group's lease is "schedule/" and the name of the group. A Scheduler runs once, and a
+// client runs one Scheduler of a group at a time.
 //
 // A schedule is blocked while its owner does not know its kind, arguments or zone, or runs code
 // that does not declare it. Blocked time does not count as lateness.

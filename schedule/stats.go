@@ -22,7 +22,7 @@ type Stats struct {
 	// Waiting counts schedules and jobs that are due, and wait for room or for another run of their
 	// key. If there are many, it counts those that the last poll returned.
 	Waiting int
-	// Schedules and jobs that are due soon and may crash their process: see WithMaxCrashes
+	// Schedules and jobs that are due soon and may crash their process. See WithMaxCrashes
 	CrashSuspects int
 	Polls         int64         // polls for due schedules and jobs; about one each second
 	PollErrors    int64         // failed polls

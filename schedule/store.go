@@ -21,7 +21,8 @@ import (
 )
 
 // This file sends the SQL of the package, with one method for each statement in sql. Only what one
-// part alone needs is with that part: blocking by kind or because a row is unreadable, and settings.
+// part alone needs is with that part: blocking by kind or because a row is unreadable, and
+// settings.
 
 // statements has the statements of sql/statements.sql by name: see store.Fill.
 type statements struct {
@@ -143,8 +144,8 @@ func (d *db) repeat(ctx context.Context, atMost int, passes func(error) bool, f 
 }
 
 // within limits the time of statements besides those of handlers, so a silent connection delays no
-// run for longer. They are in no transaction of a run: if a tracer or a hook of the application's pool
-// ends its goroutine, that is an error of the connection, as a panic is.
+// run for longer. They are in no transaction of a run: if a tracer or a hook of the application's
+// pool ends its goroutine, that is an error of the connection, as a panic is.
 func (d *db) within(ctx context.Context, f func(context.Context) error) error {
 	return lostIfCut(handlers.Call(func() error { return d.inTime(ctx, d.times.Answer, f) }))
 }
@@ -546,8 +547,8 @@ func (d *db) sendGet(
 	return time.UnixMicro(micro), r, err
 }
 
-// sendCreate reports whether a schedule is created. It is not if another transaction has created one
-// of its name.
+// sendCreate reports whether a schedule is created. It is not if another transaction has created
+// one of its name.
 func (d *db) sendCreate(
 	ctx context.Context, q querier, want *scheduleRow, now time.Time, due *time.Time,
 ) (created bool, err error) {

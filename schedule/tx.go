@@ -75,8 +75,8 @@ type transactor func(
 	life context.Context, p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
 ) error
 
-// inPlace calls transact while it has a place for a handler on the pool. The transaction may give the
-// place to others before its end.
+// inPlace calls transact while it has a place for a handler on the pool. The transaction may give
+// the place to others before its end.
 func (t *transactions) inPlace(
 	life context.Context, lane worker.Lane, transact transactor,
 	p pgleases.Partition, open opening, f func(*handlers.Transaction) error,
