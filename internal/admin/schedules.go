@@ -41,8 +41,12 @@ func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
 	const groupsMost, entriesMost, hours = 100, 10_000, 6
 	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], groupsMost, entriesMost, hours)
 	if store.Undefined(err) {
-		return nil, wrap.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, "+
-			"in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
+		return nil, a.noSchedules(err)
 	}
 	return groups, a.failure("read the groups of schedules", err)
+}
+
+func (a *Admin) noSchedules(err error) error {
+	return wrap.Errorf("%w: %w\nthe tables of package schedule are missing in this database, or too old, "+
+		"in schema %q: name it with --schema, or run pgleases migrate --schedules", ErrNoSchedules, err, a.schema)
 }

@@ -35,6 +35,8 @@ COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ra
 COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before the event.';
 COMMENT ON COLUMN pgleases.events.row_id IS 'Of a verb on one row of a consumer: the ID of the row.';
 COMMENT ON COLUMN pgleases.events.rows IS 'Of a verb on rows of a consumer: how many were changed.';
+CREATE INDEX IF NOT EXISTS events_by_lease ON pgleases.events (lease, at);
+CREATE INDEX IF NOT EXISTS events_by_time ON pgleases.events (at);
 CREATE INDEX IF NOT EXISTS events_of_operators ON pgleases.events (lease, tx, id) WHERE actor IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS pgleases.events_kept (

@@ -1,0 +1,187 @@
+package admin_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+const hour = time.Hour
+
+// described returns the spells of a life, each with its times in minutes before the end.
+func described(l *admin.Life) (all []string) {
+	for _, s := range l.Spells {
+		from, to := l.Until.Sub(s.Since).Round(time.Minute), l.Until.Sub(s.Until).Round(time.Minute)
+		all = append(all, fmt.Sprintf("%v %v..%v %s %s", s.Partitions, from, to, s.Owner, s.Cause))
+	}
+	slices.Sort(all)
+	return all
+}
+
+// A client that hands a partition over, one that is evicted, one that leaves without a successor,
+// and a later process with the ID of an evicted one.
+func TestLifeShowsOwnersAndGaps(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM (VALUES (1, 'a'), (2, 'b')) AS v (s, id);
+		INSERT INTO pgleases.leases VALUES ('l', 6, 5, 1, 0, 'infinity', now()), ('other', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES
+			('l', 0, 1, 1, 3, 'a', now()), ('l', 1, 1, 1, 3, 'a', now()), ('l', 2, 2, 2, 3, 'b', now()), ('l', 3, 2, 2, 3, 'b', now()),
+			('l', 4, 99, 99, 3, 'c', now()), ('l', 5, NULL, NULL, 3, 'a', NULL);
+		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions, reason)
+		SELECT clock_timestamp() - v.ago * interval '1 minute', v.lease, v.cause, v.f, v.t, v.p::int4multirange, v.why FROM (VALUES
+			(50, 'l', 'given', NULL, 'a', '{[0,1)}', NULL), -- it had no owner before
+			(45, 'l', 'handed over', 'a', NULL, '{[3,4)}', NULL), -- without a successor, until 44
+			(44, 'l', 'given', 'a', 'b', '{[3,4)}', NULL),
+			(40, 'other', 'given', 'a', 'z', '{[0,2)}', NULL),
+			(30, NULL, 'evicted', 'a', NULL, NULL, 'host h, pid 1'),
+			(29, 'l', 'given', 'a', 'b', '{[0,2)}', NULL),
+			(20, 'l', 'handed over', 'b', 'a', '{[0,2)}', NULL),
+			(10, NULL, 'evicted', 'c', NULL, NULL, 'host h, pid 2'),
+			(5, 'l', 'handed over', 'a', NULL, '{[5,6)}', NULL)) AS v (ago, lease, cause, f, t, p, why)`)
+	a := newAdmin(t, newPool(t, url))
+	life := testkit.Must(a.Life(t.Context(), admin.Period{Last: hour}, "l", -1))(t)
+	want := []string{
+		"0 50m0s..30m0s a given",
+		"0-1 20m0s..0s a handed over",
+		"0-1 29m0s..20m0s b given",
+		"0-1 30m0s..29m0s  evicted",
+		"1 1h0m0s..30m0s a ",
+		"2 1h0m0s..0s b ",
+		"3 1h0m0s..45m0s a ",
+		"3 44m0s..0s b given",
+		"3 45m0s..44m0s  handed over",
+		"4 10m0s..0s  evicted",
+		"4 1h0m0s..10m0s c ",
+		"5 1h0m0s..5m0s a ",
+		"5 5m0s..0s  handed over",
+	}
+	if got := described(life); !slices.Equal(got, want) {
+		t.Errorf("the spells are\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+	if len(life.Events) != 8 || life.Partitions != 6 { // without the move of another lease
+		t.Errorf("%d events of %d partitions: %+v", len(life.Events), life.Partitions, life.Events)
+	}
+
+	one := testkit.Must(a.Life(t.Context(), admin.Period{Last: 25 * time.Minute}, "l", 1))(t)
+	if got, want := described(one), []string{"1 20m0s..0s a handed over", "1 25m0s..20m0s b "}; !slices.Equal(got, want) {
+		t.Errorf("of one partition: %q, want %q", got, want)
+	}
+	// A period that has ended shows who owned what then.
+	now := one.Until
+	then := testkit.Must(a.Life(t.Context(), admin.Period{From: now.Add(-28 * time.Minute), To: now.Add(-22 * time.Minute)}, "l", 0))(t)
+	if got, want := described(then), []string{"0 6m0s..0s b "}; !slices.Equal(got, want) {
+		t.Errorf("of an earlier period: %q, want %q", got, want)
+	}
+
+	if _, err := a.Life(t.Context(), admin.Period{Last: hour}, "none", -1); !errors.Is(err, admin.ErrNoLease) {
+		t.Errorf("of no lease: %v", err)
+	}
+	if _, err := a.Life(t.Context(), admin.Period{Last: hour}, "l", 6); !errors.Is(err, admin.ErrNoSuchPartition) || !strings.Contains(err.Error(), "which has 6") {
+		t.Errorf("of no partition: %v", err)
+	}
+}
+
+// Real clients: what the life ends with is what they own.
+func TestLifeAgreesWithTheOwners(t *testing.T) {
+	t.Parallel()
+	pool := newPool(t, pgtest.MigratedDatabase(t))
+	a := newAdmin(t, pool)
+	for _, id := range []string{"one", "two", "three"} {
+		joined(t, newClient(t, pool, id), "orders", 12)
+	}
+	s := awaitSnapshot(t, a, "each owns four", func(s *admin.Snapshot) bool {
+		l := s.Lease("orders")
+		return l != nil && len(l.Members) == 3 && !slices.ContainsFunc(l.Members, func(m admin.Member) bool { return m.Owned != 4 })
+	})
+	life := testkit.Must(a.Life(t.Context(), admin.Period{Last: hour}, "orders", -1))(t)
+	for _, h := range s.Lease("orders").Holdings {
+		for _, r := range h.Partitions {
+			for p := r[0]; p <= r[1]; p++ {
+				last := slices.IndexFunc(life.Spells, func(s admin.Spell) bool {
+					return s.Until.Equal(life.Until.Truncate(time.Microsecond)) && s.Partitions.Contains(p)
+				})
+				if last < 0 || life.Spells[last].Owner != h.Owner {
+					t.Errorf("partition %d is owned by %q: %+v", p, h.Owner, life.Spells)
+				}
+			}
+		}
+	}
+}
+
+func TestHappenedFindsByLeaseClientCauseAndPeriod(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions)
+		SELECT clock_timestamp() - v.ago * interval '1 minute', v.lease, v.cause, v.f, v.t, '{[0,2)}' FROM (VALUES
+			(90, 'l', 'given', NULL, 'old'), (30, 'l', 'given', 'a', 'b'), (20, 'm', 'handed over', 'b', 'c'), (10, NULL, 'evicted', 'b', NULL), (5, NULL, 'evicted', 'z', NULL)) AS v (ago, lease, cause, f, t)`)
+	a := newAdmin(t, newPool(t, url))
+	for _, test := range []struct {
+		period admin.Period
+		filter admin.EventFilter
+		want   string
+	}{
+		{admin.Period{Last: hour}, admin.EventFilter{}, "evicted z,evicted b,handed over b,given a"},
+		{admin.Period{Last: 2 * hour}, admin.EventFilter{Cause: "given"}, "given a,given "},
+		{admin.Period{Last: hour}, admin.EventFilter{Lease: "l"}, "evicted b,given a"},
+		{admin.Period{Last: hour}, admin.EventFilter{Client: "c"}, "handed over b"},
+		{admin.Period{Last: time.Minute}, admin.EventFilter{}, ""},
+		{admin.Period{Last: hour}, admin.EventFilter{Lease: "none"}, ""},
+	} {
+		h := testkit.Must(a.Happened(t.Context(), test.period, test.filter))(t)
+		var got []string
+		for _, e := range h.Events {
+			got = append(got, e.Cause+" "+e.From)
+		}
+		if strings.Join(got, ",") != test.want || h.More {
+			t.Errorf("%+v %+v: %q, more %v; want %q", test.period, test.filter, got, h.More, test.want)
+		}
+	}
+	exec(t, url, `INSERT INTO pgleases.events (lease, cause) SELECT 'many', 'joined' FROM generate_series(1, 1001)`)
+	if h := testkit.Must(a.Happened(t.Context(), admin.Period{Last: hour}, admin.EventFilter{Lease: "many"}))(t); len(h.Events) != 1000 || !h.More {
+		t.Errorf("of 1001 events it returns %d, more: %v", len(h.Events), h.More)
+	}
+}
+
+func TestStripsCountInSteps(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	a := newAdmin(t, newPool(t, url))
+	if _, err := a.Runs(t.Context(), admin.Period{Last: hour}); !errors.Is(err, admin.ErrNoSchedules) {
+		t.Errorf("without the tables of package schedule: %v", err)
+	}
+	testkit.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))
+	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, partitions) VALUES
+			('2031-05-01 10:00:10Z', 'l', 'given', '{[0,5),[7,9)}'), ('2031-05-01 10:00:50Z', 'l', 'given', '{[0,1)}'), ('2031-05-01 10:01:00Z', NULL, 'evicted', NULL),
+			('2031-05-01 09:59:59Z', 'l', 'given', '{[0,1)}'), ('2031-05-01 11:00:00Z', 'l', 'given', '{[0,1)}')`,
+		`INSERT INTO pgleases.history (schedule, job, group_name, name, since, until, ticks, outcome, ended_at) VALUES
+			(1, NULL, 'g', 'n', now(), now(), 3, 'skipped', '2031-05-01 10:00:10Z'), (1, NULL, 'g', 'n', now(), now(), 1, 'failed', '2031-05-01 10:00:20Z'),
+			(NULL, 7, 'g', 'n', now(), now(), 1, 'succeeded', '2031-05-01 10:30:00Z'), (1, NULL, 'g', 'n', now(), now(), 1, 'failed', '2031-05-01 11:00:00Z')`)
+	from := time.Date(2031, 5, 1, 10, 0, 0, 0, time.UTC)
+	p := admin.Period{From: from, To: from.Add(hour)}
+	for _, test := range []struct {
+		read func() (*admin.Strip, error)
+		want []admin.Bar
+	}{
+		{func() (*admin.Strip, error) { return a.Moves(t.Context(), p) }, []admin.Bar{{from.Unix(), "given", 8}, {from.Unix() + 60, "evicted", 1}}},
+		{func() (*admin.Strip, error) { return a.Runs(t.Context(), p) }, []admin.Bar{{from.Unix(), "tick failed", 1}, {from.Unix(), "tick skipped", 3}, {from.Unix() + 1800, "job succeeded", 1}}},
+	} {
+		s := testkit.Must(test.read())(t)
+		if !slices.Equal(s.Bars, test.want) || s.Step != 60 || !s.From.Equal(from) {
+			t.Errorf("%+v, want %+v", s, test.want)
+		}
+	}
+	for last, step := range map[time.Duration]int{hour: 60, 24 * hour: 900, 7 * 24 * hour: 3600, 30 * 24 * hour: 21600} {
+		if s := testkit.Must(a.Moves(t.Context(), admin.Period{Last: last}))(t); s.Step != step {
+			t.Errorf("the step of %v is %d, want %d", last, s.Step, step)
+		}
+	}
+}

@@ -1,0 +1,36 @@
+-- happened.sql: the events of a period, the newest first. The search_path must be pg_catalog only, and the zone UTC.
+--
+-- $1 timestamptz  start of the period
+-- $2 timestamptz  its end, which is not in it
+-- $3 text         lease, with the events of all leases that name one of its clients; empty: all leases
+-- $4 int          partition; null: all
+-- $5 text         client that lost, gained, joined, left or was evicted; empty: all
+-- $6 text         cause; empty: all
+-- $7 int          maximum number of events that are read of one lease, or of all
+-- $8 int          maximum number of events that are returned
+--
+-- One row for each event, JSON, as the type Event.
+WITH own AS MATERIALIZED (
+    SELECT e.* FROM pgleases.events AS e
+    WHERE $3::text <> '' AND e.lease = $3::text AND e.at >= $1::timestamptz AND e.at < $2::timestamptz ORDER BY e.at DESC LIMIT $7::int
+), clients AS MATERIALIZED (
+    SELECT o.from_id AS id FROM own AS o UNION SELECT o.to_id FROM own AS o
+    UNION SELECT p.owner_id FROM pgleases.partitions AS p WHERE $3::text <> '' AND p.lease = $3::text
+), others AS MATERIALIZED (
+    SELECT e.* FROM pgleases.events AS e
+    WHERE $3::text <> '' AND e.lease IS NULL AND e.at >= $1::timestamptz AND e.at < $2::timestamptz
+      AND (e.from_id IS NULL OR e.from_id IN (SELECT c.id FROM clients AS c))
+    ORDER BY e.at DESC LIMIT $7::int
+), every AS MATERIALIZED (
+    SELECT e.* FROM pgleases.events AS e
+    WHERE $3::text = '' AND e.at >= $1::timestamptz AND e.at < $2::timestamptz ORDER BY e.at DESC LIMIT $7::int
+)
+SELECT json_build_object('id', e.tx || '/' || e.id, 'at', e.at, 'lease', e.lease, 'cause', e.cause,
+           'actor', e.actor, 'reason', e.reason, 'from', e.from_id, 'to', e.to_id, 'generation', e.generation, 'row', e.row_id::text, 'rows', e.rows,
+           'partitions', (SELECT coalesce(json_agg(json_build_array(lower(r), upper(r) - 1)), '[]') FROM unnest(e.partitions) AS r))
+FROM (SELECT * FROM own UNION ALL SELECT * FROM others UNION ALL SELECT * FROM every) AS e
+WHERE ($4::int IS NULL OR e.partitions @> $4::int OR e.lease IS NULL)
+  AND $5::text IN ('', e.from_id, e.to_id)
+  AND $6::text IN ('', e.cause)
+ORDER BY e.at DESC, e.tx DESC, e.id DESC
+LIMIT $8::int

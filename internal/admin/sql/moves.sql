@@ -1,0 +1,17 @@
+-- moves.sql: how many events of each cause a period has, in steps of time. The search_path must be pg_catalog only.
+--
+-- $1 timestamptz  start of the period
+-- $2 timestamptz  its end, which is not in it
+-- $3 int          seconds of a step
+-- $4 int          maximum number of events that are read: the newest
+--
+-- One row, JSON, as the type Strip. An event without partitions counts as one.
+WITH read AS MATERIALIZED (
+    SELECT e.at, e.cause, e.partitions FROM pgleases.events AS e WHERE e.at >= $1::timestamptz AND e.at < $2::timestamptz ORDER BY e.at DESC LIMIT $4::int
+), bars AS (
+    SELECT floor(extract(epoch FROM r.at) / $3::int)::bigint * $3::int AS at, r.cause,
+           sum(coalesce((SELECT sum(upper(n) - lower(n)) FROM unnest(r.partitions) AS n), 1))::bigint AS count
+    FROM read AS r GROUP BY 1, 2
+)
+SELECT json_build_object('from', CASE WHEN (SELECT count(*) FROM read) = $4::int THEN (SELECT min(r.at) FROM read AS r) ELSE $1::timestamptz END,
+           'bars', coalesce((SELECT json_agg(json_build_object('at', b.at, 'what', b.cause, 'count', b.count) ORDER BY b.at, b.cause) FROM bars AS b), '[]'))
