@@ -6,9 +6,9 @@
 //	...
 //	mux.Handle("/ops/leases/", http.StripPrefix("/ops/leases", leases))
 //
-// The number of viewers does not change the number of queries: see poll.go. Processes choose the
-// names of clients, leases and locks, so the page shows names as text, with escapes for invisible
-// characters.
+// The number of viewers does not change the number of queries: see poll.go for the present and
+// shared.go for the rest. Processes choose the names of clients, leases and locks, so the page shows
+// names as text, with escapes for invisible characters.
 package dashboard
 
 import (
@@ -17,7 +17,10 @@ import (
 	"embed"
 	"fmt"
 	"html/template"
+	"io/fs"
 	"net/http"
+	"path"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -68,16 +71,40 @@ const (
 //go:embed static
 var static embed.FS
 
-// files are the files that the browser loads in addition to the page.
-var files = map[string]string{
-	"dashboard.js":  "text/javascript; charset=utf-8",
-	"operate.js":    "text/javascript; charset=utf-8",
-	"schedules.js":  "text/javascript; charset=utf-8",
-	"dashboard.css": "text/css; charset=utf-8",
-	"icon.svg":      "image/svg+xml",
+// kinds are the kinds of the files that the browser loads in addition to the page.
+var kinds = map[string]string{
+	".js":  "text/javascript; charset=utf-8",
+	".css": "text/css; charset=utf-8",
+	".svg": "image/svg+xml",
 }
 
+// screens are the first parts of the addresses of the page. What follows, which names the thing
+// that is shown, is read in the browser.
+var screens = []string{"", "leases", "clients", "schedules", "jobs", "consumers", "locks", "events"}
+
 var markup = template.Must(template.ParseFS(static, "static/page.html"))
+
+// modules are the scripts, which the page loads at once and not one after the other. Only operators
+// get the dialogs.
+var modules, dialogs = scripts()
+
+func scripts() (all, dialogs []string) {
+	files, err := static.ReadDir("static")
+	if err != nil {
+		panic(err) // they are embedded
+	}
+	for _, file := range files {
+		name := file.Name()
+		switch {
+		case path.Ext(name) != ".js":
+		case strings.HasPrefix(name, "operate"):
+			dialogs = append(dialogs, name)
+		default:
+			all = append(all, name)
+		}
+	}
+	return all, dialogs
+}
 
 // Handler returns the dashboard of a schema of the pool's database. Mount it at any path that ends
 // in a slash, with http.StripPrefix. All its URLs are relative, so a proxy in front may change the
@@ -151,8 +178,8 @@ type handler struct {
 
 	looking, operating chan struct{} // semaphores for one question at a time
 
-	mu    sync.Mutex      // guards the fields below
-	pages map[string]page // by query: recent answers
+	mu      sync.Mutex          // guards the fields below
+	answers map[string]answered // by query: see shared
 
 	outcomes []outcome // of the latest changes
 }
@@ -160,7 +187,7 @@ type handler struct {
 func newHandler(a *admin.Admin, o Options, t times) *handler {
 	return &handler{
 		options: o, hub: newHub(a, t), times: t, looking: make(chan struct{}, 1), operating: make(chan struct{}, 1),
-		pages: make(map[string]page),
+		answers: make(map[string]answered),
 	}
 }
 
@@ -178,8 +205,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "You may not see this.", http.StatusForbidden)
 		return
 	}
-	name := strings.TrimPrefix(r.URL.Path, "/")
-	if ask, is := changes[name]; is {
+	// Links never escape a slash, so a proxy that decodes the path does not change the address.
+	first, rest, _ := strings.Cut(strings.TrimPrefix(r.URL.EscapedPath(), "/"), "/")
+	ask, isChange := changes[rest]
+	if first == "data" && isChange {
 		h.operate(w, r, access, actor, ask)
 		return
 	}
@@ -188,18 +217,19 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "This is read-only: it takes GET and HEAD.", http.StatusMethodNotAllowed)
 		return
 	}
-	kind, isFile := files[name]
-	ask, isLook := looks[name]
+	kind := kinds[path.Ext(rest)]
+	_, notFound := fs.Stat(static, "static/"+rest)
+	ask, isLook := looks[rest]
 	switch {
-	case r.URL.Path == "/":
-		h.page(w, access, actor)
-	case name == "poll":
+	case first == "data" && rest == "poll":
 		h.poll(w, r)
-	case isLook:
+	case first == "data" && isLook:
 		h.answer(w, r, actor, ask, h.looking)
-	case isFile:
+	case first == "static" && kind != "" && notFound == nil:
 		head.Set("Content-Type", kind)
-		http.ServeFileFS(w, r, static, "static/"+name)
+		http.ServeFileFS(w, r, static, "static/"+rest)
+	case strings.HasPrefix(r.URL.Path, "/") && slices.Contains(screens, first):
+		h.page(w, access, actor, strings.Count(r.URL.EscapedPath(), "/")-1)
 	default:
 		text := fmt.Sprintf("The dashboard has no page %q. "+
 			"If this is its own path, mount it with http.StripPrefix, at a path that ends in a slash.", r.URL.Path)
@@ -207,12 +237,20 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func (h *handler) page(w http.ResponseWriter, access Access, actor string) {
+// page sends the page, which is the same for all addresses. depth is the number of folders of the
+// address, from which relative URLs lead back to the dashboard's own path.
+func (h *handler) page(w http.ResponseWriter, access Access, actor string, depth int) {
+	scripts := modules
+	if access == AccessOperator {
+		scripts = slices.Concat(modules, dialogs)
+	}
 	var text bytes.Buffer
 	err := markup.Execute(&text, map[string]any{
 		"Title":    h.options.Title,
 		"Actor":    actor,
 		"Operator": access == AccessOperator,
+		"Root":     strings.Repeat("../", depth),
+		"Scripts":  scripts,
 	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -74,17 +74,24 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 		kind             string
 	}{
 		{"GET", "/", "", 200, "text/html; charset=utf-8"},
-		{"GET", "/dashboard.js", "", 200, "text/javascript; charset=utf-8"},
-		{"GET", "/dashboard.css", "", 200, "text/css; charset=utf-8"},
-		{"GET", "/icon.svg", "", 200, "image/svg+xml"},
-		{"GET", "/page.html", "", 404, "text/plain; charset=utf-8"},
+		{"GET", "/static/main.js", "", 200, "text/javascript; charset=utf-8"},
+		{"GET", "/static/dashboard.css", "", 200, "text/css; charset=utf-8"},
+		{"GET", "/static/icon.svg", "", 200, "image/svg+xml"},
+		{"GET", "/leases", "", 200, "text/html; charset=utf-8"},
+		{"GET", "/leases/consumer~2Fmails/17?since=24h", "", 200, "text/html; charset=utf-8"},
+		{"GET", "/events?lease=a&from=x", "", 200, "text/html; charset=utf-8"},
+		{"GET", "/static/page.html", "", 404, "text/plain; charset=utf-8"},
+		{"GET", "/static/none.js", "", 404, "text/plain; charset=utf-8"},
+		{"GET", "/static/../dashboard.go", "", 404, "text/plain; charset=utf-8"},
+		{"GET", "/main.js", "", 404, "text/plain; charset=utf-8"},
+		{"GET", "/data/none", "", 404, "text/plain; charset=utf-8"},
 		{"GET", "/ops/leases/", "", 404, "text/plain; charset=utf-8"},
 		{"GET", "/../dashboard.go", "", 404, "text/plain; charset=utf-8"},
 		{"PUT", "/", "", 405, "text/plain; charset=utf-8"},
 		{"GET", "/", "nobody", 403, "text/plain; charset=utf-8"},
-		{"GET", "/dashboard.js", "nobody", 403, "text/plain; charset=utf-8"},
-		{"GET", "/poll", "", 200, "application/json"},
-		{"GET", "/poll", "nobody", 403, "text/plain; charset=utf-8"},
+		{"GET", "/static/main.js", "nobody", 403, "text/plain; charset=utf-8"},
+		{"GET", "/data/poll", "", 200, "application/json"},
+		{"GET", "/data/poll", "nobody", 403, "text/plain; charset=utf-8"},
 	} {
 		w := do(t, h, test.method, test.path, "As", test.as)
 		name := test.method + " " + test.path + " " + test.as
@@ -124,31 +131,41 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 	}
 }
 
+// The page of each address finds its files, and they the data, under any path of the application.
 func TestItWorksUnderAnyPrefix(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, idle(t), dashboard.Options{})
+	links := regexp.MustCompile(`(?:href|src)="([^"]+)"`)
 	for _, prefix := range []string{"/leases", "/ops/a b/leases"} {
-		server := httptest.NewServer(http.StripPrefix(prefix, h))
+		server := serve(t, http.StripPrefix(prefix, h))
 		asked := server.URL + strings.ReplaceAll(prefix, " ", "%20")
-		response, err := server.Client().Get(asked + "/")
-		testkit.OK(t, err)
-		body, _ := io.ReadAll(response.Body)
-		_ = response.Body.Close()
-		if response.StatusCode != 200 || !strings.Contains(string(body), "dashboard.js") {
-			t.Errorf("prefix %q: %d", prefix, response.StatusCode)
-		}
-		script, _ := response.Request.URL.Parse("dashboard.js")
-		if file, err := server.Client().Get(script.String()); err != nil || file.StatusCode != 200 {
-			t.Errorf("prefix %q: the script at %s: %v", prefix, script, err)
-		} else {
-			_ = file.Body.Close()
+		for _, address := range []string{"/", "/leases", "/leases/", "/leases/consumer~2Fmails/17", "/leases/a%2Fb/17", "/schedules/~2E~2E/%C3%A4"} {
+			if strings.Contains(prefix, " ") && strings.Contains(address, "%2F") { // http.StripPrefix removes no such prefix
+				continue
+			}
+			response, err := server.Client().Get(asked + address)
+			testkit.OK(t, err)
+			body, _ := io.ReadAll(response.Body)
+			_ = response.Body.Close()
+			found := links.FindAllStringSubmatch(string(body), -1)
+			if response.StatusCode != 200 || len(found) < 10 {
+				t.Errorf("%s%s: %d with %d links", prefix, address, response.StatusCode, len(found))
+			}
+			for _, match := range found {
+				file := testkit.Must(response.Request.URL.Parse(match[1]))(t)
+				if !strings.Contains(match[1], "static/") {
+					continue
+				}
+				if got := do(t, http.StripPrefix(prefix, h), "GET", file.EscapedPath()); got.Code != 200 {
+					t.Errorf("%s%s: the file %s: %d", prefix, address, file, got.Code)
+				}
+			}
 		}
 		if without, err := server.Client().Get(asked); err != nil || without.StatusCode != 404 { // relative URLs would lead elsewhere
 			t.Errorf("prefix %q without a slash: %v", prefix, err)
 		} else {
 			_ = without.Body.Close()
 		}
-		server.Close()
 	}
 }
 
@@ -177,7 +194,7 @@ func newViewer(t *testing.T, url string) *viewer {
 
 // poll returns the status, and the length of the answer.
 func (v *viewer) poll() (code, length int, err error) {
-	response, err := browser.Get(v.url + "/poll?" + v.shows.Encode())
+	response, err := browser.Get(v.url + "/data/poll?" + v.shows.Encode())
 	if err != nil {
 		return 0, 0, err
 	}
@@ -322,7 +339,7 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 	return server, v, ended
 }
 
-const poll = "GET /poll HTTP/1.1\r\nHost: x\r\n\r\n"
+const poll = "GET /data/poll HTTP/1.1\r\nHost: x\r\n\r\n"
 
 // doNotRead sends a request from an address that it returns, and reads only the beginning of the
 // answer.

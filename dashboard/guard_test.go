@@ -32,7 +32,7 @@ func TestOriginOfAnotherSchemeIsForeign(t *testing.T) {
 		{"http://example.com", "", true, true},
 		{"", "", false, false}, // no browser
 	} {
-		r := httptest.NewRequest(http.MethodPost, "/apply", strings.NewReader("{"))
+		r := httptest.NewRequest(http.MethodPost, "/data/apply", strings.NewReader("{"))
 		r.Header.Set("Content-Type", "application/json")
 		for name, value := range map[string]string{"Origin": test.origin, "Sec-Fetch-Site": test.site} {
 			if value != "" {
@@ -55,7 +55,7 @@ func TestRequestWithoutItsBodyIsClosed(t *testing.T) {
 	h := dashboard.HandlerWith(idle(t), dashboard.Options{}, time.Second, time.Second, 100*time.Millisecond)
 	server := httptest.NewServer(h)
 	defer server.Close()
-	for _, request := range []string{"GET /nowhere", "GET /", "POST /apply", "POST /", "PUT /x"} {
+	for _, request := range []string{"GET /nowhere", "GET /", "POST /data/apply", "POST /", "PUT /x"} {
 		for _, header := range []string{"", "Sec-Fetch-Site: cross-site\r\n"} {
 			conn := testkit.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
 			defer conn.Close()

@@ -1,8 +1,13 @@
 package dashboard_test
 
 import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
@@ -38,4 +43,24 @@ func exec(t *testing.T, url string, statements ...string) {
 	for _, statement := range statements {
 		testkit.Execute(t, pool, statement)
 	}
+}
+
+// roleOf returns a new role that has no rights, and a pool of it.
+func roleOf(t *testing.T, url string) (role string, pool *pgxpool.Pool) {
+	t.Helper()
+	owner := newPool(t, pgtest.OwnerURL(url))
+	role = "pgleases_test_" + strings.ToLower(rand.Text())
+	exec(t, url, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role))
+	t.Cleanup(func() { // before the database goes
+		drop := fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)
+		if _, err := owner.Exec(context.Background(), drop, pgx.QueryExecModeSimpleProtocol); err != nil {
+			t.Error(err)
+		}
+	})
+	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(url)) // a pooler may log in as somebody else
+	config := testkit.Must(pgtest.ParseConfig(direct))(t)
+	config.ConnConfig.User, config.ConnConfig.Password = role, role
+	pool = testkit.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
+	t.Cleanup(pool.Close)
+	return role, pool
 }

@@ -10,11 +10,11 @@ import (
 	"mime"
 	"net/http"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/admin"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // The requests of a page other than polls. For all users together, one read and one change at a
@@ -30,15 +30,22 @@ type question func(h *handler, r *http.Request, actor string) (any, error)
 var (
 	looks = map[string]question{
 		"explain":   (*handler).explain,
-		"events":    (*handler).events,
+		"past":      (*handler).past,
+		"life":      (*handler).life,
+		"happened":  (*handler).happened,
 		"schedules": (*handler).schedules,
+		"schedule":  (*handler).schedule,
 		"jobs":      (*handler).jobs,
 		"history":   (*handler).history,
+		"consumers": (*handler).consumers,
+		"consumer":  (*handler).consumer,
 	}
 	changes = map[string]question{
-		"preview": (*handler).preview,
-		"apply":   (*handler).apply,
-		"ask":     (*handler).ask,
+		"preview":  (*handler).preview,
+		"apply":    (*handler).apply,
+		"ask":      (*handler).ask,
+		"rehearse": (*handler).rehearse,
+		"handle":   (*handler).handle,
 	}
 )
 
@@ -244,7 +251,8 @@ func refusalOf(err error) *refusal {
 		is.status, is.Kind = http.StatusConflict, "last"
 	case errors.Is(err, admin.ErrUnknown):
 		is.Kind = "unknown"
-	case errors.Is(err, admin.ErrNoSuchPartition), errors.Is(err, admin.ErrNoSchedules):
+	case errors.Is(err, admin.ErrNoLease), errors.Is(err, admin.ErrNoSuchPartition),
+		errors.Is(err, admin.ErrNoSchedules), errors.Is(err, admin.ErrNoConsumers):
 		is.status, is.Kind = http.StatusNotFound, "bad"
 	case errors.Is(err, admin.ErrRefused):
 		is.status, is.Kind = http.StatusUnprocessableEntity, "refused"
@@ -252,17 +260,20 @@ func refusalOf(err error) *refusal {
 	return is
 }
 
-// explain returns why a client owns a partition.
+// explain returns why a client owns a partition, which the query names by its number or by a key.
 func (h *handler) explain(r *http.Request, _ string) (any, error) {
-	query := r.URL.Query()
-	partition, err := strconv.Atoi(query.Get("partition"))
-	if err != nil {
-		return nil, bad("Partition %q is not a number.", query.Get("partition"))
+	q := r.URL.Query()
+	lease := q.Get("lease")
+	if !q.Has("key") {
+		partition, err := partitionOf(q)
+		if err != nil {
+			return nil, err
+		}
+		return h.hub.admin.Explain(r.Context(), lease, partition)
 	}
-	return h.hub.admin.Explain(r.Context(), query.Get("lease"), partition)
-}
-
-// events returns more of the latest events than the polls.
-func (h *handler) events(r *http.Request, _ string) (any, error) {
-	return h.hub.readEvents(r.Context(), r.URL.Query().Get("lease"), mostEvents), nil
+	partitions, err := h.hub.admin.Partitions(r.Context(), lease)
+	if err != nil {
+		return nil, err
+	}
+	return h.hub.admin.Explain(r.Context(), lease, store.PartitionFor(q.Get("key"), partitions))
 }

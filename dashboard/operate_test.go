@@ -36,8 +36,8 @@ type answer struct {
 	Moves      []admin.Move
 }
 
-func post(t *testing.T, h http.Handler, path, body string, headers ...string) answer {
-	t.Helper()
+// sent sends a POST.
+func sent(h http.Handler, path, body string, headers ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodPost, path, strings.NewReader(body))
 	r.Header.Set("Content-Type", "application/json")
 	for i := 0; i < len(headers); i += 2 {
@@ -45,6 +45,12 @@ func post(t *testing.T, h http.Handler, path, body string, headers ...string) an
 	}
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
+	return w
+}
+
+func post(t *testing.T, h http.Handler, path, body string, headers ...string) answer {
+	t.Helper()
+	w := sent(h, path, body, headers...)
 	a := answer{status: w.Code}
 	if strings.HasPrefix(w.Header().Get("Content-Type"), "application/json") {
 		if err := json.Unmarshal(w.Body.Bytes(), &a); err != nil {
@@ -62,7 +68,7 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	viewer, operator := newHandler(
 		t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "vic")},
 	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
-	for _, path := range []string{"/preview", "/apply"} {
+	for _, path := range []string{"/data/preview", "/data/apply"} {
 		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why"}`); a.status != 403 || a.Kind != "denied" {
 			t.Errorf("%s: %+v", path, a)
 		}
@@ -71,7 +77,7 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 		"without Authorize":      newHandler(t, idle(t), dashboard.Options{}),
 		"an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator+1, "")}),
 	} {
-		if a := post(t, h, "/apply", `{}`); a.status != 403 {
+		if a := post(t, h, "/data/apply", `{}`); a.status != 403 {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
@@ -98,24 +104,24 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		status     int
 		text       string
 	}{
-		{"/apply", `{`, nil, 400, "The request is invalid"},
-		{"/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
-		{"/apply", `{} {}`, nil, 400, "more than one value"},
-		{"/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
-		{"/apply", `{"verb":"drain","subject":"a","reason":" \n"}`, nil, 422, `for the reason "": give a name and a reason`},
-		{"/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `duration "soon" is invalid`},
-		{"/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `duration "-2h" is invalid`},
-		{"/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
-		{"/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"},
-		{"/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"}, // the page shows none
-		{"/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
-		{"/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
-		{"/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
-		{"/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "a page of another site"},
+		{"/data/apply", `{`, nil, 400, "The request is invalid"},
+		{"/data/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
+		{"/data/apply", `{} {}`, nil, 400, "more than one value"},
+		{"/data/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
+		{"/data/apply", `{"verb":"drain","subject":"a","reason":" \n"}`, nil, 422, `for the reason "": give a name and a reason`},
+		{"/data/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `duration "soon" is invalid`},
+		{"/data/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `duration "-2h" is invalid`},
+		{"/data/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
+		{"/data/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"},
+		{"/data/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"}, // the page shows none
+		{"/data/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
+		{"/data/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
+		{"/data/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
+		{"/data/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "a page of another site"},
 		{"/", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"}, // also where nothing is changed as yet
 		// The same happens if a proxy changes the host, and the browser sends only the origin.
 		{
-			"/apply", `{}`, []string{"Origin", "https://evil.example"}, 403,
+			"/data/apply", `{}`, []string{"Origin", "https://evil.example"}, 403,
 			`the page is of "https://evil.example", and the request of "example.com". If a proxy`,
 		},
 	} {
@@ -123,7 +129,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 			t.Errorf("%s %.60s %v: %+v, want %d %q", test.path, test.body, test.headers, a, test.status, test.text)
 		}
 	}
-	for _, path := range []string{"/preview", "/apply"} {
+	for _, path := range []string{"/data/preview", "/data/apply"} {
 		if w := do(t, h, "GET", path); w.Code != 405 || w.Header().Get("Allow") != "POST" {
 			t.Errorf("GET %s: %d", path, w.Code)
 		}
@@ -131,7 +137,7 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 	if w := do(t, h, "POST", "/", "Sec-Fetch-Site", "same-origin"); w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
 		t.Errorf("POST /: %d %q", w.Code, w.Header().Get("Allow"))
 	}
-	if w := do(t, h, "GET", "/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is not a number") {
+	if w := do(t, h, "GET", "/data/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is not a number") {
 		t.Errorf("explain: %d %s", w.Code, w.Body)
 	}
 }
@@ -157,51 +163,51 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 		return s
 	}
 	calm(4, 4)
-	p := post(t, h, "/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
+	p := post(t, h, "/data/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
 	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].Kind != admin.MoveAsked {
 		t.Fatalf("preview: %+v", p)
 	}
 	const apply = `{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk"}`
 	may.Store(int32(dashboard.AccessReadOnly)) // between the preview and this
-	if got := post(t, h, "/apply", apply); got.status != 403 {
+	if got := post(t, h, "/data/apply", apply); got.status != 403 {
 		t.Errorf("of who may not any more: %+v", got)
 	}
 	may.Store(int32(dashboard.AccessDenied))
-	if got := post(t, h, "/apply", apply); got.status != 403 {
+	if got := post(t, h, "/data/apply", apply); got.status != 403 {
 		t.Errorf("of who is denied: %+v", got)
 	}
 	may.Store(int32(dashboard.AccessOperator))
 	if s := calm(4, 4); len(s.Overrides) != 0 {
 		t.Fatalf("overrides of who may not: %+v", s.Overrides)
 	}
-	if got := post(t, h, "/apply", apply); got.status != 200 {
+	if got := post(t, h, "/data/apply", apply); got.status != 200 {
 		t.Fatalf("apply: %+v", got)
 	}
 	s := calm(0, 8)
 	if len(s.Overrides) != 1 || !strings.HasPrefix(s.Overrides[0].Actor, "ann (") || s.Overrides[0].Reason != "its <b>disk" || s.Overrides[0].Until.Sub(s.At) < time.Hour {
 		t.Errorf("overrides %+v", s.Overrides)
 	}
-	if got := post(t, h, "/preview", `{"verb":"drain","subject":"two"}`); got.status != 409 || got.Kind != "last" {
+	if got := post(t, h, "/data/preview", `{"verb":"drain","subject":"two"}`); got.status != 409 || got.Kind != "last" {
 		t.Errorf("of the last: %+v", got)
 	}
-	if got := post(t, h, "/preview", `{"verb":"drain","subject":"two","force":true}`); got.status != 200 || len(got.Moves) != 1 || got.Moves[0].To != "" {
+	if got := post(t, h, "/data/preview", `{"verb":"drain","subject":"two","force":true}`); got.status != 200 || len(got.Moves) != 1 || got.Moves[0].To != "" {
 		t.Errorf("of the last, forced: %+v", got)
 	}
-	if got := post(t, h, "/preview", `{"verb":"drain","subject":"none"}`); got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, `client "none" is not known`) {
+	if got := post(t, h, "/data/preview", `{"verb":"drain","subject":"none"}`); got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, `client "none" is not known`) {
 		t.Errorf("of a client that is unknown: %+v", got)
 	}
 	if got := post(
-		t, h, "/ask", `{"verb":"pause_schedule","group":"g","schedule":"s","reason":"why"}`,
+		t, h, "/data/ask", `{"verb":"pause_schedule","group":"g","schedule":"s","reason":"why"}`,
 	); got.status != 404 || !strings.Contains(got.Text, `package schedule in schema "pgleases" is missing`) {
 		t.Errorf("a schedule where there are none: %+v", got)
 	}
-	if w := do(t, h, "GET", "/explain?lease=orders&partition=0"); w.Code != 200 || !strings.Contains(w.Body.String(), `It is owned by \"two\"`) {
+	if w := do(t, h, "GET", "/data/explain?lease=orders&partition=0"); w.Code != 200 || !strings.Contains(w.Body.String(), `It is owned by \"two\"`) {
 		t.Errorf("explain: %d %s", w.Code, w.Body)
 	}
-	if w := do(t, h, "GET", "/explain?lease=orders&partition=8"); w.Code != 404 || !strings.Contains(w.Body.String(), "no such partition") {
+	if w := do(t, h, "GET", "/data/explain?lease=orders&partition=8"); w.Code != 404 || !strings.Contains(w.Body.String(), "no such partition") {
 		t.Errorf("explain: %d %s", w.Code, w.Body)
 	}
-	if w := do(t, h, "GET", "/events?lease=orders"); w.Code != 200 || !strings.Contains(
+	if w := do(t, h, "GET", "/data/happened?lease=orders"); w.Code != 200 || !strings.Contains(
 		w.Body.String(), `"cause":"handed over"`,
 	) || !strings.Contains(w.Body.String(), `"cause":"drain"`) {
 		t.Errorf("events of a lease: %d %s", w.Code, w.Body)
@@ -218,7 +224,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	const body = `{"verb":"freeze","subject":"orders","reason":"why"}`
 	c.Mute("commit\x00") // not "read committed"
 	answered := make(chan answer)
-	go func() { answered <- post(t, h, "/apply", body) }()
+	go func() { answered <- post(t, h, "/data/apply", body) }()
 	hangs := time.NewTicker(10 * time.Millisecond)
 	defer hangs.Stop()
 	for c.Left() > 0 {
@@ -232,10 +238,10 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	if got := <-answered; got.status != 502 || got.Kind != "unknown" || !strings.Contains(got.Text, "it is not known whether that was done") {
 		t.Errorf("at the commit: %+v", got)
 	}
-	if got := post(t, h, "/apply", body); got.status != 502 || got.Kind != "failed" {
+	if got := post(t, h, "/data/apply", body); got.status != 502 || got.Kind != "failed" {
 		t.Errorf("before it: %+v", got)
 	}
-	if got := post(t, h, "/preview", `{"verb":"unfreeze","subject":"orders"}`); got.status != 502 || got.Kind != "failed" {
+	if got := post(t, h, "/data/preview", `{"verb":"unfreeze","subject":"orders"}`); got.status != 502 || got.Kind != "failed" {
 		t.Errorf("of a preview: %+v", got)
 	}
 }
@@ -258,14 +264,14 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 			if write < patience { // on a busy machine, the time may be over before anything arrives
 				begin = ""
 			}
-			server, from, ended := stuck(t, newPool(t, pgtest.OwnerURL(url)), write, "GET /events HTTP/1.1\r\nHost: x\r\n\r\n", begin)
+			server, from, ended := stuck(t, newPool(t, pgtest.OwnerURL(url)), write, "GET /data/happened HTTP/1.1\r\nHost: x\r\n\r\n", begin)
 			if write < patience {
 				if of := testkit.Receive(t, "its place is free", ended); of != from {
 					t.Errorf("the connection of %s has ended, and not that of %s", of, from)
 				}
 				return
 			}
-			answer := testkit.Must((&http.Client{Timeout: patience}).Get(server + "/explain?lease=none&partition=0"))(t)
+			answer := testkit.Must((&http.Client{Timeout: patience}).Get(server + "/data/explain?lease=none&partition=0"))(t)
 			_ = answer.Body.Close()
 			if answer.StatusCode != http.StatusNotFound {
 				t.Error(answer.Status)
@@ -278,10 +284,10 @@ func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 	t.Parallel()
 	server, _, _ := stuck(
 		t, idle(t), time.Hour,
-		"POST /preview HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n",
+		"POST /data/preview HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n",
 		"HTTP/1.1 100",
 	)
-	answer, err := (&http.Client{Timeout: patience}).Post(server+"/preview", "application/json", strings.NewReader("{"))
+	answer, err := (&http.Client{Timeout: patience}).Post(server+"/data/preview", "application/json", strings.NewReader("{"))
 	testkit.OK(t, err)
 	_ = answer.Body.Close()
 	if answer.StatusCode != http.StatusBadRequest {
@@ -304,7 +310,7 @@ func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 		var all sync.WaitGroup
 		for range 3 { // the last of which waits for two
 			all.Go(func() {
-				answer, err := client.Post("http://memory/preview", "application/json", strings.NewReader(`{"verb":"drain","subject":"a"}`))
+				answer, err := client.Post("http://memory/data/preview", "application/json", strings.NewReader(`{"verb":"drain","subject":"a"}`))
 				if err != nil {
 					t.Error(err)
 					return

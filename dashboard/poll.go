@@ -46,8 +46,6 @@ var partNames = [parts]string{"clients", "leases", "ages", "locks", "events", "o
 const (
 	maxLocks  = 200 // shown locks
 	maxEvents = 200 // latest events in polls
-
-	mostEvents = 1000 // latest events for a filter
 )
 
 // times are intervals and limits.

@@ -23,10 +23,8 @@ import (
 // database does not grow with the number of schedules or viewers.
 
 const (
-	counted  = 5 * time.Second // minimum time between two reads of the groups: see rest
-	kept     = 2 * time.Second // time that a page of rows is kept
-	perPage  = 50
-	mostKept = 64 // pages of rows
+	counted = 5 * time.Second // minimum time between two reads of the groups: see rest
+	perPage = 50
 )
 
 // shownGroups are the groups of schedules.
@@ -51,12 +49,6 @@ func (h *hub) count(ctx, limited context.Context) {
 // schedules or the server is slow, they take at most 5 % of the time.
 func rest(took time.Duration) time.Duration { return max(counted, 20*took) }
 
-// A page is a page of rows that several viewers may share.
-type page struct {
-	at      time.Time
-	content any
-}
-
 // A list is a page of rows. The next page begins after the last row.
 type list[T any] struct {
 	Rows []T  `json:"rows"`
@@ -72,38 +64,27 @@ func (h *handler) manage(ctx context.Context, group string, opts ...schedule.Opt
 // rows reads rows of a scheduler.
 type rows[T any] func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[T, error]
 
-// listed returns a kept page of rows, or reads it. It reads one row more than it shows, to know
-// whether there are more. The caller has the turn of reads, so no other request reads meanwhile.
+// listed returns a page of rows. It reads one row more than it shows, to know whether there are
+// more.
 func listed[T any](h *handler, r *http.Request, read rows[T]) (any, error) {
-	key := r.URL.Path + "?" + r.URL.Query().Encode()
-	h.mu.Lock()
-	p, has := h.pages[key]
-	h.mu.Unlock()
-	if has && time.Since(p.at) < kept {
-		return p.content, nil
-	}
-	s, err := h.manage(r.Context(), r.URL.Query().Get("group"))
-	if err != nil {
-		return nil, refused(err, admin.ForReader)
-	}
-	content := list[T]{Rows: []T{}}
-	for row, err := range read(r.Context(), s) {
+	return h.shared(r, kept, func(ctx context.Context) (any, error) {
+		s, err := h.manage(ctx, r.URL.Query().Get("group"))
 		if err != nil {
 			return nil, refused(err, admin.ForReader)
 		}
-		content.More = len(content.Rows) == perPage
-		if content.More {
-			break
+		content := list[T]{Rows: []T{}}
+		for row, err := range read(ctx, s) {
+			if err != nil {
+				return nil, refused(err, admin.ForReader)
+			}
+			content.More = len(content.Rows) == perPage
+			if content.More {
+				break
+			}
+			content.Rows = append(content.Rows, row)
 		}
-		content.Rows = append(content.Rows, row)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.pages) >= mostKept {
-		clear(h.pages)
-	}
-	h.pages[key] = page{time.Now(), content}
-	return content, nil
+		return content, nil
+	})
 }
 
 func (h *handler) schedules(r *http.Request, _ string) (any, error) {
@@ -144,6 +125,98 @@ func (h *handler) history(r *http.Request, _ string) (any, error) {
 	})
 }
 
+// A shownSchedule is one schedule with its past and its future.
+type shownSchedule struct {
+	Schedule schedule.Schedule `json:"schedule"`
+	// The latest entries of its history that are of ticks, the newest first.
+	Ticks []schedule.HistoryEntry `json:"ticks"`
+	// The tick of the first failure after the last success; zero: the last tick did not fail, or the
+	// history does not go back so far.
+	FailingSince time.Time `json:"failing_since,omitzero"`
+	// The next ticks, fewer if the rule has fewer, and none while it is paused.
+	Next []nextTick `json:"next"`
+}
+
+// A nextTick is a tick of the future, with its local time in the zone of the rule.
+type nextTick struct {
+	At    time.Time `json:"at"`
+	Local string    `json:"local"`
+}
+
+const (
+	shownTicks = 100
+	mostTicks  = 1000 // entries that are searched for the first failure
+	nextTicks  = 5
+)
+
+// schedule returns one schedule.
+func (h *handler) schedule(r *http.Request, _ string) (any, error) {
+	name := r.URL.Query().Get("name")
+	return h.shared(r, kept, func(ctx context.Context) (any, error) {
+		s, err := h.manage(ctx, r.URL.Query().Get("group"))
+		if err != nil {
+			return nil, refused(err, admin.ForReader)
+		}
+		one, err := s.Get(ctx, name)
+		if errors.Is(err, schedule.ErrNotFound) {
+			return nil, &refusal{http.StatusNotFound, "bad", err.Error()}
+		}
+		if err != nil {
+			return nil, refused(err, admin.ForReader)
+		}
+		told := shownSchedule{Schedule: one, Ticks: []schedule.HistoryEntry{}, Next: nextOf(one)}
+		if err := told.readTicks(ctx, s); err != nil {
+			return nil, refused(err, admin.ForReader)
+		}
+		return told, nil
+	})
+}
+
+// readTicks reads the latest ticks, and as many more as it takes to know since when it fails.
+func (told *shownSchedule) readTicks(ctx context.Context, s *schedule.Scheduler) error {
+	failing := told.Schedule.Failures > 0
+	read := 0
+	for entry, err := range s.History(ctx, told.Schedule.Name, 0) {
+		if err != nil {
+			return err
+		}
+		read++
+		enough := len(told.Ticks) == shownTicks
+		if enough && !failing || read > mostTicks {
+			return nil
+		}
+		if entry.Job != 0 {
+			continue
+		}
+		if !enough {
+			told.Ticks = append(told.Ticks, entry)
+		}
+		switch entry.Outcome {
+		case schedule.OutcomeSucceeded:
+			failing = false
+		case schedule.OutcomeFailed, schedule.OutcomeUnknown:
+			if failing {
+				told.FailingSince = entry.Until
+			}
+		}
+	}
+	return nil
+}
+
+// nextOf returns the next ticks of a schedule that is not paused.
+func nextOf(s schedule.Schedule) []nextTick {
+	next := []nextTick{}
+	rule, err := schedule.Parse(s.Rule)
+	if err != nil || !s.PausedAt.IsZero() || s.Due.IsZero() {
+		return next
+	}
+	// The cursor is a tick, or the start of the rule, so Every counts from it.
+	for _, tick := range rule.Preview(s.Cursor, schedule.Tick{At: s.Cursor}, nextTicks) {
+		next = append(next, nextTick{tick.At, tick.Local.Format("Mon, 2 Jan 15:04:05")})
+	}
+	return next
+}
+
 // number returns the number in a text, 0 for an empty text.
 func number(text string) (int64, error) {
 	n, err := strconv.ParseInt(text, 10, 64)
@@ -182,9 +255,7 @@ func (h *handler) ask(r *http.Request, actor string) (any, error) {
 		if err == nil {
 			jobs, err = a.Do(ctx, s)
 		}
-		h.mu.Lock()
-		clear(h.pages) // the page of the user reads them at once
-		h.mu.Unlock()
+		h.forget()
 		if err != nil {
 			if errors.Is(err, schedule.ErrNotFound) && a.Verb == "delete_schedule" {
 				return nil, &refusal{http.StatusConflict, "changed", err.Error()}
@@ -209,7 +280,7 @@ func refused(err error, purpose admin.Purpose) error {
 		return &refusal{http.StatusNotFound, "bad", err.Error()}
 	case store.Denied(err):
 		return fmt.Errorf("%w\ngive the role what pgleases grants ROLE --for=%s prints", err, purpose)
-	case store.Code(err) == "": // not an error of the database
+	case store.Code(err) == "" && !store.Unconnected(err): // not an error of the database
 		return &refusal{http.StatusUnprocessableEntity, "refused", err.Error()}
 	}
 	return err

@@ -1,16 +1,11 @@
 package dashboard_test
 
 import (
-	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
 	"testing"
-
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/admin"
@@ -37,7 +32,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		More bool
 	}) {
 		t.Helper()
-		w := do(t, h, "GET", "/schedules?group=billing&"+query)
+		w := do(t, h, "GET", "/data/schedules?group=billing&"+query)
 		if err := json.Unmarshal(w.Body.Bytes(), &page); err != nil || w.Code != 200 {
 			t.Fatalf("%s: %d %s", query, w.Code, w.Body)
 		}
@@ -59,7 +54,7 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 	if all := c.Counted() - before; all > 20*one {
 		t.Errorf("201 looks are %d messages, and one is %d", all, one)
 	}
-	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":"why"}`); got.status != 200 {
+	if got := post(t, h, "/data/ask", `{"verb":"pause_schedule","group":"billing","schedule":"s000007","reason":"why"}`); got.status != 200 {
 		t.Fatalf("%+v", got)
 	}
 	if page := get("which=paused"); len(page.Rows) != 1 || page.Rows[0].Name != "s000007" || page.Rows[0].State != "paused" {
@@ -80,14 +75,14 @@ func TestAPageOfManySchedulesIsAskedForOnce(t *testing.T) {
 		fmt.Sprintf(`{"verb":"cancel_job","group":"billing","reason":%q}`, strings.Repeat("x", 17_000)):           "413 longer than",
 	} {
 		status, text, _ := strings.Cut(want, " ")
-		if got := post(t, h, "/ask", body); fmt.Sprint(got.status) != status || !strings.Contains(got.Text, text) {
+		if got := post(t, h, "/data/ask", body); fmt.Sprint(got.status) != status || !strings.Contains(got.Text, text) {
 			t.Errorf("%.60s: %+v, want %q", body, got, want)
 		}
 	}
-	if got := post(t, newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}), "/ask", `{}`); got.status != http.StatusForbidden {
+	if got := post(t, newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}), "/data/ask", `{}`); got.status != http.StatusForbidden {
 		t.Errorf("of a viewer: %+v", got)
 	}
-	for _, path := range []string{"/jobs?group=billing&after=x", "/history?group=billing&name=s000007&after=x"} {
+	for _, path := range []string{"/data/jobs?group=billing&after=x", "/data/history?group=billing&name=s000007&after=x"} {
 		if w := do(t, h, "GET", path); w.Code != http.StatusBadRequest {
 			t.Errorf("%s: %d", path, w.Code)
 		}
@@ -107,21 +102,10 @@ func TestAskRunsEachVerb(t *testing.T) {
 		`INSERT INTO pgleases.history (source, schedule, job, group_name, name, kind, since, until, ticks, outcome, error, ended_at, key, args, priority) VALUES
 			('tick', 1, NULL, 'billing', 'close', 'reports', '2026-03-02 00:00Z', '2026-03-02 01:00Z', 1, 'failed', 'no paper', now(), NULL, NULL, NULL),
 			('job', NULL, 99999, 'billing', '', 'mail', now(), now(), 1, 'failed', 'no route', now(), 'j', '{}', 1)`)
-	role := "pgleases_test_" + strings.ToLower(rand.Text())
-	exec(t, owner, fmt.Sprintf("CREATE ROLE %[1]s LOGIN PASSWORD '%[1]s'", role))
-	t.Cleanup(func() { // before the database goes
-		if _, err := pool.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol); err != nil {
-			t.Error(err)
-		}
-	})
-	direct, _ := pgtest.DirectURL(owner) // a pooler may log in as somebody else
-	config := testkit.Must(pgtest.ParseConfig(direct))(t)
-	config.ConnConfig.User, config.ConnConfig.Password = role, role
-	operators := testkit.Must(pgxpool.NewWithConfig(t.Context(), config))(t)
-	t.Cleanup(operators.Close)
+	role, operators := roleOf(t, owner)
 	h := newHandler(t, operators, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
 	exec(t, owner, testkit.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
-	if got := post(t, h, "/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
+	if got := post(t, h, "/data/ask", `{"verb":"pause_schedule","group":"billing","schedule":"close","reason":"why"}`); got.status != 502 || !strings.Contains(got.Text, "--for=schedule-operators") {
 		t.Errorf("without rights: %+v", got)
 	}
 	exec(t, owner, testkit.Must(admin.Grants(role, "pgleases", admin.ForScheduleOperators))(t))
@@ -136,7 +120,7 @@ func TestAskRunsEachVerb(t *testing.T) {
 		{`{"verb":"retry_tick","schedule":"close","tick":"2026-03-02T01:00:00Z"`, true}, {`{"verb":"retry_job","job":"99999"`, true},
 		{`{"verb":"cancel_job","job":"JOB"`, false}, {`{"verb":"delete_schedule","schedule":"close","id":"1"`, false},
 	} {
-		got := post(t, h, "/ask", strings.ReplaceAll(c.body, "JOB", job)+`,"group":"billing","reason":"why"}`)
+		got := post(t, h, "/data/ask", strings.ReplaceAll(c.body, "JOB", job)+`,"group":"billing","reason":"why"}`)
 		if got.status != 200 || (got.Job != "0") != c.jobs {
 			t.Errorf("%s: %+v", c.body, got)
 		}
@@ -170,7 +154,7 @@ func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 	}{{"ann", "1", 1}, {"ann", "1", 1}, {"ann", "2", 2}, {"bob", "2", 3}, {"ann", "1", 3}, {"ann", "", 4}, {"ann", "", 5}} {
 		actor = press.actor
 		if got := post(
-			t, h, "/ask",
+			t, h, "/data/ask",
 			fmt.Sprintf(`{"verb":"trigger_schedule","group":"billing","schedule":"close","reason":"why","token":%q}`, press.token),
 		); got.status != 200 {
 			t.Fatalf("%+v", got)

@@ -40,7 +40,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 		t.Errorf("POST: %d", code)
 	}
 	testkit.Until(t, "a poll tells whose the partitions are", func() bool {
-		_, told := ask("GET", "poll", "")
+		_, told := ask("GET", "data/poll", "")
 		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
 	})
 

@@ -1,0 +1,131 @@
+package dashboard
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/url"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/pgleases/pgleases/internal/admin"
+)
+
+// What happened, in a period that the address of the page names: since=1h, or from and to.
+
+const (
+	leastPeriod = time.Minute
+	mostPeriod  = 31 * 24 * time.Hour
+)
+
+var (
+	sincePattern = regexp.MustCompile(`^(\d{1,4})([mhd])$`)
+	units        = map[string]time.Duration{"m": time.Minute, "h": time.Hour, "d": 24 * time.Hour}
+)
+
+// periodOf returns the period of a query; without one, the last hour.
+func periodOf(q url.Values) (p admin.Period, err error) {
+	const how = "give since=1h, 24h or 7d, or from=2031-05-01T03:00:00Z and to"
+	since, from, to := q.Get("since"), q.Get("from"), q.Get("to")
+	if from != "" {
+		p.From, err = time.Parse(time.RFC3339, from)
+		if err != nil {
+			return p, bad("The start %q of the period is no time: %s.", from, how)
+		}
+	}
+	if to != "" {
+		p.To, err = time.Parse(time.RFC3339, to)
+		if err != nil {
+			return p, bad("The end %q of the period is no time: %s.", to, how)
+		}
+	}
+	p.Last = time.Hour
+	if since != "" {
+		match := sincePattern.FindStringSubmatch(since)
+		if match == nil {
+			return p, bad("The period %q is invalid: %s.", since, how)
+		}
+		n, _ := strconv.Atoi(match[1]) // the pattern has digits only
+		p.Last = time.Duration(n) * units[match[2]]
+	}
+	until := time.Now()
+	if to != "" {
+		until = p.To
+	}
+	if from != "" {
+		p.Last = until.Sub(p.From)
+	}
+	if p.Last < leastPeriod || p.Last > mostPeriod {
+		return p, bad("The period of %v is out of range, which is 1 minute to 31 days: %s.", p.Last.Round(time.Second), how)
+	}
+	return p, nil
+}
+
+// A happening is the strip of time of the overview. Each half may fail on its own.
+type happening struct {
+	Moves        *admin.Strip `json:"moves"`
+	MovesFailure string       `json:"moves_failure"`
+	Runs         *admin.Strip `json:"runs"` // nil also if package schedule has no tables
+	RunsFailure  string       `json:"runs_failure"`
+}
+
+// past counts what happened in a period.
+func (h *handler) past(r *http.Request, _ string) (any, error) {
+	period, err := periodOf(r.URL.Query())
+	if err != nil {
+		return nil, err
+	}
+	return h.shared(r, keptPast, func(ctx context.Context) (any, error) {
+		var told happening
+		told.Moves, err = h.hub.admin.Moves(ctx, period)
+		if err != nil {
+			told.MovesFailure = err.Error()
+		}
+		told.Runs, err = h.hub.admin.Runs(ctx, period)
+		if err != nil && !errors.Is(err, admin.ErrNoSchedules) {
+			told.RunsFailure = err.Error()
+		}
+		return told, nil
+	})
+}
+
+// life returns who owned the partitions of a lease, or one of them.
+func (h *handler) life(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	period, err := periodOf(q)
+	if err != nil {
+		return nil, err
+	}
+	partition := -1
+	if q.Has("partition") {
+		partition, err = partitionOf(q)
+		if err != nil {
+			return nil, err
+		}
+	}
+	return h.shared(r, keptPast, func(ctx context.Context) (any, error) {
+		return h.hub.admin.Life(ctx, period, q.Get("lease"), partition)
+	})
+}
+
+// happened returns the events of a period.
+func (h *handler) happened(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	period, err := periodOf(q)
+	if err != nil {
+		return nil, err
+	}
+	filter := admin.EventFilter{Lease: q.Get("lease"), Client: q.Get("client"), Cause: q.Get("cause")}
+	return h.shared(r, keptPast, func(ctx context.Context) (any, error) {
+		return h.hub.admin.Happened(ctx, period, filter)
+	})
+}
+
+func partitionOf(q url.Values) (int, error) {
+	partition, err := strconv.Atoi(q.Get("partition"))
+	if err != nil || partition < 0 {
+		return 0, bad("Partition %q is not a number from 0.", q.Get("partition"))
+	}
+	return partition, nil
+}

@@ -1,0 +1,180 @@
+package dashboard_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	neturl "net/url"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/dashboard"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+// look asks a question by GET, and returns the status and the answer.
+func look(t *testing.T, h http.Handler, path string, query map[string]string) (status int, body string) {
+	t.Helper()
+	values := make(neturl.Values)
+	for key, value := range query {
+		values.Set(key, value)
+	}
+	w := do(t, h, "GET", "/data/"+path+"?"+values.Encode())
+	return w.Code, w.Body.String()
+}
+
+// The answers of all questions about the past to bad periods, and to names that nothing has.
+func TestPastRefusesWhatItCannotAnswer(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	h := newHandler(t, newPool(t, url), dashboard.Options{})
+	for _, test := range []struct {
+		path, query string
+		status      int
+		want        string
+	}{
+		{"past", "since=soon", 400, `The period \"soon\" is invalid: give since=1h`},
+		{"past", "since=1y", 400, "is invalid"},
+		{"past", "since=0h", 400, "out of range, which is 1 minute to 31 days"},
+		{"past", "since=32d", 400, "out of range"},
+		{"past", "from=yesterday", 400, `The start \"yesterday\" of the period is no time`},
+		{"past", "from=2031-05-01T00:00:00Z&to=x", 400, `The end \"x\" of the period is no time`},
+		{"past", "from=2031-05-02T00:00:00Z&to=2031-05-01T00:00:00Z", 400, "The period of -24h0m0s is out of range"},
+		{"past", "from=2020-01-01T00:00:00Z", 400, "out of range"},
+		{"past", "to=2031-05-01T00:00:00Z&since=1h", 200, `"step":60`},
+		{"past", "", 200, `"moves":{`},
+		{"happened", "since=x", 400, "is invalid"},
+		{"happened", "lease=none&client=none&cause=none", 200, `"events":[]`},
+		{"life", "lease=none&since=x", 400, "is invalid"},
+		{"life", "lease=none", 404, `there is no such lease: \"none\"`},
+		{"life", "lease=none&partition=x", 400, `Partition \"x\" is not a number`},
+		{"life", "lease=none&partition=-1", 400, `Partition \"-1\" is not a number from 0`},
+		{"explain", "lease=none&partition=1", 404, "there is no such partition"},
+		{"explain", "lease=none&partition=", 400, "is not a number from 0"},
+		{"explain", "lease=none&key=a", 404, "there is no such lease"},
+	} {
+		w := do(t, h, "GET", "/data/"+test.path+"?"+test.query)
+		if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) {
+			t.Errorf("%s?%s: %d %s, want %d %s", test.path, test.query, w.Code, w.Body, test.status, test.want)
+		}
+	}
+}
+
+// Names reach the database as they are, and a key finds the partition that the library gives it.
+func TestPastTakesAnyName(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, url)
+	h := newHandler(t, pool, dashboard.Options{})
+	c := newClient(t, pool, "one")
+	for _, name := range []string{`a/b "c" 'd' \ e`, "line\nbreak\ttab", "../..", "%2F~2F?&#", strings.Repeat("ä", 127)} {
+		lease := testkit.Must(c.Lease(t.Context(), name, 7))(t)
+		testkit.Until(t, "it owns all", func() bool { return len(lease.Values()) == 7 })
+		status, body := look(t, h, "life", map[string]string{"lease": name})
+		var life struct {
+			Lease  string
+			Spells []struct{ Owner string }
+		}
+		if err := json.Unmarshal([]byte(body), &life); err != nil || status != 200 || life.Lease != name || len(life.Spells) == 0 || life.Spells[0].Owner != "one" {
+			t.Errorf("%q: %d %s", name, status, body)
+		}
+		if status, body := look(t, h, "happened", map[string]string{"lease": name}); status != 200 || !strings.Contains(body, `"cause":"joined"`) {
+			t.Errorf("%q: %d %s", name, status, body)
+		}
+		key := "customer-7/" + name
+		want := fmt.Sprintf(`"partition":%d,`, lease.PartitionFor(key))
+		if status, body := look(t, h, "explain", map[string]string{"lease": name, "key": key}); status != 200 || !strings.Contains(body, want) {
+			t.Errorf("%q: %d %s, want %s", name, status, body, want)
+		}
+	}
+}
+
+// Each half of the overview fails on its own, and the answer says what the role lacks.
+func TestPastWithoutRights(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	h := newHandler(t, newRole(t, url, "SELECT ON pgleases.leases"), dashboard.Options{})
+	if status, body := look(t, h, "past", nil); status != 200 || !strings.Contains(body, "permission denied for table events") || !strings.Contains(body, "--for=reader") {
+		t.Errorf("past: %d %s", status, body)
+	}
+	for _, path := range []string{"happened", "life", "consumers"} {
+		status, body := look(t, h, path, map[string]string{"lease": "l"})
+		if path == "consumers" { // there are no tables
+			if status != 200 || !strings.Contains(body, `"missing":true`) {
+				t.Errorf("%s: %d %s", path, status, body)
+			}
+			continue
+		}
+		if status != http.StatusBadGateway || !strings.Contains(body, "permission denied") || !strings.Contains(body, "--for=reader") {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+}
+
+func TestPastWhileTheDatabaseIsAway(t *testing.T) {
+	t.Parallel()
+	h := newHandler(t, idle(t), dashboard.Options{})
+	for _, path := range []string{"happened", "life", "explain", "consumers", "consumer", "schedule"} {
+		status, body := look(t, h, path, map[string]string{"lease": "l", "partition": "1", "group": "g", "name": "n"})
+		if status != http.StatusBadGateway || !strings.Contains(body, "failed to connect") {
+			t.Errorf("%s: %d %s", path, status, body)
+		}
+	}
+	if status, body := look(t, h, "past", nil); status != 200 || strings.Count(body, "failed to connect") < 2 {
+		t.Errorf("past: %d %s", status, body)
+	}
+}
+
+// Of a database with a million events, each question takes the server less than its limit.
+func TestPastIsReadByIndex(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('l-7', 256, 5, 1, 0, 'infinity', now())`,
+		`INSERT INTO pgleases.events (tx, at, lease, cause, from_id, to_id, partitions)
+			SELECT (1000001 - n)::text::xid8, clock_timestamp() - n * interval '2.5 seconds', 'l-' || n % 90, 'given', 'c-' || n % 200, 'c-' || (n + 1) % 200, int4multirange(int4range(n % 200, n % 200 + 5))
+			FROM generate_series(1, 1000000) AS n`, `ANALYZE pgleases.events`)
+	h := newHandler(t, newPool(t, url), dashboard.Options{})
+	for _, query := range []string{
+		"past?since=1h", "past?since=24h", "past?since=7d", "life?lease=l-7&since=1h", "life?lease=l-7&since=7d", "life?lease=l-7&since=7d&partition=7",
+		"happened?since=1h", "happened?since=7d", "happened?since=7d&lease=l-7", "happened?since=7d&client=c-7", "happened?since=30d&cause=joined",
+		fmt.Sprintf("happened?from=%s&to=%s", ago(20*24*time.Hour), ago(20*24*time.Hour-time.Hour)), fmt.Sprintf("past?from=%s&to=%s", ago(20*24*time.Hour), ago(19*24*time.Hour)),
+	} {
+		began := time.Now()
+		w := do(t, h, "GET", "/data/"+query)
+		if w.Code != 200 || strings.Contains(w.Body.String(), "took longer") {
+			t.Errorf("%s: %d %.300s", query, w.Code, w.Body)
+		}
+		t.Logf("%s: %v, %d kB", query, time.Since(began).Round(time.Millisecond), w.Body.Len()>>10)
+	}
+}
+
+func ago(d time.Duration) string { return time.Now().Add(-d).UTC().Format(time.RFC3339) }
+
+// Viewers of one address share its answer.
+func TestViewersOfAnAddressShareItsPast(t *testing.T) {
+	t.Parallel()
+	c := new(testkit.Wire)
+	h := newHandler(t, testkit.Pool(t, pgtest.MigratedDatabase(t), c.Carry), dashboard.Options{})
+	before := c.Counted()
+	look(t, h, "past", nil)
+	one := c.Counted() - before
+	for range 200 {
+		look(t, h, "past", nil)
+	}
+	if all := c.Counted() - before; all > 20*one {
+		t.Errorf("201 looks are %d messages, and one is %d", all, one)
+	}
+}
+
+// newRole returns a pool whose role has only a right.
+func newRole(t *testing.T, url, right string) *pgxpool.Pool {
+	t.Helper()
+	role, pool := roleOf(t, url)
+	exec(t, url, "GRANT USAGE ON SCHEMA pgleases TO "+role, "GRANT "+right+" TO "+role)
+	return pool
+}

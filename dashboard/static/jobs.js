@@ -1,0 +1,81 @@
+// The jobs of a group: those that have not ended, or those that failed.
+
+import { make, mark, name, refill, setText, sub, table } from "./dom.js";
+import { addressOf, alter, go, here } from "./address.js";
+import { state } from "./state.js";
+import { clock, firstLine, ofNs } from "./words.js";
+import { operateButtons } from "./verbs.js";
+import { newList } from "./list.js";
+import { kindOf, noted } from "./schedules.js";
+
+const choices = [
+  ["", "not ended"], ["due", "due"], ["running", "running"], ["blocked", "blocked"], ["failed", "failed or unknown"],
+];
+
+export function jobs({ names: [group] }) {
+  const note = make("p", "note");
+  const lists = make("div", "");
+  const element = make("div", "", note, lists);
+  let of = "";
+  return {
+    element,
+    parts: ["schedules"],
+    draw() {
+      const groups = state.schedules?.groups || [];
+      const wanted = group ?? groups[0]?.name ?? "";
+      setText(note, wanted === "" && state.schedules ? "No process has run schedules or jobs in this database." : "");
+      if (wanted === "" || wanted === of) return;
+      of = wanted;
+      lists.replaceChildren(newJobs(of, groups.map(g => g.name)));
+    },
+  };
+}
+
+function newJobs(group, groups) {
+  const all = table("Jobs", ["Job", "State", "For", "Of", ["n", "Late"], make("span", "unseen", "Operate")]);
+  const query = () => ({ group, which: here().query.state || "" });
+  const list = newList({
+    path: "jobs", table: all, query, keyOf: j => j.id, next: j => j.id, empty: "There is no such job.",
+    update: (element, j) => updateJob(element, j, group),
+  });
+  const which = choice("which", choices, here().query.state || "", () => {
+    alter({ state: which.value });
+    list.first();
+  });
+  const names = [...new Set([group, ...groups])].map(g => [g, g]);
+  const of = choice("of", names, group, () => go(addressOf("jobs", [of.value], here().query)));
+  const filters = make("div", "filters", make("label", "", "Group ", of), make("label", "", "Show ", which));
+  filters.setAttribute("role", "group");
+  filters.setAttribute("aria-label", "Show only some jobs");
+  const element = make("div", "", filters, list.element);
+  element.id = "job-list";
+  return element;
+}
+
+function choice(kind, options, value, change) {
+  const select = make("select", kind);
+  for (const [of, label] of options) {
+    const option = make("option", "", label);
+    option.value = of;
+    select.append(option);
+  }
+  select.value = value;
+  select.addEventListener("input", change);
+  return select;
+}
+
+function updateJob(element, j, group) {
+  const ended = j.outcome !== "";
+  const id = String(ended ? j.job : j.id);
+  const of = { subject: id, group, label: "job " + id };
+  const acts = !ended ? operateButtons({ kind: "job", ...of }, "cancel_job") :
+    j.retried ? ["retried as " + j.retried] : operateButtons({ kind: "failed", ...of, outcome: j.outcome }, "retry_job");
+  const shown = ended ? j.outcome : j.state;
+  refill(element, JSON.stringify(j),
+    ["", id, sub(name(j.kind))],
+    ["", mark(shown, kindOf(shown)), noted(j.why), noted(firstLine(j.error))],
+    ["nowrap", clock(ended ? j.until : j.at), !ended && j.started_at ? sub("running since " + clock(j.started_at)) : ""],
+    ["", name(j.name || j.kind), j.owner ? sub("by ", name(j.owner)) : ""],
+    ["n", j.state === "running" ? "" : ofNs(j.late_ns)],
+    ["n", ...acts]);
+}

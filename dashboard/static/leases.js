@@ -1,0 +1,94 @@
+// The list of leases, with what is wrong first. Each has a small map of its owners.
+
+import { fill, keyed, make, mark, row, setText, table } from "./dom.js";
+import { isPaused, state } from "./state.js";
+import { clock, count, many, sizeOf } from "./words.js";
+import { filterField, matches } from "./filter.js";
+import { leaseLink, whoIn } from "./owners.js";
+import { operateButtons } from "./verbs.js";
+import { drawSmallMap } from "./map.js";
+
+const mostRows = 500;
+
+// factsOf counts the partitions of a lease that move, and those without a live owner.
+export function factsOf(lease) {
+  let moving = 0, orphans = 0;
+  for (const holding of lease.holdings) {
+    const owner = state.bySession.get(holding.owner_session);
+    const n = sizeOf(holding.partitions);
+    if (!owner || owner.expired) orphans += n;
+    else if (holding.owner_session !== holding.target_session) moving += n;
+  }
+  return { moving, orphans };
+}
+
+// badness orders the list: without an owner, without a member, moving, then the rest.
+function badness(lease) {
+  const { moving, orphans } = factsOf(lease);
+  if (orphans > 0) return isPaused(lease) ? 2 : 0;
+  if (lease.members.length === 0) return 1;
+  return moving > 0 ? 3 : 4;
+}
+
+export function leases() {
+  const heads = ["Lease", "Owners of its partitions", ["n", "Partitions"], ["n", "Members"], "State"];
+  if (operateButtons({ kind: "lease", subject: "" }).length > 0) heads.push(make("span", "unseen", "Operate"));
+  const all = table("Leases", heads, "lease-rows");
+  const note = make("p", "note");
+  note.id = "leases-note";
+  const box = make("div", "card scroll", all);
+  const element = make("div", "", filterField("Show only leases and members that contain"), box, note);
+  return {
+    element,
+    parts: ["leases", "clients", "overrides"],
+    draw() {
+      const shown = state.leases.filter(l => matches(l.name, ...l.members.map(m => m.client)));
+      const ranked = shown.map(l => ({ l, rank: badness(l) })).toSorted((a, b) => a.rank - b.rank).map(x => x.l);
+      box.hidden = shown.length === 0;
+      keyed(all.tBodies[0], ranked.slice(0, mostRows), l => l.name, createRow, updateRow);
+      const hidden = shown.length - mostRows;
+      setText(note, !state.status?.seen ? "" : state.leases.length === 0 ? "There is no lease yet." :
+        shown.length === 0 ? "No lease and no member matches." :
+          hidden > 0 ? many(hidden, "more lease") + " not shown: use the filter above." : "");
+    },
+  };
+}
+
+function createRow(lease) {
+  const map = make("canvas", "small-map");
+  map.setAttribute("aria-hidden", "true");
+  const owner = make("span");
+  return row(["", leaseLink(lease.name)], ["owners", map, owner], ["n"], ["n"], ["states"],
+    ...operateButtons({ kind: "lease", subject: lease.name }).map(b => ["n", b]));
+}
+
+function updateRow(element, lease) {
+  const [, owners, partitions, members, states] = element.children;
+  const [map, owner] = owners.children;
+  const single = lease.partitions === 1;
+  map.hidden = single;
+  owner.hidden = !single;
+  if (single) whoIn(owner, lease.holdings[0]?.owner || "");
+  else drawSmallMap(map, lease);
+  setText(partitions, count(lease.partitions));
+  setText(members, count(lease.members.length));
+  const marks = marksOf(lease);
+  fill(states, JSON.stringify(marks), ...marks.flatMap(([kind, text]) => [mark(text, kind), " "]));
+}
+
+export function marksOf(lease) {
+  const { moving, orphans } = factsOf(lease);
+  const marks = [];
+  if (orphans > 0) marks.push([isPaused(lease) ? "warn" : "bad", count(orphans) + " without a live owner"]);
+  if (lease.members.length === 0) marks.push(["warn", "no members"]);
+  if (moving > 0) marks.push(["warn", count(moving) + " asked to hand over"]);
+  for (const w of state.overrides) {
+    if (w.lease !== lease.name) continue;
+    marks.push(["warn", "override: " + w.verb + (w.partition === undefined ? "" : " of " + count(w.partition))]);
+  }
+  if (lease.due) marks.push(["", "a plan is due"]);
+  if (marks.length === 0 && lease.partitions === 1 && lease.holdings[0]?.since) {
+    marks.push(["", "since " + clock(lease.holdings[0].since)]);
+  }
+  return marks;
+}

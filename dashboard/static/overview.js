@@ -1,0 +1,181 @@
+// The overview: is anything wrong, what happened in the last hour, and where to look.
+
+import { card, fill, keyed, make, mark, plain, setText } from "./dom.js";
+import { addressOf, go, here, link } from "./address.js";
+import { isPaused, leaseOf, reading, state } from "./state.js";
+import { ago, count, many } from "./words.js";
+import { periodOf, picker } from "./time.js";
+import { factsOf } from "./leases.js";
+import { newOverrides } from "./overrides.js";
+import { drawStrip } from "./strip.js";
+
+const rank = { fault: 0, warning: 1, note: 2, ok: 3 };
+const levels = { fault: ["bad", "fault"], warning: ["warn", "warning"], note: ["", "note"], ok: ["good", "ok"] };
+
+export function overview() {
+  const verdict = make("p", "verdict");
+  const tiles = make("dl", "summary");
+  tiles.setAttribute("aria-label", "Summary");
+  tiles.id = "summary";
+  const strips = make("div", "strips");
+  strips.id = "strips";
+  const findings = make("ul", "findings");
+  findings.id = "finding-list";
+  const fine = make("ul", "findings");
+  fine.id = "fine-list";
+  const well = make("details", "", make("summary", ""), fine);
+  const overrides = newOverrides(() => true);
+  const element = make("div", "", verdict, tiles,
+    card("What happened", picker("1h", ["1h", "24h", "7d"]), strips),
+    overrides.element,
+    card("Findings of doctor", null, findings, well));
+  const read = reading("past", () => periodOf(here().query), 10_000, answer => drawPast(strips, answer));
+  return {
+    element,
+    parts: ["clients", "leases", "ages", "locks", "overrides", "health", "state"],
+    end: read.end,
+    draw() {
+      drawVerdict(verdict);
+      drawTiles(tiles);
+      drawFindings(findings, fine, well);
+      overrides.draw();
+    },
+  };
+}
+
+// ---- The verdict, in one line with its age.
+
+function drawVerdict(element) {
+  const findings = state.health?.findings || [];
+  const n = level => findings.filter(f => f.level === level).length;
+  const [faults, warnings] = [n("fault"), n("warning")];
+  const words = [];
+  if (faults > 0) words.push(many(faults, "fault"));
+  if (warnings > 0) words.push(many(warnings, "warning"));
+  const kind = !state.health ? "" : faults > 0 ? "bad" : warnings > 0 ? "warn" : "good";
+  element.className = "verdict " + kind;
+  const text = !state.health ? "The health is being checked." :
+    words.length > 0 ? "Not well: " + words.join(" and ") + "." : "All is well.";
+  const age = state.health ? " Checked " + ago(state.health.at) + ", " + many(findings.length, "finding") + "." : "";
+  fill(element, text + age, make("strong", "", text), make("span", "sub", age));
+}
+
+// ---- The tiles.
+
+function drawTiles(element) {
+  if (!state.status?.seen) return;
+  const sum = { partitions: 0, moving: 0, orphans: 0, lost: 0 };
+  for (const lease of state.leases) {
+    const facts = factsOf(lease);
+    sum.partitions += lease.partitions;
+    sum.moving += facts.moving;
+    sum.orphans += facts.orphans;
+    if (!isPaused(lease)) sum.lost += facts.orphans;
+  }
+  const silent = state.clients.filter(c => c.expired).length;
+  const held = state.locks?.locks.filter(l => l.holders.length > 0).length || 0;
+  const waiting = state.locks?.locks.reduce((n, l) => n + l.waiting, 0) || 0;
+  const groups = state.schedules?.groups || [];
+  const failing = groups.reduce((n, g) => n + g.failing, 0);
+  const late = groups.reduce((n, g) => n + g.late, 0);
+  const lateWords = [failing > 0 ? count(failing) + " failing" : "", late > 0 ? count(late) + " late" : ""];
+  const orphanWords = sum.orphans === 0 ? "all have an owner" :
+    sum.lost > 0 ? "of " + many(sum.partitions, "partition") : "all of them paused";
+  const tiles = [
+    ["Clients", "clients", count(state.clients.length - silent), silent ? count(silent) + " expired" : "all are live",
+      silent ? "bad" : ""],
+    ["Leases", "leases", count(state.leases.length), many(sum.partitions, "partition"), ""],
+    ["Without owner", "leases", count(sum.orphans), orphanWords, sum.lost ? "bad" : ""],
+    ["Moving", "leases", count(sum.moving), sum.moving ? "asked to hand over" : "no partition moves", ""],
+    ["Schedules", "schedules", count(groups.reduce((n, g) => n + g.schedules, 0)),
+      lateWords.filter(w => w).join(", ") || "none fails or is late", failing ? "bad" : late ? "warn" : ""],
+    ["Locks held", "locks", count(held) + (state.locks?.more ? "+" : ""),
+      waiting ? many(waiting, "client waits", "clients wait") : "no client waits", ""],
+  ];
+  keyed(element, tiles, t => t[0], t => {
+    const title = link(addressOf(t[1]), t[0]);
+    return make("div", "", make("dt", "", title), make("dd"), make("dd"));
+  }, (tile, [, , number, words, kind]) => {
+    setText(tile.children[1], number);
+    setText(tile.children[2], words);
+    tile.className = kind;
+  });
+}
+
+// ---- What happened.
+
+function drawPast(element, told) {
+  const parts = [];
+  const events = (from, to) => go(addressOf("events", [], { from: instant(from), to: instant(to) }));
+  for (const failure of [told.text, told.moves_failure, told.runs_failure]) {
+    if (failure) parts.push(make("p", "failure", plain(failure)));
+  }
+  if (told.moves || told.runs) parts.push(drawStrip(told, events));
+  // A picture that somebody points at, or a table that is open, stays.
+  const used = element.querySelector("[role=slider]:hover, :focus, details[open]");
+  if (!used) fill(element, JSON.stringify(told), ...parts);
+}
+
+const instant = ms => new Date(ms).toISOString().replace(".000Z", "Z");
+
+// ---- The findings.
+
+function drawFindings(element, fine, well) {
+  if (!state.health) return;
+  const sorted = state.health.findings.toSorted((a, b) => rank[a.level] - rank[b.level]);
+  drawList(element, sorted.filter(f => f.level !== "ok"));
+  const others = sorted.filter(f => f.level === "ok");
+  drawList(fine, others);
+  setText(well.querySelector("summary"), many(others.length, "check") + " found nothing");
+}
+
+function drawList(element, findings) {
+  let n = 0;
+  keyed(element, findings.map(f => ({ f, key: JSON.stringify(f) + n++ })), x => x.key, ({ f }) => {
+    const [kind, word] = levels[f.level] || ["", f.level];
+    const text = make("div", "", make("p", "", ...linked(f)));
+    if (f.remedy) {
+      for (const line of f.remedy.split("\n")) text.append(make("p", "sub remedy", plain(line)));
+    }
+    return make("li", "", make("span", "", mark(word, kind)), make("span", "check", f.check), text);
+  }, () => {});
+}
+
+const quoted = /"(?:[^"\\]|\\.)*"/gu;
+
+// linked returns a text of doctor in which the things that it names in quotes are links.
+function linked(finding) {
+  const { text } = finding;
+  const parts = [];
+  let end = 0, group = "";
+  for (const found of text.matchAll(quoted)) {
+    const of = unquoted(found[0]);
+    const before = text.slice(0, found.index);
+    const isGroup = before.endsWith("group ");
+    const isSchedule = finding.check === "schedules" && group !== "" && before.endsWith("such as ");
+    const address = isGroup ? addressOf("schedules", [of]) : isSchedule ? addressOf("schedules", [group, of]) : addressFor(of);
+    if (isGroup) group = of;
+    if (!address) continue;
+    parts.push(plain(text.slice(end, found.index)), link(address, plain(found[0])));
+    end = found.index + found[0].length;
+  }
+  return [...parts, plain(text.slice(end))];
+}
+
+// unquoted returns a name as it is. Go writes some characters in another way than JSON, and these names have no link.
+function unquoted(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return "";
+  }
+}
+
+// addressFor returns where the thing with a name is shown; empty: nothing has the name.
+function addressFor(of) {
+  if (leaseOf("consumer/" + of)) return addressOf("consumers", [of]);
+  if (leaseOf(of)) return addressOf("leases", [of]);
+  if (state.byID.has(of)) return addressOf("clients", [of]);
+  if (state.locks?.locks.some(l => l.name === of)) return addressOf("locks", [], { q: of });
+  return "";
+}
