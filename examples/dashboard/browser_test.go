@@ -240,13 +240,32 @@ func (x tab) until(expression string) {
 	}
 }
 
-// signIn goes through the login to the dashboard.
-func (x tab) signIn(url string) {
+// signIn goes through the login to an address of the dashboard.
+func (x tab) signIn(url, address string) {
 	x.Helper()
 	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", "secret\r", chromedp.ByQuery))
 	x.until(`document.querySelector("a")?.href.endsWith("/ops/leases/")`)
 	x.run(chromedp.Click("a", chromedp.ByQuery))
-	x.until(`document.querySelector("#state-text")?.textContent === "Live"`)
+	x.until(isLive)
+	if address != "" {
+		x.show(address)
+	}
+}
+
+const isLive = `document.querySelector("#state-text")?.textContent === "Live"`
+
+// show opens an address anew, as somebody does who was sent it.
+func (x tab) show(address string) {
+	x.Helper()
+	x.run(chromedp.Navigate(eval[string](x, "location.origin") + "/ops/leases/" + address))
+	x.until(isLive)
+}
+
+// turnTo leads to a screen by its link, without loading the page anew.
+func (x tab) turnTo(screen string) {
+	x.Helper()
+	eval[bool](x, fmt.Sprintf(`document.querySelector('nav a[data-screen=%q]').click() || true`, screen))
+	x.until(fmt.Sprintf(`document.querySelector("nav a[aria-current]")?.dataset.screen === %q`, screen))
 }
 
 func database(t *testing.T) (url string, pool *pgxpool.Pool) {

@@ -98,7 +98,7 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 		startWorker(t, id, "orders", databaseURL)
 	}
 	x := newTab(t, 1280, 900)
-	x.signIn(serve(t, operators(t, databaseURL)))
+	x.signIn(serve(t, operators(t, databaseURL)), "leases/orders")
 	x.until(owns("ann", "> 0") + " && " + owns("bob", "> 0") + " && " + owns("eve", "> 0"))
 	kill := startWorker(t, "victim", "orders", databaseURL)
 	x.until(owns("victim", "> 0"))
@@ -107,13 +107,17 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 		kill = startWorker(t, "victim", "orders", databaseURL)
 	}
 
+	x.turnTo("clients")
 	x.open("Operate ann", "drain")
 	x.shows(`/^\d+ partitions? would move\. 1 owner is asked to hand over/.test(document.querySelector("#operate-preview").textContent)`)
 	x.confirm("her host goes")
 	attack()
-	x.until(owns("ann", "=== 0") + ` && ` + rows("#override-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
+	x.until(`[...document.querySelectorAll("#client-rows tr")].some(e => e.textContent.includes("ann") && e.children[2].textContent === "0")`)
+	x.turnTo("")
+	x.until(rows("#override-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
 	x.open("Undrain ann", "")
 	x.confirm("it stays")
+	x.show("leases/orders")
 	x.until(owns("ann", "> 0"))
 
 	x.open("Operate orders", "pin")
@@ -125,7 +129,7 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.open("Operate orders", "freeze")
 	x.confirm("nothing moves now")
 	kill()
-	x.until(`document.querySelector(".lease").at.every(h => h?.owner && h.owner !== "victim")`) // what was expired sessions one's is given all the same
+	x.until(`document.querySelector(".map").map.at.every(h => h?.owner && h.owner !== "victim")`) // what was expired sessions one's is given all the same
 	kill = startWorker(t, "victim", "orders", databaseURL)
 	x.until(owns("victim", "=== 0"))
 	x.open("Unpin orders, partition 5", "")
@@ -141,10 +145,13 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	attack()
 	x.open("Resume orders", "")
 	x.confirm("done")
+	x.show("clients/eve")
 	x.open("Operate eve", "evict")
 	x.confirm("it hangs")
-	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict .*eve by operator \(.*\): it hangs$/.test(text)) && document.querySelectorAll("#client-rows tr").length === 3`)
-	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
+	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict .*eve by operator \(.*\): it hangs$/.test(text))`)
+	x.turnTo("clients")
+	x.until(`document.querySelectorAll("#client-rows tr").length === 3`)
+	x.until(`[...document.querySelectorAll("#client-rows tr")].reduce((n, e) => n + Number(e.children[2].textContent), 0) === 64`)
 }
 
 // If a change that was previewed fails, the page says why: for example the database, or the end of the session.
@@ -166,9 +173,10 @@ func TestFailedChangeIsPreviewedAgain(t *testing.T) {
 	}
 	x, other := newTab(t, 1280, 900), newTab(t, 1280, 900)
 	for _, y := range []tab{x, other} {
-		y.signIn(server.URL)
+		y.signIn(server.URL, "leases/orders")
 		y.until(owns("one", "=== 4") + " && " + owns("two", "=== 4"))
 	}
+	x.turnTo("clients")
 	x.open("Operate one", "drain")
 	x.until(previewed)
 	other.open("Operate orders", "freeze")
@@ -183,10 +191,11 @@ func TestFailedChangeIsPreviewedAgain(t *testing.T) {
 		t.Error("a lease at work can be dropped")
 	}
 	eval[bool](other, `document.querySelector("#operate-cancel").click() || true`)
+	other.turnTo("leases")
 	other.open("Operate old", "drop")
 	other.until(`document.querySelector("#operate-preview").textContent === "2 partitions would be forgotten. Nobody works on the lease."`)
 	other.confirm("of last year")
-	other.until(`[...document.querySelectorAll(".lease")].every(e => !e.textContent.includes("old"))`)
+	other.until(`[...document.querySelectorAll("#lease-rows tr")].every(e => !e.textContent.includes("old"))`)
 
 	x.open("Operate two", "drain")
 	x.until(failure + `.includes("is the last that works on") && document.querySelector("#operate-go").disabled`)
@@ -235,14 +244,14 @@ func TestAnotherSiteCannotOperate(t *testing.T) {
 	}))
 	evil := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		fmt.Fprintf(w, `<form method=post enctype=text/plain action="%s/ops/leases/apply"><input name='{"verb":"freeze","subject":"orders","reason":"' value='"}'></form>`, server.URL)
+		fmt.Fprintf(w, `<form method=post enctype=text/plain action="%s/ops/leases/data/apply"><input name='{"verb":"freeze","subject":"orders","reason":"' value='"}'></form>`, server.URL)
 	}))
 	x := newTab(t, 1280, 900)
-	x.signIn(server.URL)
+	x.signIn(server.URL, "")
 	x.run(chromedp.Navigate(evil.URL))
 	for _, kind := range []string{"application/json", "text/plain"} {
 		var sent string
-		x.run(chromedp.Evaluate(fmt.Sprintf(`fetch("%s/ops/leases/apply", {method: "POST", credentials: "include", mode: %q === "text/plain" ? "no-cors" : "cors", headers: {"Content-Type": %q}, body: "{}"}).then(a => a.type, e => "refused")`,
+		x.run(chromedp.Evaluate(fmt.Sprintf(`fetch("%s/ops/leases/data/apply", {method: "POST", credentials: "include", mode: %q === "text/plain" ? "no-cors" : "cors", headers: {"Content-Type": %q}, body: "{}"}).then(a => a.type, e => "refused")`,
 			server.URL, kind, kind), &sent, chromedp.EvalAsValue, awaited))
 		if sent != "refused" && sent != "opaque" {
 			t.Errorf("%s: the other site reads %q", kind, sent)
@@ -283,8 +292,8 @@ func TestTheDialogIsForAll(t *testing.T) {
 		join(t, openClient(t, pool, id), "orders", 40)
 	}
 	x := newTab(t, 390, 800)
-	x.signIn(serve(t, operators(t, databaseURL)))
-	x.until(owns("one", "=== 20") + " && " + owns("two", "=== 20"))
+	x.signIn(serve(t, operators(t, databaseURL)), "clients")
+	x.until(`[...document.querySelectorAll("#client-rows tr")].every(e => e.children[2].textContent === "20") && document.querySelectorAll("#client-rows tr").length === 2`)
 	x.run(chromedp.Focus(`button[aria-label="Operate one"]`, chromedp.ByQuery))
 	x.press(kb.Enter)
 	x.until(`document.activeElement.matches("#operate-verbs input[value=drain]") && document.querySelector("#operate-go").disabled`)
@@ -310,6 +319,8 @@ func TestTheDialogIsForAll(t *testing.T) {
 	readable(x)
 	x.run(chromedp.SendKeys("#operate-reason", "a disk\r", chromedp.ByQuery))
 	x.until(isClosed + ` && ` + toldText + `.includes("Drain of one is written down") && document.activeElement.getAttribute("aria-label") === "Operate one"`)
+	x.show("clients/one")
+	x.until(`document.querySelector("button[aria-label='Undrain one']") !== null`)
 	x.run(chromedp.Focus(`button[aria-label="Undrain one"]`, chromedp.ByQuery))
 	x.press(kb.Enter)
 	x.until(previewed)
@@ -327,16 +338,30 @@ func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
 		join(t, two, name, 4)
 	}
 	x := newTab(t, 1280, 900)
-	x.signIn(serve(t, pool))
+	x.signIn(serve(t, pool), "events")
 	x.until(rows("#event-list li") + `.filter(text => text.includes("joined")).length === 6`)
 	x.run(chromedp.SendKeys("#event-lease", "orders", chromedp.ByQuery))
-	x.until(rows("#event-list li") + `.every(text => text.includes("orders")) && /of that lease/.test(document.querySelector("#events-note").textContent)`)
-	x.run(chromedp.SendKeys("#event-client", "TWO", chromedp.ByQuery))
+	x.until(`location.search === "?lease=orders" && ` + rows("#event-list li") + `.every(text => / orders /.test(text))`)
+	x.run(chromedp.SendKeys("#event-client", "two", chromedp.ByQuery))
 	x.until(rows("#event-list li") + `.every(text => text.includes("two"))`)
-	eval[bool](x, `(() => { const e = document.querySelector("#event-cause"); e.value = "joined"; return e.dispatchEvent(new Event("input")); })()`)
-	x.until(rows("#event-list li") + `.length === 2 && ` + rows("#event-list li") + `.every(text => /joined orders.* to .*two/.test(text))`)
-	join(t, openClient(t, pool, "two more"), "orders", 4) // what comes is found too
+	eval[bool](x, `(() => { const e = document.querySelector("#event-cause"); e.value = "joined"; return e.dispatchEvent(new Event("input", {bubbles: true})); })()`)
+	x.until(rows("#event-list li") + `.length === 1 && ` + rows("#event-list li") + `.every(text => /joined orders.* to .*two/.test(text))`)
+	// The address holds the filter.
+	address := eval[string](x, `location.search`)
+	x.show("events" + address)
+	x.until(rows("#event-list li") + `.length === 1 && document.querySelector("#event-cause").value === "joined" && document.querySelector("#event-client").value === "two"`)
+	// What comes is found too, and a client of another name is not.
+	join(t, openClient(t, pool, "two more"), "orders", 4)
+	x.show("events?lease=orders&cause=joined")
 	x.until(rows("#event-list li") + `.length === 3`)
+	for address, want := range map[string]string{
+		"events?since=soon":                    `The events cannot be read: The period "soon" is invalid: give since=1h`,
+		"events?lease=none":                    "No event matches from ",
+		"events?from=2026-01-01T00:00:00Z&to=": "out of range, which is 1 minute to 31 days",
+	} {
+		x.show(address)
+		x.until(fmt.Sprintf(`document.querySelector("#events-note").textContent.includes(%q)`, want))
+	}
 }
 
 // readable has light and dark looked at: enough contrast, and nothing to scroll sideways.
