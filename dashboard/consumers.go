@@ -92,9 +92,9 @@ func handlingOf(r *http.Request) (a handling, err error) {
 
 // A rehearsal is what a verb would do.
 type rehearsal struct {
-	Rows []rowID `json:"rows"` // on which it would act
+	Rows []rowID `json:"rows"` // that it would change
 	Gone []rowID `json:"gone"` // that are no longer there
-	// All is the number of rows on which retry_all or return_all would act.
+	// All is the number of rows that retry_all or return_all would change.
 	All int `json:"all"`
 	// Already reports that the consumer is paused before pause, or not paused before resume.
 	Already bool `json:"already"`
@@ -163,7 +163,8 @@ func (h *handler) handle(r *http.Request, actor string) (any, error) {
 	return h.once(r, actor, a.Token, func(ctx context.Context) (any, error) {
 		defer h.forget()
 		pool, schema := h.hub.admin.Database()
-		m, err := consumer.Manage(ctx, pool, a.Consumer, consumer.WithSchema(schema), consumer.WithReason(a.Reason, actor))
+		options := []consumer.Option{consumer.WithSchema(schema), consumer.WithReason(a.Reason, actor)}
+		m, err := consumer.Manage(ctx, pool, a.Consumer, options...)
 		if err != nil {
 			return nil, ofConsumer(err)
 		}

@@ -78,8 +78,8 @@ var kinds = map[string]string{
 	".svg": "image/svg+xml",
 }
 
-// screens are the first parts of the addresses of the page. What follows, which names the thing
-// that is shown, is read in the browser.
+// screens are the first parts of the addresses of the page. The rest, which names the thing that is
+// shown, is read in the browser.
 var screens = []string{"", "leases", "clients", "schedules", "jobs", "consumers", "locks", "events"}
 
 var markup = template.Must(template.ParseFS(static, "static/page.html"))

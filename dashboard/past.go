@@ -12,7 +12,7 @@ import (
 	"github.com/pgleases/pgleases/internal/admin"
 )
 
-// What happened, in a period that the address of the page names: since=1h, or from and to.
+// The past: the address of the page names a period, as since=1h, or as from and to.
 
 const (
 	leastPeriod = time.Minute
@@ -27,7 +27,8 @@ var (
 // periodOf returns the period of a query; without one, the last hour.
 func periodOf(q url.Values) (p admin.Period, err error) {
 	const how = "give since=1h, 24h or 7d, or from=2031-05-01T03:00:00Z and to"
-	since, from, to := q.Get("since"), q.Get("from"), q.Get("to")
+	since := q.Get("since")
+	from, to := q.Get("from"), q.Get("to")
 	if from != "" {
 		p.From, err = time.Parse(time.RFC3339, from)
 		if err != nil {
@@ -57,7 +58,8 @@ func periodOf(q url.Values) (p admin.Period, err error) {
 		p.Last = until.Sub(p.From)
 	}
 	if p.Last < leastPeriod || p.Last > mostPeriod {
-		return p, bad("The period of %v is out of range, which is 1 minute to 31 days: %s.", p.Last.Round(time.Second), how)
+		const out = "The period of %v is out of range, which is 1 minute to 31 days: %s."
+		return p, bad(out, p.Last.Round(time.Second), how)
 	}
 	return p, nil
 }

@@ -10,8 +10,8 @@ import (
 // with the number of viewers of one address.
 
 const (
-	kept     = 2 * time.Second // time for which an answer about the present is kept
-	keptPast = 5 * time.Second // time for which an answer about the past is kept
+	kept     = 2 * time.Second // an answer about the present is kept so long
+	keptPast = 5 * time.Second // an answer about the past is kept so long
 	mostKept = 64              // answers
 )
 

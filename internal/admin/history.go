@@ -22,9 +22,9 @@ const (
 	pastLimit = 200 * time.Millisecond
 
 	stripMost = 20_000 // events, and entries of the history, that a strip of time counts
-	eventMost = 5_000  // events of which the life of a lease is made
+	eventMost = 5_000  // events that the life of a lease is made from
 
-	// stepsMost is the maximum number of bars of a strip of time.
+	// stepsMost is the maximum number of steps of a strip of time.
 	stepsMost = 170
 )
 
@@ -71,7 +71,7 @@ type Bar struct {
 // steps are the lengths of a step, in seconds: 1, 5, 15 and 30 minutes, and 1, 6 and 24 hours.
 var steps = []int{60, 300, 900, 1800, 3600, 21600, 86400}
 
-// stepOf returns the shortest step of which a period has at most stepsMost.
+// stepOf returns the shortest step that divides a period into at most stepsMost.
 func stepOf(d time.Duration) int {
 	for _, step := range steps {
 		if d <= time.Duration(step*stepsMost)*time.Second {
@@ -101,7 +101,8 @@ func (a *Admin) strip(ctx context.Context, p Period, name, doing string) (strip 
 		step := stepOf(until.Sub(since))
 		err := tx.QueryRow(ctx, a.statement(name), since, until, step, stripMost).Scan(&strip)
 		if err == nil {
-			strip.Since, strip.Until, strip.Step = since, until, step
+			strip.Since, strip.Until = since, until
+			strip.Step = step
 		}
 		return err
 	})
@@ -127,7 +128,8 @@ func (a *Admin) past(
 		return read(tx, since, until)
 	})
 	if store.Code(err) == "57014" {
-		return wrap.Errorf("pgleases: %s: the server took longer than %v: choose a shorter period: %w", doing, pastLimit, err)
+		const late = "pgleases: %s: the server took longer than %v: choose a shorter period: %w"
+		return wrap.Errorf(late, doing, pastLimit, err)
 	}
 	return a.failure(doing, err)
 }
@@ -153,7 +155,8 @@ func (a *Admin) Happened(ctx context.Context, p Period, f EventFilter) (*Happene
 	h := new(Happened)
 	err := a.past(ctx, p, "read the events", func(tx pgx.Tx, since, until time.Time) (err error) {
 		h.Since, h.Until = since, until
-		rows, _ := tx.Query(ctx, a.statement("happened"), since, until, f.Lease, nil, f.Client, f.Cause, stripMost, eventPage+1)
+		args := []any{since, until, f.Lease, nil, f.Client, f.Cause, stripMost, eventPage + 1}
+		rows, _ := tx.Query(ctx, a.statement("happened"), args...)
 		h.Events, err = pgx.CollectRows(rows, pgx.RowTo[Event])
 		return err
 	})
@@ -175,7 +178,7 @@ type Life struct {
 	Events []Event   `json:"events"` // the latest 1000 of the period that concern the lease, the newest first
 }
 
-// A Spell is a time in which partitions had one owner, or none.
+// A Spell is a time during which partitions had one owner, or none.
 type Spell struct {
 	Partitions Ranges    `json:"partitions"`
 	Since      time.Time `json:"since"` // the start of the period, if it began before
@@ -194,7 +197,8 @@ func (a *Admin) Life(ctx context.Context, p Period, lease string, partition int)
 	}
 	l := &Life{Lease: lease, Events: []Event{}}
 	err := a.past(ctx, p, doing, func(tx pgx.Tx, since, until time.Time) error {
-		l.Asked, l.Since, l.Until = since, since, until
+		l.Asked, l.Since = since, since
+		l.Until = until
 		var now *present
 		if err := tx.QueryRow(ctx, a.statement("present"), lease, one).Scan(&now); err != nil {
 			return err

@@ -6,7 +6,7 @@
 -- $3 int          seconds of a step
 -- $4 int          maximum number of entries that are read: the newest
 --
--- One row, JSON, as the type Strip. What is "tick" or "job", a space, and the outcome.
+-- One row, JSON, as the type Strip. Each bar is named "tick" or "job", a space, and the outcome.
 WITH latest AS MATERIALIZED (
     SELECT h.ended_at, h.job, h.outcome, h.ticks FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $4::int
 ), failed AS MATERIALIZED (
