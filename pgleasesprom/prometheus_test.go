@@ -456,7 +456,11 @@ func TestAlertsFire(t *testing.T) {
 	narrow := testkit.Must(w.worker.Lease(t.Context(), "narrow", 4, pgleases.WithMaxPartitions(3)))(t)
 	testkit.Until(t, "a partition has no owner", func() bool { return narrow.Stats().Unowned == 1 && narrow.Stats().Owned == 3 })
 	story.step("ceilings are too low", w.scrape(), "PgleasesCeilingsTooLow", "PgleasesPartitionsUnowned")
+	rest := testkit.Must(w.other.Lease(t.Context(), "narrow", 4))(t)
+	testkit.Until(t, "each partition has an owner", func() bool { return narrow.Stats().Unowned == 0 && rest.Stats().Owned == 2 })
+	story.step("another member takes the rest", w.scrape())
 	testkit.OK(t, narrow.Leave(t.Context()))
+	testkit.OK(t, rest.Leave(t.Context()))
 	testkit.Execute(t, w.pool, "SELECT pgleases.drop_lease('narrow', 'why')")
 
 	held := testkit.Must(w.locks.Acquire(t.Context(), "nightly"))(t)
