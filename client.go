@@ -175,6 +175,10 @@ func (c *Client) Lease(ctx context.Context, name string, partitions int, opts ..
 	if err != nil {
 		return nil, err
 	}
+	if o.RestartGrace > 0 && !c.options.has("WithClientID") {
+		return nil, fmt.Errorf("pgleases: lease %q: restart grace %v without an ID of its own: "+
+			"give the client one with WithClientID, by which its next process is known", name, o.RestartGrace)
+	}
 	l, err := c.engine.Join(ctx, name, partitions, o)
 	if err != nil {
 		return nil, wrap.Errorf("pgleases: join lease %q: %w", name, err)
@@ -210,5 +214,30 @@ func (c *Client) Err() error { return c.engine.Err() }
 // returns when its ctx ends, and names the partition. If a callback calls Close with its own ctx,
 // Close returns at once, because Close ends that ctx.
 //
+// In leases with WithRestartGrace, the partitions of a client that closes wait for its return.
+// WithoutReturn hands them over instead.
+//
 // Give ctx a deadline. Work that does not end keeps a Close without a deadline waiting.
-func (c *Client) Close(ctx context.Context) error { return c.engine.Close(ctx) }
+func (c *Client) Close(ctx context.Context, opts ...CloseOption) error {
+	o := closeOptions{returns: true}
+	for _, opt := range opts {
+		if opt.set == nil {
+			return errors.New("pgleases: close: option is empty: create it with WithoutReturn")
+		}
+		opt.set(&o)
+	}
+	return c.engine.Close(ctx, o.returns)
+}
+
+// closeOptions are the options of a call of Close.
+type closeOptions struct{ returns bool }
+
+// A CloseOption changes how a client closes. WithoutReturn makes one.
+type CloseOption struct{ set func(*closeOptions) }
+
+// WithoutReturn says that no process with this client's ID starts soon, for example because its
+// machine is removed. Then its partitions don't wait for WithRestartGrace, and others get them at
+// once.
+func WithoutReturn() CloseOption {
+	return CloseOption{func(o *closeOptions) { o.returns = false }}
+}

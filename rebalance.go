@@ -7,10 +7,10 @@ import (
 	"slices"
 )
 
-// The plan assigns each partition to a member. It is a pure function of members and partitions: no
-// clock, no I/O, no randomness. Two clients that read the same snapshot make the same plan. Among
-// equal members, the one that has been a member for longest gets what is left over, then the one
-// with the lower ID.
+// The plan assigns each partition to a member. It is a pure function of members and partitions:
+// no clock, no I/O, no randomness. Two clients that read the same snapshot make the same plan.
+// Among equal members, the one that has been a member for longest gets what is left over, then
+// the one with the lower ID.
 //
 // The plan has four steps, for the partitions that are not fixed. A fixed partition goes to its
 // member, whatever the shares are: that is how pins, cordons, freezes and rebalance delays enter
@@ -35,23 +35,27 @@ import (
 //  4. Moves. A member gives away only the partitions above its quota. They go to their preferred
 //     owner first.
 //
-// Why no plan has fewer moves: in any plan, a member that has h partitions and gets q keeps at most
-// min(h, q), and step 4 reaches that for each member. So the number of moves depends on the quotas
-// alone. Fairness leaves only the extras open, and step 3 places these at the least cost.
+// Why no plan has fewer moves: in any plan, a member that has h partitions and gets q keeps at
+// most min(h, q), and step 4 reaches that for each member. So the number of moves depends on the
+// quotas alone. Fairness leaves only the extras open, and step 3 places these at the least cost.
 //
 // The preferred owner is a second, weaker goal: among the plans with the fewest moves, choose one
 // that returns partitions to where they were. Extras are placed by (moves saved, partitions that
 // can return), compared in this order. The moves themselves are matched with preferred owners
 // greedily. Stickiness as a goal next to balance is that of Kafka's sticky assignor (KIP-54).
 //
+// A member that is away, and is to come back, counts as if it were there: its partitions stay
+// with it, without an owner, and the shares of the others are as before. It gets no other
+// partition: see lend.
+//
 // If all members are at their ceilings, the rest has no owner. A partition with an owner that may
-// keep it stays, a member above its ceiling gives its highest numbers, and of what has no owner the
-// lowest numbers get one first. So what has no owner stays the same from plan to plan.
+// keep it stays, a member above its ceiling gives its highest numbers, and of what has no owner
+// the lowest numbers get one first. So what has no owner stays the same from plan to plan.
 //
 // If partitions are rarer than members, some members stand by, as candidates for one leadership
-// do. A preferred owner then counts no more than any other member: with the time of joining as the
-// only tie-break, members that leave and return get their turns in a queue, and none waits for
-// ever.
+// do. A preferred owner then counts no more than any other member: with the time of joining as
+// the only tie-break, members that leave and return get their turns in a queue, and none waits
+// for ever.
 //
 // Cost: linear in partitions. Ties cost M log M per lease of M members. A group of L leases costs
 // some passes over an L x M table, a few in practice.
@@ -65,6 +69,8 @@ type planLease struct {
 
 	// Per member: the most partitions that it may own; 0: it has no ceiling. It may be empty.
 	ceilings []int32
+
+	away []bool // per member: it is awaited, and gets no partition. It may be empty
 
 	current []int32 // per partition: the live member that owns it, or that it is moving to
 
@@ -97,6 +103,9 @@ func plan(leases []planLease) [][]int32 {
 	for _, group := range groupShares(shares) {
 		placeExtras(group)
 	}
+	for i := range shares {
+		shares[i].lend()
+	}
 	plans, flat := make([][]int32, len(leases)), make([]int32, size)
 	for i := range leases {
 		n := len(leases[i].current)
@@ -113,7 +122,7 @@ func (l *planLease) withoutFixed() *planLease {
 	if l.fixed == nil {
 		return l
 	}
-	rest := planLease{joined: l.joined, fixed: []int32{}}
+	rest := planLease{joined: l.joined, away: l.away, fixed: []int32{}}
 	rest.members, rest.ceilings = slices.Clone(l.members), slices.Clone(l.ceilings)
 	has := l.countFixed()
 	for m, ceiling := range rest.ceilings {
@@ -151,14 +160,14 @@ type hold struct {
 }
 
 // fix applies the overrides of operators to a lease: the pinned partitions, with members of a
-// weight above 0, and which of these members are cordoned, by index. A member of a frozen lease, or
-// of one that settles, keeps what it has. A pinned partition goes to its member. A cordoned member
-// keeps what it has and gets no other partition. The precedence, highest first: freeze, pin, cordon,
-// ceiling, delay. If all members are cordoned, the lease is treated as frozen.
+// weight above 0, and which of these members are cordoned, by index. A member of a frozen lease,
+// or of one that settles, keeps what it has. A pinned partition goes to its member. A cordoned
+// member keeps what it has and gets no other partition. The precedence, highest first: freeze,
+// pin, cordon, ceiling, delay. If all members are cordoned, the lease is treated as frozen.
 //
-// In a lease that is held the remaining partitions have no owner that may keep them, and are fixed too. A
-// partition goes to its preferred owner if that is below its share of the whole lease, else to the
-// member that is furthest below its share.
+// In a lease that is held the remaining partitions have no owner that may keep them, and are
+// fixed too. A partition goes to its preferred owner if that is below its share of the whole
+// lease, else to the member that is furthest below its share.
 func (l *planLease) fix(h hold, cordoned []bool, pinned map[int]int32) {
 	held := h.frozen || h.settles
 	if !held && len(pinned) == 0 && !slices.Contains(cordoned, true) {
@@ -188,51 +197,77 @@ func (l *planLease) fix(h hold, cordoned []bool, pinned map[int]int32) {
 // cordon gives the cordoned members weight 0. If they are all the members that work, it changes
 // nothing, and returns false.
 func (l *planLease) cordon(cordoned []bool) bool {
-	open := slices.Clone(l.members)
-	for m := range open {
+	all := l.members
+	l.members = slices.Clone(all)
+	for m := range all {
 		if cordoned[m] {
-			open[m].weight = 0
+			l.members[m].weight = 0
 		}
 	}
-	if !slices.ContainsFunc(open, func(m planMember) bool { return m.weight > 0 }) {
+	if len(l.present()) == 0 {
+		l.members = all
 		return false
 	}
-	l.members = open
 	return true
 }
 
 func (l *planLease) fixRest() {
-	working, weights := l.working()
+	for p, m := range l.current {
+		if l.fixed[p] < 0 && m >= 0 && l.isAway(m) && l.members[m].weight > 0 {
+			l.fixed[p] = m
+		}
+	}
+	_, weights := l.working()
 	has := l.countFixed()
-	weight := func(m int32) int64 { return int64(l.members[m].weight) }
 	for p, h := range l.preferred {
-		if l.fixed[p] < 0 && h >= 0 && l.hasRoom(h, has) && int64(has[h])*weights < int64(len(l.preferred))*weight(h) {
+		below := func() bool { return int64(has[h])*weights < int64(len(l.preferred))*int64(l.members[h].weight) }
+		if l.fixed[p] < 0 && h >= 0 && !l.isAway(h) && l.hasRoom(h, has) && below() {
 			l.fixed[p] = h
 			has[h]++
 		}
 	}
+	l.giveToLeast(l.fixed, has)
+}
+
+// giveToLeast gives each partition of noMember to the present member that is furthest below its
+// share, as long as one has room.
+func (l *planLease) giveToLeast(to, has []int32) {
+	present := l.present()
+	weight := func(m int32) int64 { return int64(l.members[m].weight) }
 	full := func(m int32) bool { return !l.hasRoom(m, has) }
-	for p, m := range l.fixed {
+	for p, m := range to {
 		if m >= 0 {
 			continue
 		}
-		working = slices.DeleteFunc(working, full)
-		if len(working) == 0 {
+		present = slices.DeleteFunc(present, full)
+		if len(present) == 0 {
 			return
 		}
-		least := slices.MinFunc(working, func(a, b int32) int {
+		least := slices.MinFunc(present, func(a, b int32) int {
 			return cmp.Or(cmp.Compare(int64(has[a]+1)*weight(b), int64(has[b]+1)*weight(a)),
 				cmp.Compare(l.joinedAt(a), l.joinedAt(b)))
 		})
-		l.fixed[p] = least
+		to[p] = least
 		has[least]++
 	}
 }
 
+// isAway reports whether a member is awaited.
+func (l *planLease) isAway(m int32) bool { return l.away != nil && l.away[m] }
+
+// present returns the members that work and are not away, by ID.
+func (l *planLease) present() []int32 {
+	working, _ := l.working()
+	return slices.DeleteFunc(working, l.isAway)
+}
+
 // countFixed returns per member how many partitions are fixed to it.
-func (l *planLease) countFixed() []int32 {
+func (l *planLease) countFixed() []int32 { return l.count(l.fixed) }
+
+// count returns per member how many partitions go to it.
+func (l *planLease) count(to []int32) []int32 {
 	has := make([]int32, len(l.members))
-	for _, m := range l.fixed {
+	for _, m := range to {
 		if m >= 0 {
 			has[m]++
 		}
@@ -325,13 +360,17 @@ func newShare(l *planLease) share {
 	return s
 }
 
-// fill gives their ceilings to the members whose share of the rest reaches it, and reports whether
-// there are any. The rest is shared by the others.
+// fill gives their ceilings to the members whose share of the rest reaches it, and reports
+// whether there are any. The rest is shared by the others.
 func (s *share) fill() (filled bool) {
 	rest, weights := s.rest, s.weights
 	for _, m := range s.working {
-		ceiling, weight := int64(s.lease.ceiling(m)), int64(s.lease.members[m].weight)
-		if ceiling == 0 || s.full[m] || rest*weight < ceiling*weights {
+		if s.full[m] {
+			continue
+		}
+		weight := int64(s.lease.members[m].weight)
+		ceiling, limited := s.ceiling(m, rest*weight/weights)
+		if !limited || rest*weight < ceiling*weights {
 			continue
 		}
 		filled = true
@@ -342,7 +381,20 @@ func (s *share) fill() (filled bool) {
 	return filled
 }
 
-// remainder is the part of a member's share that the floor cut off, in units of 1 / sum of weights.
+// ceiling returns the most partitions that a member may be due, if there is such a limit. A
+// member that is away gets no partition, so it is due no more than it has. If it lacks less than
+// a whole partition to its share, that is no limit: otherwise the shares of the others would
+// change when it goes.
+func (s *share) ceiling(m int32, floor int64) (most int64, limited bool) {
+	ceiling, has := int64(s.lease.ceiling(m)), int64(s.has[m])
+	if s.lease.isAway(m) && has < floor && (ceiling == 0 || has < ceiling) {
+		return has, true
+	}
+	return ceiling, ceiling > 0
+}
+
+// remainder is the part of a member's share that the floor cut off, in units of 1 / sum of
+// weights.
 func (s *share) remainder(m int32) int64 {
 	if s.full[m] {
 		return 0
@@ -431,11 +483,12 @@ type extrasRow struct {
 // The effects of an extra at a member, from worst to best. Saving a move is more important than
 // letting partitions return to their preferred owner, whatever their number.
 const (
-	rankNever     = iota // the member's share is a whole number: it gets no extra
+	rankNever     = iota // its share is a whole number, or it is away and has no more than the floor: no extra
 	rankMoves            // a partition has to move to the member
 	rankReturns          // a partition has to move to the member, which is its preferred owner
 	rankStaysAway        // a partition stays with the member, and another is its preferred owner
 	rankStays            // a partition stays with the member
+	rankWaits            // a partition waits for the member, which is away
 )
 
 // rankWorth turns ranks into numbers that can be added along a path. A path visits each member at
@@ -448,6 +501,7 @@ const (
 
 var rankWorth = [...]int64{
 	rankReturns: worthOfReturn, rankStaysAway: worthOfMove - worthOfReturn, rankStays: worthOfMove,
+	rankWaits: 2 * worthOfMove,
 }
 
 // rank ranks the working members of a lease as receivers of its extras.
@@ -456,8 +510,10 @@ func (s *share) rank() []uint8 {
 	canReturn, canLeave := s.returnCounts()
 	for j, m := range s.working {
 		switch above := s.has[m] - s.quota[m]; {
-		case s.remainder(m) == 0:
+		case s.remainder(m) == 0, s.lease.isAway(m) && above <= 0:
 			rank[j] = rankNever
+		case above > 0 && s.lease.isAway(m):
+			rank[j] = rankWaits
 		case above > 0 && canLeave[m] >= above:
 			rank[j] = rankStaysAway
 		case above > 0:
@@ -499,9 +555,9 @@ func (s *share) returnCounts() (canReturn, canLeave []int32) {
 	return canReturn, canLeave
 }
 
-// pick gives a lease's extras to the members that rank best: the fewest moves for this lease alone.
-// Ties go to the largest remainder, then to the member with the fewest extras so far, which leaves
-// less for evenOut, then to the member that joined first, then to the lowest ID.
+// pick gives a lease's extras to the members that rank best: the fewest moves for this lease
+// alone. Ties go to the largest remainder, then to the member with the fewest extras so far,
+// which leaves less for evenOut, then to the member that joined first, then to the lowest ID.
 func (r *extrasRow) pick(s *share, taken []int32) {
 	keys := make([]uint64, len(r.rank))
 	for place, j := range s.queue(len(r.rank)) {
@@ -509,7 +565,7 @@ func (r *extrasRow) pick(s *share, taken []int32) {
 		if !s.even {
 			tie = s.weights - s.remainder(s.working[j])
 		}
-		keys[j] = uint64(rankStays-r.rank[j])<<60 | uint64(tie)<<24 | uint64(place)
+		keys[j] = uint64(rankWaits-r.rank[j])<<60 | uint64(tie)<<24 | uint64(place)
 	}
 	best := make([]int, len(keys))
 	for j := range best {
@@ -540,12 +596,13 @@ func (s *share) queue(n int) []int {
 // worth.
 //
 // If a has an extra of a lease and b does not, a can pass it to b. That costs worth(a) - worth(b)
-// in that lease. Extras travel from members with too many to members with too few on shortest paths
-// of such steps. Each row starts at its own best, so no cycle has a negative cost, and passing
-// along shortest paths keeps that true. Without negative cycles the result is the optimum. This is
-// the method of successive shortest paths; with all shortest paths of one round at once, it is the
-// primal-dual method (Ahuja, Magnanti and Orlin, Network Flows, 1993, chapter 9). Every round costs
-// a few passes over the table and places at least one extra, in practice most.
+// in that lease. Extras travel from members with too many to members with too few on shortest
+// paths of such steps. Each row starts at its own best, so no cycle has a negative cost, and
+// passing along shortest paths keeps that true. Without negative cycles the result is the
+// optimum. This is the method of successive shortest paths; with all shortest paths of one round
+// at once, it is the primal-dual method (Ahuja, Magnanti and Orlin, Network Flows, 1993, chapter
+// 9). Every round costs a few passes over the table and places at least one extra, in practice
+// most.
 func evenOut(rows []extrasRow, taken []int32, mean int32) {
 	t := transport{rows: rows, dist: make([]int64, len(taken)), best: make([]int64, len(rows)),
 		nextRow: make([]int, len(taken)), nextMember: make([]int, len(rows)), over: make([]int32, len(taken))}
@@ -633,11 +690,39 @@ func (t *transport) pass(j int) bool {
 	return false
 }
 
+// lend passes what members that are away lack to their quotas on to present members, each time to
+// the one that is furthest below its share. If there are several, one that has that partition
+// already comes first.
+func (s *share) lend() {
+	left := int32(0)
+	for _, m := range s.working {
+		if s.lease.isAway(m) && s.quota[m] > s.has[m] {
+			left += s.quota[m] - s.has[m]
+			s.quota[m] = s.has[m]
+		}
+	}
+	present := slices.DeleteFunc(slices.Clone(s.working), s.lease.isAway)
+	full := func(m int32) bool { return !s.lease.hasRoom(m, s.quota) }
+	weight := func(m int32) int64 { return int64(s.lease.members[m].weight) }
+	lacks := func(m int32) int32 { return min(s.quota[m]-s.has[m], 0) }
+	for ; left > 0; left-- {
+		present = slices.DeleteFunc(present, full)
+		if len(present) == 0 {
+			s.unowned += int(left)
+			return
+		}
+		s.quota[slices.MinFunc(present, func(a, b int32) int {
+			return cmp.Or(cmp.Compare(int64(s.quota[a]+1)*weight(b), int64(s.quota[b]+1)*weight(a)),
+				cmp.Compare(lacks(a), lacks(b)), cmp.Compare(s.lease.joinedAt(a), s.lease.joinedAt(b)))
+		})]++
+	}
+}
+
 // move writes the member that each partition goes to. Only members above their quota give. First
 // partitions return to their preferred owners if possible. Then what is still over goes, lowest
-// number first, to the members that are still below their quota, lowest ID first. If there are not
-// enough of these, the members above their quota give their highest numbers, and the last of all
-// free partitions get no owner.
+// number first, to the members that are still below their quota, lowest ID first. If there are
+// not enough of these, the members above their quota give their highest numbers, and the last of
+// all free partitions get no owner.
 func (s *share) move(to []int32) {
 	copy(to, s.lease.current)
 	room := make([]int32, len(s.has)) // negative: has to give

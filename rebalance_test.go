@@ -931,6 +931,90 @@ func TestPlanLeavesTheSameWithoutAnOwner(t *testing.T) {
 	}
 }
 
+// --- members that are awaited
+
+// drawAway draws which members of a lease are awaited.
+func drawAway(t *rapid.T, l *planLease) {
+	l.away = rapid.SliceOfN(rapid.Bool(), len(l.members), len(l.members)).Draw(t, "away")
+}
+
+// checkAway reports the first broken promise of a plan about members that are awaited.
+func checkAway(l *planLease, to []int32) error {
+	has := countOwned(l, to)
+	for p, m := range to {
+		switch {
+		case m >= 0 && l.away[m] && l.current[p] != m:
+			return fmt.Errorf("partition %d goes to member %d, which is away", p, m)
+		case m >= 0 || l.current[p] >= 0 && l.away[l.current[p]] && l.members[l.current[p]].weight == 0:
+			continue
+		}
+		for o, other := range l.members {
+			room := l.ceiling(int32(o)) == 0 || has[o] < int(l.ceiling(int32(o)))
+			if m < 0 && other.weight > 0 && !l.away[o] && room {
+				return fmt.Errorf("partition %d gets no owner, although member %d has room", p, o)
+			}
+		}
+	}
+	return nil
+}
+
+func TestPlanGivesAwaitedMembersNoOthers(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		leases := make([]planLease, rapid.IntRange(1, 3).Draw(t, "leases"))
+		for i := range leases {
+			leases[i] = drawLease(t, 12, 5, 3)
+			drawAway(t, &leases[i])
+			if rapid.Bool().Draw(t, "ceilings") {
+				drawCeilings(t, &leases[i])
+			}
+		}
+		plans := plan(leases)
+		for i := range leases {
+			if err := checkAway(&leases[i], plans[i]); err != nil {
+				t.Fatalf("lease %d: %v\n%+v\n%v", i, err, leases[i], plans[i])
+			}
+			leases[i].current = plans[i]
+		}
+		for i, again := range plan(leases) {
+			if !slices.Equal(again, plans[i]) {
+				t.Fatalf("lease %d: planned %v, then, with that applied, %v\n%+v", i, plans[i], again, leases[i])
+			}
+		}
+	})
+}
+
+// Whoever restarts, one or several at a time, no partition moves when they go, and none when they
+// return, whatever the weights and ceilings are.
+func TestPlanMovesNothingInARestart(t *testing.T) {
+	t.Parallel()
+	rapid.Check(t, func(t *rapid.T) {
+		var leases []planLease
+		if rapid.Bool().Draw(t, "team") {
+			leases = drawTeam(t, 6, 12, 5)
+		} else {
+			leases = append(leases, drawLease(t, 20, 5, 9))
+			if rapid.Bool().Draw(t, "ceilings") {
+				drawCeilings(t, &leases[0])
+			}
+		}
+		for i, to := range plan(leases) {
+			leases[i].current = to
+		}
+		for range 3 {
+			away := rapid.SliceOfN(rapid.Bool(), 6, 6).Draw(t, "away")
+			for i := range leases {
+				leases[i].away = away[:len(leases[i].members)]
+			}
+			for i, to := range plan(leases) {
+				if !slices.Equal(to, leases[i].current) {
+					t.Fatalf("lease %d: while %v are away, %v instead of %v\n%+v", i, away, to, leases[i].current, leases[i])
+				}
+			}
+		}
+	})
+}
+
 // --- overrides of operators
 
 // overriddenLease is a lease with its overrides.

@@ -15,18 +15,20 @@ func replan(read []store.LeaseSnapshot) []store.Move {
 	}
 	var moves []store.Move
 	for i, targets := range plan(leases) {
-		working, _ := leases[i].working()
+		works := len(leases[i].present()) > 0
 		read[i].Unowned = nil
 		for partition, member := range targets {
-			var target int64
-			switch {
-			case member != noMember:
-				target = sessions[i][member]
-			case len(working) > 0:
-				read[i].Unowned = append(read[i].Unowned, partition)
-			}
 			owner := read[i].Owners[partition]
 			_, kept := living[i][owner]
+			var target int64
+			switch {
+			case member == noMember && works:
+				read[i].Unowned = append(read[i].Unowned, partition)
+			case member == noMember:
+			case leases[i].isAway(member) && !kept: // it waits for its owner
+			default:
+				target = sessions[i][member]
+			}
 			if kept && read[i].Targets[partition] != target || !kept && (owner != 0 || target != 0) {
 				moves = append(moves, store.Move{Lease: read[i].Name, Partition: partition, Target: target})
 			}
@@ -51,6 +53,7 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			members[m.ID] = i
 			lease.members = append(lease.members, planMember{})
 			lease.joined, lease.ceilings = append(lease.joined, 0), append(lease.ceilings, 0)
+			lease.away = append(lease.away, false)
 			sessions, cordoned = append(sessions, 0), append(cordoned, false)
 		}
 		weight := m.Weight
@@ -62,6 +65,10 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 		cordoned[i] = m.Cordoned && weight > 0
 		living[m.Session] = i
 	}
+	own := lease.await(r, members)
+	for len(sessions) < len(lease.members) { // those that have gone have no session
+		sessions, cordoned = append(sessions, 0), append(cordoned, false)
+	}
 	lease.current = make([]int32, len(r.Owners))
 	lease.preferred = make([]int32, len(r.Owners))
 	for p := range r.Owners {
@@ -70,19 +77,48 @@ func planLeaseOf(r store.LeaseSnapshot) (planLease, []int64, map[int64]int32) {
 			lease.preferred[p] = i
 		}
 		last, ok := members[r.OwnerIDs[p]]
-		if ok && lease.current[p] == noMember { // it restarted: its own partitions come back
+		switch {
+		case !ok || lease.current[p] != noMember:
+		case own[last]:
+			lease.current[p] = last
+		default: // it restarted: its own partitions come back
 			lease.preferred[p] = last
 		}
 	}
 	pinned := make(map[int]int32, len(r.Pins))
 	for p, id := range r.Pins {
 		i, ok := members[id]
-		if ok && lease.members[i].weight > 0 {
+		if ok && lease.members[i].weight > 0 && !lease.isAway(i) {
 			pinned[p] = i
 		}
 	}
 	lease.fix(hold{r.Frozen, r.Settling}, cordoned, pinned)
 	return lease, sessions, living
+}
+
+// await adds the clients that are awaited: those that have gone, as members, and those that leave,
+// with the weights that they had. It returns the members that are awaited or back. The partitions
+// that such a member was the last to own count as its own.
+func (l *planLease) await(r store.LeaseSnapshot, members map[string]int32) (own map[int32]bool) {
+	own = make(map[int32]bool, len(r.Awaited))
+	for _, a := range r.Awaited {
+		i, known := members[a.ID]
+		if !known {
+			i = int32(len(l.members))
+			members[a.ID] = i
+			l.members, l.joined = append(l.members, planMember{id: a.ID}), append(l.joined, 0)
+			l.ceilings, l.away = append(l.ceilings, 0), append(l.away, false)
+		}
+		own[i] = true
+		if known && l.joined[i] > a.Generation { // it is back
+			continue
+		}
+		l.away[i], l.ceilings[i] = true, int32(a.MaxPartitions)
+		if !r.Paused {
+			l.members[i].weight = a.Weight
+		}
+	}
+	return own
 }
 
 // with returns the member that counts as the owner of a partition: its target, or else its owner;

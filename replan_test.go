@@ -136,6 +136,67 @@ func TestReplan(t *testing.T) {
 	}
 }
 
+// awaiting makes a lease wait for a client that went away at a generation.
+func awaiting(r read, id string, generation int64) read {
+	r.Awaited = append(r.Awaited, store.Awaited{ID: id, Weight: 1, Generation: generation})
+	return r
+}
+
+// last sets who was the last to own partitions that have no owner.
+func last(r read, id string, partitions ...int) read {
+	for _, n := range partitions {
+		r.OwnerIDs[n] = id
+	}
+	return r
+}
+
+func joinedAt(m store.Member, generation int64) store.Member { m.Joined = generation; return m }
+
+// Clients a and b share a lease of 6 with c, which is awaited since generation 7.
+func TestReplanWaits(t *testing.T) {
+	t.Parallel()
+	a, b := joinedAt(member(1, "a", 1, 1), 1), joinedAt(member(2, "b", 1, 1), 2)
+	leaving, back := joinedAt(member(3, "c", 1, 0), 3), joinedAt(member(4, "c", 2, 1), 8)
+	of := func(members ...store.Member) read {
+		return awaiting(leaseOf("x", 6, members...).owned(1, "a", 0, 1).owned(2, "b", 2, 3), "c", 7)
+	}
+	for _, test := range []struct {
+		name  string
+		lease read
+		moves string
+	}{
+		{"for one that has gone", last(of(a, b), "c", 4, 5), ""},
+		{"for one that was evicted, whose rows are cleared", of(a, b).owned(9, "c", 4, 5), "4>0 5>0"},
+		{"for one that leaves, and keeps what it has", last(of(a, b, leaving).owned(3, "c", 4), "c", 5), ""},
+		{"not with what goes to another already", last(of(a, b, leaving).owned(3, "c", 4).meant(1, 4), "c", 5), ""},
+		{"until it is back", last(of(a, b, back), "c", 4, 5), "4>4 5>4"},
+		{"until it is back, also with what its older process has", of(a, b, leaving, back).owned(3, "c", 4, 5), "4>4 5>4"},
+		{"not with what others had", last(last(of(a, b), "c", 4), "d", 5), "5>1"},
+		{"not for one that came back with weight 0", last(of(a, b, joinedAt(member(4, "c", 2, 0), 8)), "c", 4, 5), "4>1 5>2"},
+		{"not for one of whom all was pinned elsewhere", pinned(last(of(a, b), "c", 4, 5), 4, "a"), "4>1"},
+		{"and what is pinned to it is elsewhere meanwhile", pinned(last(of(a, b), "c", 4, 5), 0, "c"), ""},
+		{"also while the lease settles", settling(last(of(a, b), "c", 4, 5)), ""},
+		{"also while the lease is frozen", frozen(last(of(a, b), "c", 4, 5)), ""},
+		{"with cordoned members, which get the rest", last(last(of(cordoned(a), cordoned(b)), "c", 4), "d", 5), "5>1"},
+		{"not while the lease is paused", paused(last(of(a, b), "c", 4, 5)), "0>0 1>0 2>0 3>0"},
+		{"for all, of which none is left", awaiting(leaseOf("x", 2).owned(9, "c", 0, 1), "c", 7), "0>0 1>0"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var moves []string
+			read := []store.LeaseSnapshot{test.lease.LeaseSnapshot}
+			for _, m := range replan(read) {
+				moves = append(moves, fmt.Sprintf("%d>%d", m.Partition, m.Target))
+			}
+			if got := strings.Join(moves, " "); got != test.moves {
+				t.Errorf("moves %q, not %q", got, test.moves)
+			}
+			if len(read[0].Unowned) > 0 {
+				t.Errorf("%v count as without an owner because of ceilings", read[0].Unowned)
+			}
+		})
+	}
+}
+
 func TestReplanSetsWhatHasNoOwner(t *testing.T) {
 	t.Parallel()
 	a, b := limited(member(1, "a", 1, 1), 2), limited(member(2, "b", 1, 1), 1)

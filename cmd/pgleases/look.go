@@ -46,7 +46,11 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 		for _, w := range s.OverridesOf(l.Name, "") {
 			state = max(state, states[w.Verb]) // a pause goes before a freeze
 		}
-		if state == dash && !l.Settles.IsZero() {
+		switch {
+		case state != dash:
+		case len(l.Waiting()) > 0:
+			state = "waiting"
+		case !l.Settles.IsZero():
 			state = "settling"
 		}
 		if slices.Contains(idle, l.Name) {
@@ -58,8 +62,9 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 				moving += h.Partitions.Count()
 			}
 		}
+		owned := l.Partitions - orphans - l.Waiting().Count()
 		return []any{
-			shown(l.Name), l.Partitions, l.Partitions - orphans, moving, orphans, len(l.Members),
+			shown(l.Name), l.Partitions, owned, moving, orphans, len(l.Members),
 			relative(s.At, l.Planned), state,
 		}
 	})
@@ -134,6 +139,9 @@ func described(s *admin.Snapshot, name string) (*admin.Lease, string, error) {
 		owner := orDash(h.Owner)
 		if h.Owner == "" && h.LastOwner != "" {
 			owner = "- (last: " + shown(h.LastOwner) + ")"
+		}
+		if a := l.Awaits(h); a != nil {
+			owner = fmt.Sprintf("- (waits %s for %s)", period(a.Until.Sub(s.At)), shown(a.Client))
 		}
 		return []any{
 			short(h.Partitions), h.Partitions.Count(), owner, relative(s.At, h.Since),

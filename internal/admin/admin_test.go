@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"regexp"
@@ -159,6 +160,49 @@ func TestSnapshotSharesUpToCeilings(t *testing.T) {
 	exec(t, url, "UPDATE pgleases.members SET max_partitions = 7")
 	explains(1, "It has had no owner yet.")
 	shares(6.5, 6.5)
+}
+
+func TestSnapshotShowsWhatWaitsForAClient(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients SELECT s, id, 1, clock_timestamp() + interval '1 minute', '1 minute', 'host', 7, now() FROM (VALUES (11, 'a')) AS v (s, id);
+		INSERT INTO pgleases.leases VALUES ('l', 5, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number, joined_generation, restart_grace) VALUES ('l', 11, 1, now(), 1, 2, '5 minutes');
+		INSERT INTO pgleases.graces (lease, client, weight, generation, since, until) VALUES ('l', 'b', 1, 3, now() - interval '10 seconds', now() + interval '4 minutes'), ('l', 'a', 1, 1, now(), now() + interval '1 hour');
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id) VALUES ('l', 0, 11, 11, 3, 'a'), ('l', 1, NULL, NULL, 3, 'b'), ('l', 2, 77, NULL, 3, 'b'), ('l', 3, NULL, NULL, 3, 'c'), ('l', 4, NULL, NULL, 3, 'a')`)
+	a := newAdmin(t, newPool(t, url))
+	told := func() string {
+		s := testkit.Must(a.Snapshot(t.Context()))(t)
+		l := s.Lease("l")
+		return fmt.Sprint(l.Waiting(), " ", s.Orphans(l), " ", len(l.Awaited))
+	}
+	if got := told(); got != "1-2 3-4 1" {
+		t.Errorf("waiting, orphans and awaited: %s", got)
+	}
+	e := testkit.Must(a.Explain(t.Context(), "l", 1))(t)
+	want := regexp.MustCompile(`It waits for the return of "b", which went away 1\ds ago, until 20\d\d-\S+ \S+ UTC \((4m0s|3m5\ds) from now\), because of its restart grace. .* pgleases drain b --reason '...'.`)
+	if got := strings.Join(e.Reasons, " "); !want.MatchString(got) {
+		t.Errorf("explained: %s", got)
+	}
+	views := func(want string) {
+		t.Helper()
+		var got string
+		row := newPool(t, url).QueryRow(t.Context(), "SELECT coalesce(string_agg(partition || ' ' || waits_for, ', ' ORDER BY partition), '-') FROM pgleases.status WHERE waits_until > now()")
+		testkit.OK(t, row.Scan(&got))
+		if got != want {
+			t.Errorf("the view status has %s, not %s", got, want)
+		}
+	}
+	views("1 b")
+	exec(t, url, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'b', 'infinity', now(), 'operator', 'why')")
+	if got := told(); got != "- 1-4 0" {
+		t.Errorf("after a drain: %s", got)
+	}
+	exec(t, url, "DELETE FROM pgleases.overrides", "UPDATE pgleases.graces SET until = now()")
+	if got := told(); got != "- 1-4 0" {
+		t.Errorf("after the end: %s", got)
+	}
+	views("-")
 }
 
 func TestNewRefusesBadOptions(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/internal/ranges"
+	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -81,6 +82,7 @@ type Lease struct {
 	Settles time.Time `json:"settles,omitzero"`
 	// By the last plan, how many partitions have no owner, because all members are at their ceilings.
 	Unowned  int       `json:"unowned"`
+	Awaited  []Awaited `json:"awaited"`  // clients for whose return partitions wait, by ID
 	Members  []Member  `json:"members"`  // by client ID
 	Holdings []Holding `json:"holdings"` // by their first partition
 }
@@ -100,7 +102,33 @@ type Member struct {
 	Joined   time.Time `json:"joined"`
 
 	RebalanceDelay time.Duration `json:"rebalance_delay_ns"` // of its WithRebalanceDelay
+	RestartGrace   time.Duration `json:"restart_grace_ns"`   // of its WithRestartGrace
 	MaxPartitions  int           `json:"max_partitions"`     // its ceiling; 0: it has no ceiling
+}
+
+// Awaited is a client that has closed or crashed. Its partitions wait for its return.
+type Awaited struct {
+	Client string    `json:"client"`
+	Since  time.Time `json:"since"`
+	Until  time.Time `json:"until"` // then they go to others
+}
+
+// Awaits returns the client for whose return the partitions of a holding wait, or nil.
+func (l *Lease) Awaits(h Holding) *Awaited {
+	if h.Owner != "" {
+		return nil
+	}
+	return find(l.Awaited, func(a Awaited) bool { return a.Client == h.LastOwner })
+}
+
+// Waiting returns the partitions that wait for the return of a client.
+func (l *Lease) Waiting() (waiting Ranges) {
+	for _, h := range l.Holdings {
+		if l.Awaits(h) != nil {
+			waiting = append(waiting, h.Partitions...)
+		}
+	}
+	return waiting.merged()
 }
 
 // Holding is a set of partitions of a lease with the same owner and the same target.
@@ -274,11 +302,12 @@ func (s *Snapshot) works(lease string, c *Client) bool {
 	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), stops)
 }
 
-// Orphans returns the partitions of a lease without a live owner.
+// Orphans returns the partitions of a lease without a live owner, except those that wait for the
+// return of a client.
 func (s *Snapshot) Orphans(l *Lease) (orphans Ranges) {
 	for _, h := range l.Holdings {
 		c := s.Client(h.OwnerSession)
-		if c == nil || c.Expired {
+		if (c == nil || c.Expired) && l.Awaits(h) == nil {
 			orphans = append(orphans, h.Partitions...)
 		}
 	}
@@ -506,7 +535,13 @@ func (s *Snapshot) absence(l *Lease, id string) string {
 }
 
 func (e *Explanation) sayMove(s *Snapshot, l *Lease, owner, target *Client, working int) {
+	awaited := find(l.Awaited, func(a Awaited) bool { return owner == nil && a.Client == e.LastOwner })
 	switch {
+	case awaited != nil:
+		e.say("It waits for the return of %q, which went away %v ago, until %s UTC (%v from now), "+
+			"because of its restart grace. To give it to another client now: pgleases drain %s --reason '...'.",
+			awaited.Client, round(s.At.Sub(awaited.Since)), awaited.Until.UTC().Format(time.DateTime),
+			round(awaited.Until.Sub(s.At)), shell.Word(awaited.Client))
 	case replaced(owner, target):
 		e.say("The newer process with this ID (pid %d) gets it when the older one hands it over, "+
 			"or at %v if it is dead.", target.PID, owner.TTL)

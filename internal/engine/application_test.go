@@ -120,7 +120,7 @@ func TestCallsEndWithoutAnAnswer(t *testing.T) {
 			"Owners":    func(ctx context.Context) error { _, err := l.Owners(ctx); return err },
 			"Owner":     func(ctx context.Context) error { _, _, err := a.c.Owner(ctx, "x", 0); return err },
 			"Lease":     func(ctx context.Context) error { _, err := a.c.Lease(ctx, "y", 1); return err },
-			"Close":     a.c.Close,
+			"Close":     func(ctx context.Context) error { return a.c.Close(ctx) },
 		} {
 			for _, lasts := range []time.Duration{0, time.Second} {
 				ctx, cancel := context.WithTimeout(context.Background(), lasts)

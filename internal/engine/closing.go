@@ -19,6 +19,7 @@ type closing struct {
 	reason   error     // why the client ends; nil: it does not end
 	since    time.Time // when it began to end
 	reportAt time.Time // when to log what it waits for
+	returns  bool      // by a call of Close, after which the client is to come back
 	// a call of Close has a deadline, so it says how long to wait for a server that answers late
 	patient  bool
 	lookUp   bool      // read which process superseded it, for the reason's text

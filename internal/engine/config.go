@@ -64,11 +64,14 @@ type LeaseOptions struct {
 	DrainTimeout   time.Duration
 	RebalanceDelay time.Duration
 	MaxPartitions  int // 0: there is no ceiling
+	RestartGrace   time.Duration
 }
 
 // terms returns what the database knows of the options.
 func (o LeaseOptions) terms(weight int) store.Terms {
-	return store.Terms{Weight: weight, RebalanceDelay: o.RebalanceDelay, MaxPartitions: o.MaxPartitions}
+	return store.Terms{
+		Weight: weight, RebalanceDelay: o.RebalanceDelay, MaxPartitions: o.MaxPartitions, RestartGrace: o.RestartGrace,
+	}
 }
 
 // margin returns how much earlier a client stops trusting itself than it may be evicted. Its trust

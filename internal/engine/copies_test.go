@@ -31,7 +31,7 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 					return f, lost
 				})
 				twin := testkit.Must(a.engine().Copy(func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }))(t)
-				defer func() { _ = twin.Close(context.Background()) }()
+				defer func() { _ = twin.Close(context.Background(), false) }()
 				copy := testkit.Must(twin.Join(context.Background(), "x", 4, inside(lease).Options))(t)
 				copied := func() string {
 					if s := copy.Board.Look(); s.Validity.Holds() {

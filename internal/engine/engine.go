@@ -657,7 +657,11 @@ func (e *engine) close(reason error) {
 	}
 	e.endsBecause(reason)
 	e.closing.begin(time.Now())
+	returns := e.closing.returns || errors.Is(reason, e.config.Errors.Superseded) // by a newer process with the ID
 	for m := range e.members.all() {
+		if returns {
+			m.comeBack()
+		}
 		e.leave(m, reason)
 	}
 	e.locks.AskToEnd(reason, e.standing())

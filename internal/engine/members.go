@@ -66,6 +66,9 @@ type membership struct {
 	weightLost  bool        // the database has another weight, or may have
 	weightCalls weightCalls // calls that wait until the database has the weight
 
+	// the client ends and is to come back, so the partitions wait for it
+	returns   bool
+	waiting   int  // partitions that it has released for that
 	leaveSent bool // a leave was sent; the next release sends it again. Set by setLeaveSent
 	// an attempt to leave has failed: later attempts name no successors, because that requires a
 	// plan
@@ -203,8 +206,8 @@ func (o LeaseOptions) String() string {
 	if o.MaxPartitions > 0 {
 		ceiling = fmt.Sprintf("at most %d partitions", o.MaxPartitions)
 	}
-	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v, rebalance delay %v, %s",
-		o.Weight, o.HandoffDelay, o.DrainTimeout, o.RebalanceDelay, ceiling)
+	return fmt.Sprintf("weight %d, handoff delay %v, drain timeout %v, rebalance delay %v, restart grace %v, %s",
+		o.Weight, o.HandoffDelay, o.DrainTimeout, o.RebalanceDelay, o.RestartGrace, ceiling)
 }
 
 // addCaller adds a call of Client.Join, which waits for the join.
@@ -489,6 +492,20 @@ func (m *membership) leave(reason error) {
 	m.refuse(reason)
 }
 
+// comeBack notes that the client ends, and is to come back.
+func (m *membership) comeBack() { m.returns = m.lease.Options.RestartGrace > 0 }
+
+// releasedToNoOwner notes a partition that was released and has no owner now.
+func (m *membership) releasedToNoOwner() { m.waiting++ }
+
+// logWaiting logs how many partitions wait for the client's return.
+func (ms *members) logWaiting(m *membership) {
+	if m.returns && m.waiting > 0 && m.weight > 0 && !ms.drained.active {
+		ms.config.Log.Info("pgleases: partitions wait for the return of this client", slog.String("lease", m.lease.Name),
+			slog.Int("count", m.waiting), slog.Duration("for", m.lease.Options.RestartGrace))
+	}
+}
+
 // leaveTried notes the result of an attempt to leave.
 func (m *membership) leaveTried(err error) { m.noSuccessors = m.noSuccessors || err != nil }
 
@@ -534,6 +551,7 @@ func (ms *members) closeLease(m *membership, err error) {
 	m.refuse(err)
 	l := m.lease
 	ms.shared.logGiven(l)
+	ms.logWaiting(m)
 	l.Board.Close(ms.shared.invalid, err)
 	delete(ms.byName, l.Name)
 	ms.notRefused(m)

@@ -2,6 +2,7 @@ package engine_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -261,5 +262,219 @@ func TestPinsCountAgainstACeilingAndPassIt(t *testing.T) {
 		pin(free[1].Number)
 		pin(free[2].Number)
 		w.shares(leases, 3, 3)
+	})
+}
+
+// --- graces
+
+// waiting returns the partitions of lease x without an owner.
+func (w *world) waiting() (numbers []int) {
+	w.db.Look(func(t *fakestore.Tables, _ int64) {
+		for p, row := range t.Partitions["x"] {
+			if _, lives := t.Clients[row.Owner]; !lives {
+				numbers = append(numbers, p)
+			}
+		}
+	})
+	return numbers
+}
+
+// graceful is three clients with weights that share a lease of 13 partitions with a restart grace.
+func (w *world) graceful(grace time.Duration, weights ...int) (procs []*proc, leases []*Lease) {
+	for i, weight := range weights {
+		p := w.start(string(rune('a' + i)))
+		l := p.mustJoin("x", 13, WithRestartGrace(grace), WithWeight(weight))
+		p.work(l)
+		procs, leases = append(procs, p), append(leases, l)
+	}
+	w.within(heard, "all partitions have an owner", func() bool {
+		sum := 0
+		for _, l := range leases {
+			sum += len(shown(l))
+		}
+		return sum == 13 && len(w.waiting()) == 0
+	})
+	time.Sleep(10 * time.Second)
+	return procs, leases
+}
+
+func TestPartitionsWaitForAClientThatRestarts(t *testing.T) {
+	const grace = time.Minute
+	for _, how := range []string{"close", "crash", "freeze"} {
+		for _, weights := range [][]int{{1, 1, 1}, {3, 1, 2}, {2, 3, 5}, {1, 2, 7}} {
+			t.Run(fmt.Sprint(how, weights), func(t *testing.T) {
+				inWorld(t, func(t *testing.T, w *world) {
+					procs, leases := w.graceful(grace, weights...)
+					for i, p := range procs {
+						before := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}
+						var numbers []int
+						for _, o := range shown(leases[i]) {
+							numbers = append(numbers, o.Number)
+						}
+						switch how {
+						case "close":
+							testkit.OK(t, p.close(time.Minute, time.Minute))
+						case "crash":
+							p.kill()
+						case "freeze":
+							p.cutOff(true)
+						}
+						w.within(12*time.Second, "its partitions wait", func() bool { return slices.Equal(w.waiting(), numbers) })
+						time.Sleep(grace - 20*time.Second)
+						if got := w.waiting(); !slices.Equal(got, numbers) {
+							w.failf("%v wait, not %v", got, numbers)
+						}
+						if how == "freeze" {
+							p.cutOff(false)
+						} else {
+							p = w.start(p.id)
+							l := p.mustJoin("x", 13, WithRestartGrace(grace), WithWeight(weights[i]))
+							p.work(l)
+							leases[i], procs[i] = l, p
+						}
+						w.within(heard, "it has its own", func() bool { return shows(leases[i]) == before[i] })
+						time.Sleep(2 * grace)
+						if after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}; !slices.Equal(after, before) {
+							w.failf("they owned %v, and then %v", before, after)
+						}
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestGraceEndsAtItsTime(t *testing.T) {
+	for _, grace := range []time.Duration{2 * time.Second, 10 * time.Second, time.Hour} {
+		for _, crashes := range []bool{false, true} {
+			t.Run(fmt.Sprint(grace, crashes), func(t *testing.T) {
+				inWorld(t, func(t *testing.T, w *world) {
+					procs, leases := w.graceful(grace, 1, 1, 1)
+					began, late := time.Now(), heard
+					if crashes {
+						procs[1].kill()
+						late += 8 * time.Second
+					} else {
+						testkit.OK(t, procs[1].close(time.Minute, time.Minute))
+					}
+					if n := w.logged("partitions wait for the return of this client"); n != 1 && !crashes {
+						w.failf("it is logged %d times that they wait", n)
+					}
+					w.within(grace+late, "others have them", func() bool {
+						return len(w.waiting()) == 0 && len(shown(leases[0]))+len(shown(leases[2])) == 13
+					})
+					if took := time.Since(began); took < grace {
+						w.failf("others have them after %v", took)
+					}
+				})
+			})
+		}
+	}
+}
+
+func TestNothingWaitsForAClientThatDoesNotComeBack(t *testing.T) {
+	for how, end := range map[string]func(w *world, p *proc, l *Lease) error{
+		"Close": func(_ *world, p *proc, _ *Lease) error { return p.c.Close(context.Background(), WithoutReturn()) },
+		"Leave": func(_ *world, _ *proc, l *Lease) error { return l.Leave(context.Background()) },
+		"drain before": func(w *world, p *proc, _ *Lease) error {
+			w.override("drain", "", "b")
+			return p.close(time.Minute, time.Minute)
+		},
+		"drain after": func(w *world, p *proc, _ *Lease) error {
+			err := p.close(time.Minute, time.Minute)
+			w.override("drain", "", "b")
+			return err
+		},
+		"drain after a crash": func(w *world, p *proc, _ *Lease) error {
+			p.kill()
+			time.Sleep(10 * time.Second)
+			w.override("drain", "", "b")
+			return nil
+		},
+		"eviction by an operator": func(w *world, _ *proc, _ *Lease) error {
+			_, err := w.db.EvictClient("b")
+			time.Sleep(6 * time.Second)
+			return err
+		},
+		"weight 0": func(w *world, p *proc, l *Lease) error {
+			testkit.OK(w.t, l.SetWeight(context.Background(), 0))
+			return p.close(time.Minute, time.Minute)
+		},
+		"Close after a return": func(w *world, p *proc, _ *Lease) error {
+			testkit.OK(w.t, p.close(time.Minute, time.Minute))
+			again := w.start("b")
+			l := again.mustJoin("x", 13, WithRestartGrace(time.Hour))
+			w.within(heard, "it is back", func() bool { return len(shown(l)) > 0 })
+			return again.c.Close(context.Background(), WithoutReturn())
+		},
+	} {
+		t.Run(how, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				procs, leases := w.graceful(time.Hour, 1, 1, 1)
+				testkit.OK(t, end(w, procs[1], leases[1]))
+				w.within(heard, "others have them", func() bool {
+					return len(w.waiting()) == 0 && len(shown(leases[0]))+len(shown(leases[2])) == 13
+				})
+			})
+		})
+	}
+}
+
+func TestClientThatIsAwaitedGetsNoOthers(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs, leases := w.graceful(time.Hour, 1, 1, 1)
+		mine := shows(leases[0])
+		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
+		numbers := w.waiting()
+		testkit.OK(t, procs[1].c.Close(context.Background(), WithoutReturn()))
+		w.within(heard, "the last client has the rest", func() bool { return len(shown(leases[2])) == 13-len(numbers) })
+		if got := w.waiting(); !slices.Equal(got, numbers) {
+			w.failf("%v wait, not %v", got, numbers)
+		}
+		d := w.start("d").mustJoin("x", 13)
+		w.within(heard, "a new member has its share", func() bool { return len(shown(d)) >= 4 })
+		a := w.start("a").mustJoin("x", 13, WithRestartGrace(time.Hour))
+		w.within(heard, "the client has its own", func() bool { return shows(a) == mine })
+	})
+}
+
+func TestANewerProcessTakesOverWhileTheOlderEnds(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		_, leases := w.graceful(time.Minute, 1, 1, 1)
+		before := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}
+		newer := w.start("b")
+		time.Sleep(5 * time.Second) // the older has ended meanwhile
+		leases[1] = newer.mustJoin("x", 13, WithRestartGrace(time.Minute))
+		w.within(heard, "the newer has what the older had", func() bool { return shows(leases[1]) == before[1] })
+		time.Sleep(2 * time.Minute)
+		if after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}; !slices.Equal(after, before) {
+			w.failf("they owned %v, and then %v", before, after)
+		}
+	})
+}
+
+func TestGraceSurvivesItsPlannerAndAPromotion(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs, leases := w.graceful(2*time.Minute, 1, 1, 1)
+		mine := shows(leases[0])
+		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
+		numbers := w.waiting()
+		w.promote(0, false)
+		time.Sleep(20 * time.Second)
+		procs[1].kill()
+		w.within(20*time.Second, "the planner is gone", func() bool { return len(w.waiting()) > len(numbers) })
+		a := w.start("a").mustJoin("x", 13, WithRestartGrace(time.Minute))
+		w.within(heard, "the client has its own", func() bool { return shows(a) == mine })
+	})
+}
+
+func TestGraceThatBeganInTheFutureIsNone(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		procs, leases := w.graceful(time.Hour, 1, 1, 1)
+		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
+		w.db.Step(-time.Hour)
+		w.within(30*time.Second, "others have them", func() bool {
+			return len(w.waiting()) == 0 && len(shown(leases[1]))+len(shown(leases[2])) == 13
+		})
 	})
 }

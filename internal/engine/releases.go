@@ -118,8 +118,10 @@ func newRelease(assignments []*assignment, leaving []*membership) release {
 	for _, m := range leaving {
 		r.about[m.lease.Name] = true
 		all := released[m] == m.assignments.n
-		r.leaves = append(r.leaves, store.Leave{Lease: m.lease.Name, Now: !m.leaveSent || all})
-		r.successors = r.successors && !m.noSuccessors
+		r.leaves = append(r.leaves, store.Leave{
+			Lease: m.lease.Name, Now: !m.leaveSent || all, Returns: m.returns,
+		})
+		r.successors = r.successors && !m.noSuccessors && !m.returns // what waits has no successor
 	}
 	return r
 }
@@ -242,6 +244,9 @@ func (ms *members) released(
 			kept[m] = append(kept[m], m.assignments.begin(h.Partition, h.Epoch).ownership.Number)
 			m.setToRead(true) // if it was renewed, it may have another target
 		}
+		if done && h.Owner == 0 {
+			m.releasedToNoOwner()
+		}
 		released[m] = append(released[m], a)
 	}
 	for m, assignments := range released {
@@ -350,6 +355,7 @@ func planWithout(
 		}
 		generations[r.Name] = r.Generation
 		read[i].Members = slices.DeleteFunc(r.Members, func(m store.Member) bool { return m.Session == session })
+		read[i].Awaited = slices.DeleteFunc(r.Awaited, func(a store.Awaited) bool { return a.ID == id })
 		for partition, owner := range r.Owners {
 			if owner == session { // as if it had left
 				r.Owners[partition], r.OwnerIDs[partition] = 0, id

@@ -51,6 +51,9 @@ func (m *membership) sayUnownedAt() time.Time {
 	return m.unowned.saidAt.Add(unownedEvery)
 }
 
+// saidUnowned notes that this member has logged them.
+func (m *membership) saidUnowned(now time.Time) { m.unowned.saidAt = now }
+
 // unownedDue returns when such partitions are to be logged.
 func (ms *members) unownedDue() time.Time {
 	_, at := when.Soonest(maps.Keys(ms.agenda.unowned), (*membership).sayUnownedAt)
@@ -63,7 +66,7 @@ func (ms *members) sayUnowned(now time.Time) {
 		if m.sayUnownedAt().After(now) {
 			continue
 		}
-		m.unowned.saidAt = now
+		m.saidUnowned(now)
 		ms.config.Log.Warn("pgleases: partitions left without an owner, all members are at their ceilings",
 			slog.String("lease", m.lease.Name), slog.Int("count", m.unowned.count))
 	}

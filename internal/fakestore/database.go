@@ -59,6 +59,7 @@ type Tables struct {
 	Partitions map[string][]Partition
 	Locks      map[string][]Lock // nil: no lock was requested yet
 	Overrides  map[Override]OverrideValue
+	Graces     map[GraceKey]Grace
 	Server     Server
 }
 
@@ -93,11 +94,19 @@ type (
 		JoinedAt, JoinNumber, JoinedGeneration int64
 		RebalanceDelay                         time.Duration
 		MaxPartitions                          int
+		RestartGrace                           time.Duration
 	}
 	// A Member is the key of table members.
 	Member struct {
 		Lease   string
 		Session int64
+	}
+	// A GraceKey is the key of table graces.
+	GraceKey struct{ Lease, Client string }
+	// A Grace is a row of table graces without its key.
+	Grace struct {
+		Weight, MaxPartitions    int
+		Generation, Since, Until int64
 	}
 	// A Partition is a row of table partitions; 0 and "" stand for null.
 	Partition struct {
@@ -147,6 +156,7 @@ func New() *Database {
 			Members:    make(map[Member]Membership),
 			Partitions: make(map[string][]Partition),
 			Overrides:  make(map[Override]OverrideValue),
+			Graces:     make(map[GraceKey]Grace),
 			Server:     Server{NextCheckAt: Ever, Sessions: 1},
 		},
 		run:    store.Incarnation{Timeline: 1, Started: time.Now().UnixMicro()},
@@ -167,6 +177,7 @@ func (t Tables) Clone() Tables {
 		t.Partitions[name] = slices.Clone(rows)
 	}
 	t.Overrides = maps.Clone(t.Overrides)
+	t.Graces = maps.Clone(t.Graces)
 	t.Locks = maps.Clone(t.Locks)
 	for name, rows := range t.Locks {
 		t.Locks[name] = slices.Clone(rows)
@@ -451,6 +462,7 @@ func (t *Tables) empty(name string, l Lease) {
 	t.Leases[name] = l
 	delete(t.Partitions, name)
 	maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return m.Lease == name })
+	maps.DeleteFunc(t.Graces, func(g GraceKey, _ Grace) bool { return g.Lease == name })
 }
 
 // create creates the partitions of a lease.

@@ -48,6 +48,11 @@ func (t *Tables) concerned(w Override) (names []string) {
 			names = append(names, m.Lease)
 		}
 	}
+	for g := range t.Graces {
+		if w.Lease == "" && g.Client == w.Client {
+			names = append(names, g.Lease)
+		}
+	}
 	if _, known := t.Leases[w.Lease]; known {
 		names = append(names, w.Lease)
 	}

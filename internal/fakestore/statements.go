@@ -335,7 +335,8 @@ func (c *Conn) Join(
 		}
 		t.Members[m] = Membership{
 			Weight: terms.Weight, RebalanceDelay: terms.RebalanceDelay, MaxPartitions: terms.MaxPartitions,
-			JoinedAt: before.JoinedAt, JoinedGeneration: before.JoinedGeneration,
+			RestartGrace: terms.RestartGrace,
+			JoinedAt:     before.JoinedAt, JoinedGeneration: before.JoinedGeneration,
 			JoinNumber: max(before.JoinNumber, number),
 		}
 		join.Joined = true
@@ -348,6 +349,82 @@ func (c *Conn) Join(
 		}
 		return join, true
 	})
+}
+
+// await begins the restart grace of a session in a lease, and reports whether it has one. Gone are
+// the sessions that end with it.
+func (t *Tables) await(m Member, gone map[int64]bool, clock int64) bool {
+	member, is := t.Members[m]
+	client := t.Clients[m.Session]
+	key := GraceKey{m.Lease, client.ID}
+	before, again := t.Graces[key]
+	again = again && before.Generation >= member.JoinedGeneration
+	if !is || member.RestartGrace == 0 || client.Incarnation < 0 || member.Weight == 0 && !again {
+		return false
+	}
+	if t.overridden("drain", "", client.ID) || t.isBack(m, gone) {
+		return false
+	}
+	g := Grace{
+		Weight: member.Weight, MaxPartitions: member.MaxPartitions, Generation: t.Leases[m.Lease].Generation,
+		Since: clock, Until: clock + member.RestartGrace.Microseconds(),
+	}
+	if g.Weight == 0 {
+		g.Weight = before.Weight
+	}
+	t.Graces[key] = g
+	return true
+}
+
+// isBack reports whether another session of the client is a member of the lease. A session that is
+// evicted has no other that stays; one that leaves has a newer one.
+func (t *Tables) isBack(m Member, gone map[int64]bool) bool {
+	client := t.Clients[m.Session]
+	for other := range t.Members {
+		c, alive := t.Clients[other.Session]
+		if !alive || other.Lease != m.Lease || c.ID != client.ID || other.Session == m.Session || gone[other.Session] {
+			continue
+		}
+		if gone == nil && c.Incarnation >= client.Incarnation || gone != nil && c.Incarnation >= 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// others reports whether the client of a member has another session that is a member of the lease,
+// and is not gone.
+func (t *Tables) others(m Member, gone map[int64]bool) bool {
+	id := t.Clients[m.Session].ID
+	for other := range t.Members {
+		same := other.Lease == m.Lease && t.live(m.Lease, other.Session) && t.Clients[other.Session].ID == id
+		if same && other.Session != m.Session && !gone[other.Session] {
+			return true
+		}
+	}
+	return false
+}
+
+// olderFirst compares members by their clients' incarnations.
+func (t *Tables) olderFirst(a, b Member) int {
+	return cmp.Or(cmp.Compare(t.Clients[a.Session].Incarnation, t.Clients[b.Session].Incarnation),
+		cmp.Compare(a.Session, b.Session))
+}
+
+// lasts reports whether a client is still awaited. A grace of the future began under another clock.
+func (g *Grace) lasts(clock int64) bool { return g.Until > clock && g.Since <= clock+second }
+
+// awaited returns the clients that a plan of a lease waits for.
+func (t *Tables) awaited(lease string, clock int64) (all []store.Awaited) {
+	for key, g := range t.Graces {
+		if key.Lease == lease && g.lasts(clock) && !t.overridden("drain", "", key.Client) {
+			all = append(all, store.Awaited{
+				ID: key.Client, Weight: g.Weight, MaxPartitions: g.MaxPartitions, Generation: g.Generation,
+			})
+		}
+	}
+	slices.SortFunc(all, func(a, b store.Awaited) int { return strings.Compare(a.ID, b.ID) })
+	return all
 }
 
 // settle begins the rebalance delay of a lease, if a join changes a weight.
@@ -373,15 +450,27 @@ func (l *Lease) settles(clock int64) bool {
 	return l.SettlesAt > clock && l.SettlingSince <= clock+second
 }
 
-// endDelays ends the rebalance delays whose time is over, and returns the leases.
+// endDelays ends the rebalance delays and restart graces whose time is over, and returns the leases.
 func (t *Tables) endDelays(clock int64) (toPlan []string) {
+	over := make(map[string]bool)
+	for key, g := range t.Graces {
+		if !g.lasts(clock) {
+			over[key.Lease] = true
+			delete(t.Graces, key)
+		}
+	}
 	for name, l := range t.Leases {
-		if l.SettlesAt == 0 || l.settles(clock) {
+		settled := l.SettlesAt != 0 && !l.settles(clock)
+		if !settled && !over[name] {
 			continue
 		}
-		l.SettlingSince, l.SettlesAt = 0, 0
+		if settled {
+			l.SettlingSince, l.SettlesAt = 0, 0
+		}
 		l.Generation++
-		l.NextCheckAt = min(l.NextCheckAt, clock)
+		if l.Partitions > 0 {
+			l.NextCheckAt = min(l.NextCheckAt, clock)
+		}
 		t.Leases[name] = l
 		toPlan = append(toPlan, name)
 	}
@@ -485,7 +574,15 @@ func (c *Conn) Release(
 		// By lease to leave: it has not changed since the plan of the successors read it.
 		planned := make(map[string]bool)
 		successors := make(map[string]map[int]int64)
+		awaited := make(map[string]bool)
 		for _, l := range leaving {
+			member, is := t.Members[Member{l.Lease, session}]
+			if l.Returns && is && member.RestartGrace > 0 {
+				t.Server.NextCheckAt = min(t.Server.NextCheckAt, clock+member.RestartGrace.Microseconds())
+			}
+			if l.Returns && alive {
+				awaited[l.Lease] = t.await(Member{l.Lease, session}, nil, clock)
+			}
 			planned[l.Lease], successors[l.Lease] = l.Planned == t.Leases[l.Lease].Generation, l.Successors
 		}
 		due := make(map[string]bool) // by lease that changed: whether a plan is due
@@ -524,7 +621,7 @@ func (c *Conn) Release(
 			db.Moved("release", r.Lease, r.Partition, from, *row)
 			handed := store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch}
 			answer.Released = append(answer.Released, handed)
-			if row.Owner == 0 {
+			if row.Owner == 0 && !awaited[r.Lease] {
 				due[r.Lease] = true
 			}
 		}
@@ -537,6 +634,9 @@ func (c *Conn) Release(
 			}
 			switch {
 			case !slices.ContainsFunc(t.Partitions[name], func(row Partition) bool { return row.Owner == session }):
+				if !awaited[name] && !t.others(m, nil) {
+					delete(t.Graces, GraceKey{name, client.ID})
+				}
 				delete(t.Members, m)
 				answer.Left = append(answer.Left, name)
 				due[name] = due[name] || !planned[name]
@@ -665,9 +765,15 @@ func (c *Conn) Evict(
 			}
 		}
 		affected := make(map[string]bool)
-		for m := range t.Members {
+		for _, m := range slices.SortedFunc(maps.Keys(t.Members), t.olderFirst) {
 			if expired[m.Session] {
 				affected[m.Lease] = true
+				waits := t.await(m, expired, clock)
+				key := GraceKey{m.Lease, t.Clients[m.Session].ID}
+				before, is := t.Graces[key]
+				if is && !waits && before.Generation < t.Members[m].JoinedGeneration && !t.others(m, expired) {
+					delete(t.Graces, key)
+				}
 			}
 		}
 		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return expired[m.Session] })
@@ -708,14 +814,19 @@ func (c *Conn) Evict(
 			}
 			next = min(next, w.Until)
 		}
-		for _, l := range t.Leases {
-			switch {
-			case l.SettlesAt == 0:
-			case l.SettlesAt <= clock:
-				next = min(next, clock+100*millisecond)
-			default:
-				next = min(next, l.SettlesAt)
+		ends := func(at int64) {
+			if at <= clock {
+				at = clock + 100*millisecond
 			}
+			next = min(next, at)
+		}
+		for _, l := range t.Leases {
+			if l.SettlesAt != 0 {
+				ends(l.SettlesAt)
+			}
+		}
+		for _, g := range t.Graces {
+			ends(g.Until)
 		}
 		t.Server.NextCheckAt, t.Server.Unwatched = max(clock+50*millisecond, next), unwatched
 		t.Server.Sessions = int64(len(t.Clients))
@@ -841,6 +952,7 @@ func (c *Conn) Snapshot(ctx context.Context, leases []string, alone bool) ([]sto
 			}
 			l := t.Leases[name]
 			p.Settling, p.WasUnowned = l.settles(clock), l.Unowned
+			p.Awaited = t.awaited(name, clock)
 			for _, row := range rows {
 				if t.live(name, row.Owner) {
 					row.OwnerID = ""

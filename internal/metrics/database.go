@@ -114,7 +114,7 @@ var ofDatabase = []entry[database]{
 		"Partitions of the lease."},
 		leases(func(_ *admin.Snapshot, l *admin.Lease) float64 { return float64(l.Partitions) }), nil},
 	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, ofLease,
-		"Partitions without a live owner; 0 while the lease is paused."},
+		"Partitions without a live owner, except those that wait for a client; 0 while the lease is paused."},
 		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
 			if s.Pause(l) != nil {
 				return 0
@@ -129,6 +129,20 @@ var ofDatabase = []entry[database]{
 				return 0
 			}
 			return sincePause(s.At, p.Since)
+		}), nil},
+	{Metric{"pgleases.database.partitions.waiting", "{partition}", Level, ofLease,
+		"Partitions without an owner that wait for the return of a client, because of its restart grace."},
+		leases(func(_ *admin.Snapshot, l *admin.Lease) float64 { return float64(l.Waiting().Count()) }), nil},
+	{Metric{"pgleases.database.waiting.until", "s", Gauge, ofLease,
+		"Time until the last of these partitions goes to another client; 0 if none waits."},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
+			var longest time.Duration
+			for _, h := range l.Holdings {
+				if a := l.Awaits(h); a != nil {
+					longest = max(longest, a.Until.Sub(s.At))
+				}
+			}
+			return longest.Seconds()
 		}), nil},
 	{Metric{"pgleases.database.rebalance.delay", "s", Gauge, ofLease,
 		"Time for which partitions with a live owner stay, because a member joined or changed its weight; else 0."},

@@ -30,7 +30,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
-		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, boot_marker, overrides;
+		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, boot_marker, overrides, graces;
 			UPDATE server SET accepted_timeline = pgleases.timeline(), generation = 0, next_check_at = 'infinity', sessions = 1, unwatched = '0', left_behind = DEFAULT`).ReadAll()
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
@@ -127,7 +127,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				var leaving []Leave
 				for _, name := range some(p, "leaving", leases) {
 					generation := p.double.tables().Leases[name].Generation
-					leave := Leave{name, draw(p, "now", []bool{true, true, false}), draw(p, "planned at", []int64{0, generation - 1, generation}), make(map[int]int64)}
+					leave := Leave{name, draw(p, "now", []bool{true, true, false}), draw(p, "returns", []bool{true, false}), draw(p, "planned at", []int64{0, generation - 1, generation}), make(map[int]int64)}
 					for _, r := range releases {
 						leave.Successors[r.Partition] = draw(p, "successor", append([]int64{0}, sessions...))
 					}
@@ -391,6 +391,7 @@ func (p *pair) join(session int64, lease string) {
 		Weight:         draw(p, "weight", []int{1, 1, 1, 2, 0}),
 		RebalanceDelay: draw(p, "rebalance delay", []time.Duration{0, 0, time.Second, 10 * time.Second}),
 		MaxPartitions:  draw(p, "ceiling", []int{0, 0, 1, 2}),
+		RestartGrace:   draw(p, "restart grace", []time.Duration{0, 0, 3 * time.Second, 10 * time.Second}),
 	}
 	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, terms, number) })
 }

@@ -160,6 +160,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
 		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
 		Overrides: make(map[fakestore.Override]fakestore.OverrideValue),
+		Graces:    make(map[fakestore.GraceKey]fakestore.Grace),
 	}
 	var a, b, c, d, e pgtype.Timestamptz
 	var name string
@@ -189,10 +190,10 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		}
 	})
 	r.read(`SELECT lease, session, weight, joined_at, join_number, joined_generation, (extract(epoch FROM rebalance_delay) * 1000000000)::bigint,
-		coalesce(max_partitions, 0) FROM members`, func() ([]any, func()) {
+		coalesce(max_partitions, 0), (extract(epoch FROM restart_grace) * 1000000000)::bigint FROM members`, func() ([]any, func()) {
 		var m fakestore.Member
 		var rest fakestore.Membership
-		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration, &rest.RebalanceDelay, &rest.MaxPartitions}, func() {
+		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration, &rest.RebalanceDelay, &rest.MaxPartitions, &rest.RestartGrace}, func() {
 			rest.JoinedAt = instant(a)
 			t.Members[m] = rest
 		}
@@ -209,6 +210,14 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 		return []any{&w.Verb, &w.Lease, &w.Partition, &w.Client, &override.PinnedTo, &a}, func() {
 			override.Until = instant(a)
 			t.Overrides[w] = override
+		}
+	})
+	r.read("SELECT lease, client, weight, coalesce(max_partitions, 0), generation, since, until FROM graces", func() ([]any, func()) {
+		var key fakestore.GraceKey
+		var g fakestore.Grace
+		return []any{&key.Lease, &key.Client, &g.Weight, &g.MaxPartitions, &g.Generation, &a, &b}, func() {
+			g.Since, g.Until = instant(a), instant(b)
+			t.Graces[key] = g
 		}
 	})
 	r.read("SELECT accepted_timeline, generation, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
@@ -253,8 +262,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond', nullif($8, 0))", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
-			rest.RebalanceDelay.Microseconds(), rest.MaxPartitions)
+		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond', nullif($8, 0), $9 * interval '1 microsecond')", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
+			rest.RebalanceDelay.Microseconds(), rest.MaxPartitions, rest.RestartGrace.Microseconds())
 	})
 	if !maps.Equal(before.Members, after.Members) {
 		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that

@@ -250,7 +250,7 @@ func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
 		expect(t, strings.Join(names(a.snapshot("m")), " "), "d m z", "leases of m's plan")
 		a.give("z", a.session, 0)
 		got := fmt.Sprintf("%+v", a.snapshot("z")[0])
-		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Revoked:false Weight:1 Joined:%[3]d Drained:false Cordoned:false}] Paused:false Frozen:false Pins:map[] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] PreferredIDs:[ ] Overtaken:false}",
+		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Revoked:false Weight:1 MaxPartitions:0 Joined:%[3]d Drained:false Cordoned:false}] Paused:false Frozen:false Settling:false Pins:map[] Awaited:[] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] PreferredIDs:[ ] Unowned:[] WasUnowned:0 Overtaken:false}",
 			a.session, f.tables().Clients[a.session].Incarnation, f.tables().Members[fakestore.Member{Lease: "z", Session: a.session}].JoinedGeneration)
 		expect(t, got, want, "plan")
 	})

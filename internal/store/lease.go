@@ -35,6 +35,7 @@ type Terms struct {
 	Weight         int
 	RebalanceDelay time.Duration
 	MaxPartitions  int // the most partitions that it may own; 0: it has no ceiling
+	RestartGrace   time.Duration
 }
 
 // An Owned is one partition that a session owns.
@@ -81,6 +82,10 @@ type Leave struct {
 	// with weight 0, and a later release ends the membership.
 	Now bool
 
+	// Returns says that the client comes back. If it has a restart grace in the lease, its partitions
+	// wait for it.
+	Returns bool
+
 	// Planned is the lease's generation, as the plan of the successors read it. It is 0 if there is no
 	// such plan.
 	Planned int64
@@ -114,7 +119,7 @@ func (c *Conn) Join(
 ) (Join, error) {
 	c.lastLeases = lastLeases{} // so that the next heartbeat returns the lease
 	return one[Join](ctx, c, c.statements.Join, session, lease, partitions, terms.Weight, number, c.lockWait,
-		terms.RebalanceDelay.Microseconds(), terms.MaxPartitions)
+		terms.RebalanceDelay.Microseconds(), terms.MaxPartitions, terms.RestartGrace.Microseconds())
 }
 
 // Read returns the partitions that the session owns in the named leases, without leases that do not
@@ -206,12 +211,15 @@ func (c *Conn) Release(
 	leases, partitions, epochs := columns(releases)
 	left := column(leaving, func(l Leave) string { return l.Lease })
 	planned := column(leaving, func(l Leave) int64 { return l.Planned })
-	now := []string{}
+	now, returning := []string{}, []string{}
 	successorsOf := make(map[string]map[int]int64, len(leaving))
 	for _, l := range leaving {
 		successorsOf[l.Lease] = l.Successors
 		if l.Now {
 			now = append(now, l.Lease)
+		}
+		if l.Returns {
+			returning = append(returning, l.Lease)
 		}
 	}
 	successors := column(releases, func(r Release) int64 { return successorsOf[r.Lease][r.Partition] })
@@ -224,7 +232,7 @@ func (c *Conn) Release(
 		LeftLeases, ToPlan []string
 	}
 	got, err := notifying[row](ctx, c, c.statements.Release,
-		session, leases, partitions, epochs, successors, left, planned, now, lastJoin, c.lockWait)
+		session, leases, partitions, epochs, successors, left, planned, now, returning, lastJoin, c.lockWait)
 	if err != nil {
 		return Released{}, err
 	}

@@ -127,7 +127,7 @@ func TestLeaveNotifiesTheSuccessors(t *testing.T) {
 		f.ok(x.Wait(f.ctx)) // of its new partition
 	}
 	generation := f.tables().Leases["l"].Generation
-	leave := []Leave{{"l", true, generation, map[int]int64{0: b.session}}}
+	leave := []Leave{{"l", true, false, generation, map[int]int64{0: b.session}}}
 	got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, leave, a.joins))(f)
 	expect(t, fmt.Sprintf("%+v", got.Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:2}]", b.session), "released")
 	f.ok(b.Wait(f.ctx))

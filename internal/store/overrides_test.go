@@ -398,7 +398,7 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	b.join("m", 2)
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	joins := StatementsFor("pgleases").Join
-	rows := testkit.Must(tx.Query(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000))(f)
+	rows := testkit.Must(tx.Query(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000, 0, 0, 0))(f)
 	joined := testkit.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Join]))(f)
 	expect(t, joined.Joined, true, "joined in a transaction that is open")
 	operator := f.raw()

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -153,4 +154,88 @@ func TestAnEventNamesWhatHasNoOwner(t *testing.T) {
 		a.apply(read)
 	}
 	expect(t, f.text("SELECT lease, partitions::text FROM events WHERE cause = 'over ceilings' ORDER BY id"), "l|{[2,4),[5,6)}\nl|{[5,6)}", "events")
+}
+
+// awaited returns the clients that are awaited in lease l, with their weights.
+func (c *client) awaited() (all string) {
+	c.f.Helper()
+	for _, a := range c.snapshot("l")[0].Awaited {
+		all += fmt.Sprint(a.ID, a.Weight, " ")
+	}
+	return all
+}
+
+func TestLeaveBeginsARestartGrace(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(3, Terms{Weight: 2, RestartGrace: 5 * time.Second})
+		b.joinOn(3, Terms{Weight: 1})
+		a.give("l", a.session, a.session, b.session)
+		leave := func(returns bool, releases ...Release) Released {
+			t.Helper()
+			return testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{Lease: "l", Now: true, Returns: returns}}, a.joins))(t)
+		}
+		first := leave(true, Release{"l", 0, 1})
+		expect(t, fmt.Sprint(first.Released, first.Left, first.ToPlan), "[{l 0 0 2}] [] []", "while it still owns one")
+		expect(t, b.awaited(), "a2 ", "awaited")
+		expect(t, b.beat().CheckDueIn, 5*time.Second, "time until the check")
+		last := leave(true, Release{"l", 1, 1})
+		expect(t, fmt.Sprint(last.Released, last.Left, last.ToPlan), "[{l 1 0 2}] [l] [l]", "when it has left")
+		expect(t, b.awaited(), "a2 ", "awaited")
+		b.apply(b.snapshot("l"))
+		run := b.run()
+		f.pass(4 * time.Second)
+		b.beat()
+		f.checkNow()
+		expect(t, fmt.Sprint(b.evictAs(run, 0).ToPlan), "[]", "leases to plan before the end")
+		expect(t, b.beat().CheckDueIn, time.Second, "time until the check")
+		f.pass(time.Second)
+		expect(t, b.awaited(), "", "awaited at the end")
+		expect(t, fmt.Sprint(b.evictAs(run, 0).ToPlan), "[l]", "leases to plan at the end")
+		expect(t, len(f.tables().Graces), 0, "rows")
+	})
+}
+
+func TestEvictionBeginsARestartGrace(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		older, newer, b := f.client("a"), f.client("a"), f.client("b")
+		none, gone := f.client("none"), f.client("gone")
+		for _, c := range []*client{older, newer, gone} {
+			c.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
+		}
+		none.joinOn(2, Terms{Weight: 1})
+		b.joinOn(2, Terms{Weight: 1})
+		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "gone"}, 0, true))
+		f.expire(older, none, gone)
+		b.evict()
+		expect(t, b.awaited(), "", "awaited while a newer process is a member")
+		f.expire(newer)
+		b.evict()
+		expect(t, b.awaited(), "a1 ", "awaited")
+		again := f.client("a")
+		again.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
+		twin := f.client("a")
+		twin.joinOn(2, Terms{Weight: 3, RestartGrace: time.Minute})
+		f.expire(again, twin)
+		b.evict()
+		expect(t, b.awaited(), "a3 ", "awaited after two processes were evicted at once")
+		f.ok(f.override(fakestore.Override{Verb: "drain", Client: "a"}, 0, true))
+		expect(t, b.awaited(), "", "awaited when it is drained")
+	})
+}
+
+func TestLeaveForGoodEndsARestartGrace(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
+		b.joinOn(2, Terms{Weight: 1})
+		testkit.Must(a.Release(f.ctx, a.session, nil, []Leave{{Lease: "l", Now: true, Returns: true}}, a.joins))(t)
+		expect(t, b.awaited(), "a1 ", "awaited")
+		again := f.client("a")
+		again.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
+		again.release(nil, "l")
+		expect(t, b.awaited(), "", "awaited after it has left for good")
+		b.release(nil, "l")
+		f.ok(f.drop("l", 0))
+	})
 }

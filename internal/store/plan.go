@@ -46,6 +46,9 @@ type LeaseSnapshot struct {
 	Paused, Frozen bool           // by an operator's override
 	Settling       bool           // a rebalance delay is under way: what has a live owner stays
 	Pins           map[int]string // likewise: partitions pinned to a client, by its ID
+	// Awaited are the clients whose partitions wait for their return, by ID, also of clients that are
+	// back.
+	Awaited []Awaited
 	// By partition number. Owners, Targets: the session that owns the partition, and the session that
 	// is to own it (0: none). OwnerIDs: the last owner's client ID, if the owner is not a live member
 	// (otherwise empty). PreferredIDs: the client ID of the preferred owner (empty: none), which
@@ -59,6 +62,13 @@ type LeaseSnapshot struct {
 	WasUnowned int
 
 	Overtaken bool // set by Apply: the lease had changed since, and nothing of it was written
+}
+
+// An Awaited is a client that has left a lease, or was evicted, and is to come back.
+type Awaited struct {
+	ID                    string
+	Weight, MaxPartitions int   // as a member; ceiling 0: none
+	Generation            int64 // of the lease when it went away: if it has joined later, it is back
 }
 
 // A Move gives a partition a new target; 0: no session.
@@ -148,6 +158,10 @@ type snapshotRow struct {
 	Unowned                int
 	Pinned                 numbers
 	PinnedTo               []string
+	Awaited                []string
+	AwaitedWeights         numbers
+	AwaitedCeilings        numbers
+	AwaitedGenerations     numbers
 	Owners, Targets        numbers // by holding, as the fields below
 	OwnerIDs, PreferredIDs []string
 	Numbers                string
@@ -173,6 +187,12 @@ func (r snapshotRow) snapshot() (LeaseSnapshot, error) {
 	}
 	for i, n := range r.Pinned {
 		p.Pins[int(n)] = r.PinnedTo[i]
+	}
+	for i, id := range r.Awaited {
+		p.Awaited = append(p.Awaited, Awaited{
+			ID: id, Weight: int(r.AwaitedWeights[i]), MaxPartitions: int(r.AwaitedCeilings[i]),
+			Generation: r.AwaitedGenerations[i],
+		})
 	}
 	if r.Numbers == "" {
 		return p, nil

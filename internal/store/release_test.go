@@ -194,7 +194,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	a, b, c := f.trio(3)
 	c.give("l", a.session, b.session, b.session)
 	c.give("l", c.session, c.session, c.session)
-	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', 0, 5000, '')", a.session)
+	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', '{}', 0, 5000, '')", a.session)
 	got := testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 1, 1}}, []Leave{{Lease: "l"}}, b.joins))(f)
 	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
 	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
@@ -213,14 +213,14 @@ func TestLeaveHandsOverToPlannedSuccessors(t *testing.T) {
 		a, b, c := f.trio(3)
 		a.give("l", a.session, a.session, b.session)
 		generation := f.tables().Leases["l"].Generation
-		leave := []Leave{{"l", true, generation, map[int]int64{0: b.session, 1: c.session}}}
+		leave := []Leave{{"l", true, false, generation, map[int]int64{0: b.session, 1: c.session}}}
 		got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins))(f)
 		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] ToPlan:[]}", b.session, c.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		expect(t, f.state("l", b, c), "b>b:2 of b prefers a, c>c:2 of c prefers a, b>b:1 of b", "state")
 		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
-		leave = []Leave{{"l", true, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
+		leave = []Leave{{"l", true, false, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
 		got = testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins))(f)
 		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] ToPlan:[l]}"
 		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
@@ -234,7 +234,7 @@ func TestLeaveEndsMembershipWithLastRelease(t *testing.T) {
 		leave := func(want string, now bool, releases ...Release) {
 			t.Helper()
 			lease := f.tables().Leases["l"]
-			got := testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{"l", now, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins))(f)
+			got := testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{"l", now, false, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins))(f)
 			weight := f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}].Weight
 			expect(t, fmt.Sprintf("%d released, left %v, to plan %v, weight %d, generation + %d, state %s", len(got.Released), got.Left, got.ToPlan, weight,
 				f.tables().Leases["l"].Generation-lease.Generation, f.state("l", a, b)), want, "answer")

@@ -106,15 +106,17 @@ var detectors = map[string]detector{
 		return []string{"-test.run=^TestAPlanIsToldOfEachOverride|^TestRevokedSession|^TestClientOverrideCovers|^TestEveryChangeOf|^TestAVerbThatIsRefused"}
 	}},
 	// Partitions that wait before they move, in simulated time, and on a real server.
-	"placed":     {"internal/engine", func(int) []string { return []string{"-test.run=Delay|Deployment|Ceiling|WhatHasNoOwner"} }},
-	"placements": {"internal/store", func(int) []string { return []string{"-test.run=RebalanceDelay"} }},
+	"placed": {"internal/engine", func(int) []string {
+		return []string{"-test.run=Delay|Deployment|Ceiling|WhatHasNoOwner|Grace|Waits?For|NothingWaits"}
+	}},
+	"placements": {"internal/store", func(int) []string { return []string{"-test.run=RebalanceDelay|Grace"} }},
 	// Worker processes that operators operate, on a real server.
 	"operated": {"proof", func(int) []string { return []string{"-test.run=^TestOperatorsVerbsHoldUnderFaults"} }},
 	"overridden": {".", func(int) []string {
 		return []string{"-test.run=^TestPlanObeysOverrides", "-rapid.nofailfile"}
 	}},
 	"ceilings": {".", func(int) []string {
-		return []string{"-test.run=^TestPlanKeepsCeilings|^TestPlanLeavesTheSame", "-rapid.nofailfile"}
+		return []string{"-test.run=^TestPlanKeepsCeilings|^TestPlanLeavesTheSame|^TestPlanGivesAwaited|^TestPlanMovesNothing|^TestReplanWaits", "-rapid.nofailfile"}
 	}},
 	// Tests of the statements for locks, on a real server.
 	"lock statements": {"internal/store", func(int) []string {
@@ -344,6 +346,19 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"ceilings that every member logs", "placed", `was logged`, []edit{
 		{"internal/fakestore/statements.go", ` && session == t.firstOf(name)`, ``, 0},
+	}},
+	{"a client that is awaited and gets others", "ceilings", `which is away|are away|moves "`, []edit{
+		{"rebalance.go", `		if s.lease.isAway(m) && s.quota[m] > s.has[m] {`, `		if s.lease.isAway(m) && s.quota[m] > 99 {`, 0},
+		{"rebalance.go", `	if s.lease.isAway(m) && has < floor && (`, `	if s.lease.isAway(m) && floor > 99 && (`, 0},
+	}},
+	{"a restart that changes the shares of others", "ceilings", `are away`, []edit{
+		{"rebalance.go", `s.lease.isAway(m) && has < floor && (`, `s.lease.isAway(m) && has <= floor && (`, 0},
+	}},
+	{"a grace that a close for good does not end", "placements", `after it has left for good`, []edit{
+		{"sql/schema/leases.sql", `AND (b.lease IN (SELECT n FROM unnest(awaited) AS n)) IS NOT TRUE`, `AND false`, 0},
+	}},
+	{"a grace that an operator's drain does not end", "placed", `not within .*others have them`, []edit{
+		{"internal/fakestore/statements.go", `g.lasts(clock) && !t.overridden("drain", "", key.Client)`, `g.lasts(clock)`, 0},
 	}},
 	{"a copy of a process that is not noticed", "copies", `not within 4s: one owns them`, []edit{
 		{"internal/engine/session.go", unnoticed, `false`, 0},

@@ -53,7 +53,7 @@ BEGIN
                c.expires_at < cutoff AND c.ttl > watched AS unwatched -- it may have expired: a client that has watched for longer evicts it
         FROM pgleases.clients AS c
     ), gone AS MATERIALIZED ( -- the memberships of expired sessions, and of those evicted before
-        SELECT m.lease, m.session, s.session IS NULL AS lost
+        SELECT m.lease, m.session, s.session IS NULL AS lost, m.weight, m.max_partitions, m.joined_generation, m.restart_grace
         FROM pgleases.members AS m
         LEFT JOIN sessions AS s ON s.session = m.session
         WHERE m.session = ANY (evicted_before || ARRAY(SELECT d.session FROM sessions AS d WHERE d.expired)) AND s.expired IS NOT FALSE
@@ -71,9 +71,34 @@ BEGIN
         FOR UPDATE OF c SKIP LOCKED
     ), evicted AS ( -- from here on no guard passes for them, and plans give their partitions away
         DELETE FROM pgleases.clients AS c WHERE c.session = ANY (ARRAY(SELECT d.session FROM expired AS d))
-        RETURNING c.session, c.id, c.host, c.pid
+        RETURNING c.session, c.id, c.incarnation, c.host, c.pid
     ), recorded AS ( -- with where to look for the process
         INSERT INTO pgleases.events (cause, reason, from_id) SELECT 'evicted', concat('host ', e.host, ', pid ', e.pid), e.id FROM evicted AS e ORDER BY e.id
+    ), awaited AS ( -- as begin_graces, which would not see what this statement has deleted
+        INSERT INTO pgleases.graces AS g (lease, client, weight, max_partitions, generation, since, until)
+        SELECT DISTINCT ON (m.lease, e.id) m.lease, e.id, CASE WHEN m.weight = 0 THEN b.weight ELSE m.weight END, m.max_partitions, l.generation,
+               now, now + m.restart_grace
+        FROM evicted AS e
+        JOIN gone AS m ON m.session = e.session
+        JOIN pgleases.leases AS l ON l.name = m.lease
+        LEFT JOIN pgleases.graces AS b ON b.lease = m.lease AND b.client = e.id AND b.generation >= m.joined_generation
+        WHERE m.restart_grace > interval '0' AND e.incarnation >= 0 AND (m.weight > 0 OR b.lease IS NOT NULL)
+          AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = e.id)
+          AND NOT EXISTS (SELECT FROM pgleases.clients AS o JOIN pgleases.members AS n ON n.session = o.session
+                          WHERE o.id = e.id AND o.session NOT IN (SELECT d.session FROM evicted AS d) AND o.incarnation >= 0 AND n.lease = m.lease)
+        ORDER BY m.lease, e.id, e.incarnation DESC, e.session DESC
+        ON CONFLICT (lease, client) DO UPDATE
+        SET weight = EXCLUDED.weight, max_partitions = EXCLUDED.max_partitions, generation = EXCLUDED.generation,
+            since = EXCLUDED.since, until = EXCLUDED.until
+        RETURNING g.lease, g.client, g.until
+    ), unawaited AS ( -- they were awaited before, and are not again
+        DELETE FROM pgleases.graces AS b USING evicted AS e, gone AS m
+        WHERE m.session = e.session AND b.client = e.id AND b.lease = m.lease AND b.generation < m.joined_generation
+          AND NOT EXISTS (SELECT FROM awaited AS a WHERE a.lease = b.lease AND a.client = b.client)
+          AND NOT EXISTS (SELECT FROM pgleases.clients AS o JOIN pgleases.members AS n ON n.session = o.session
+                          WHERE o.id = e.id AND o.session NOT IN (SELECT d.session FROM evicted AS d) AND n.lease = b.lease)
+    ), awaits AS (
+        INSERT INTO pgleases.events (lease, cause, from_id) SELECT a.lease, 'awaited', a.client FROM awaited AS a ORDER BY a.lease, a.client
     ), left_behind AS ( -- the memberships end, but not if the session was renewed meanwhile
         DELETE FROM pgleases.members AS m USING gone AS g
         WHERE m.lease = g.lease AND m.session = g.session
@@ -119,7 +144,9 @@ BEGIN
                      ELSE least(coalesce(rest.expires_at, 'infinity'), -- what is locked now is ended by the next check
                                 (SELECT CASE WHEN min(e.ends_at) <= now THEN now + interval '100 milliseconds' ELSE min(e.ends_at) END
                                  FROM (SELECT min(w.until) AS ends_at FROM pgleases.overrides AS w WHERE w.until < 'infinity'
-                                       UNION ALL SELECT min(l.settles_at) FROM pgleases.leases AS l WHERE l.settles_at IS NOT NULL) AS e)) END)
+                                       UNION ALL SELECT min(l.settles_at) FROM pgleases.leases AS l WHERE l.settles_at IS NOT NULL
+                                       UNION ALL SELECT min(g.until) FROM pgleases.graces AS g
+                                       UNION ALL SELECT min(a.until) FROM awaited AS a) AS e)) END)
         FROM rest
         RETURNING s.next_check_at, rest.unwatched
     )
@@ -207,21 +234,33 @@ BEGIN
 END
 $pgleases_body$;
 
--- Ends the rebalance delays whose time is over, or that began in the future, because the clock stepped back. The new
--- generation makes plans void that were read before. It does not wait for locks: a locked lease is left to the next check.
+-- Ends the rebalance delays and the restart graces whose time is over, or that began in the future, because the clock
+-- stepped back. The new generation makes plans void that were read before. It does not wait for locks: a locked lease is
+-- left to the next check.
 CREATE OR REPLACE FUNCTION pgleases.end_delays(p_now pg_catalog.timestamptz) RETURNS pg_catalog.text[]
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     names CONSTANT text[] := ARRAY(
         SELECT l.name FROM pgleases.leases AS l
-        WHERE l.settles_at IS NOT NULL AND (l.settles_at <= p_now OR l.settling_since > p_now + interval '1 second')
+        WHERE l.name = ANY (ARRAY(
+            SELECT o.name FROM pgleases.leases AS o
+            WHERE o.settles_at IS NOT NULL AND (o.settles_at <= p_now OR o.settling_since > p_now + interval '1 second')
+            UNION
+            SELECT g.lease FROM pgleases.graces AS g WHERE g.until <= p_now OR g.since > p_now + interval '1 second'))
         ORDER BY l.name
         FOR UPDATE OF l SKIP LOCKED);
 BEGIN
-    UPDATE pgleases.leases AS l
-    SET settling_since = NULL, settles_at = NULL, generation = l.generation + 1, next_check_at = least(l.next_check_at, p_now)
-    WHERE l.name = ANY (names) AND cardinality(names) > 0;
+    DELETE FROM pgleases.graces AS g
+    WHERE (g.until <= p_now OR g.since > p_now + interval '1 second')
+      AND (g.lease = ANY (names) OR NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.name = g.lease)); -- deleted by hand
+    IF cardinality(names) > 0 THEN
+        UPDATE pgleases.leases AS l
+        SET settling_since = CASE WHEN l.settles_at > p_now AND l.settling_since <= p_now + interval '1 second' THEN l.settling_since END,
+            settles_at = CASE WHEN l.settles_at > p_now AND l.settling_since <= p_now + interval '1 second' THEN l.settles_at END,
+            generation = l.generation + 1, next_check_at = CASE WHEN l.partitions > 0 THEN least(l.next_check_at, p_now) ELSE l.next_check_at END
+        WHERE l.name = ANY (names);
+    END IF;
     RETURN names;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.end_delays(pg_catalog.timestamptz) IS 'Ends the rebalance delays whose time is over, and returns the leases that need a plan. Checks for expired sessions call it.';
+COMMENT ON FUNCTION pgleases.end_delays(pg_catalog.timestamptz) IS 'Ends the rebalance delays and restart graces whose time is over, and returns the leases that need a plan. Checks for expired sessions call it.';

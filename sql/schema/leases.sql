@@ -44,6 +44,7 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     joined_generation bigint NOT NULL DEFAULT 0,
     rebalance_delay interval NOT NULL DEFAULT '0',
     max_partitions int,
+    restart_grace interval NOT NULL DEFAULT '0',
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
@@ -55,9 +56,31 @@ COMMENT ON COLUMN pgleases.members.joined_at IS 'When it joined, or when its wei
 COMMENT ON COLUMN pgleases.members.joined_generation IS 'Generation of the lease at that time: the order of the joins, whatever the clock does. If partitions are rarer than members, a free one goes to the member with the lowest, which has waited longest.';
 COMMENT ON COLUMN pgleases.members.rebalance_delay IS 'How long partitions with a live owner are to stay after a member has joined or changed its weight. The longest of all members counts.';
 COMMENT ON COLUMN pgleases.members.max_partitions IS 'The most partitions that a plan gives to the member. Partitions that an operator has pinned to it count, and may pass it. It is null if there is no ceiling.';
+COMMENT ON COLUMN pgleases.members.restart_grace IS 'How long its partitions wait for a client with this ID after it has closed or crashed.';
 COMMENT ON COLUMN pgleases.members.join_number IS 'Number of the last join among those of its session. A leave contains this number, so that a late leave ends no later membership.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.members EXECUTE FUNCTION pgleases.emptied();
+
+-- A separate table, because the member's row is deleted with the membership. A row whose client is a member again has no
+-- effect. Plans treat a client that is awaited as a member that keeps its partitions and gets no other.
+CREATE TABLE IF NOT EXISTS pgleases.graces (
+    lease          pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    client         pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
+    weight         int NOT NULL,
+    max_partitions int,
+    generation     bigint NOT NULL,
+    since          pg_catalog.timestamptz NOT NULL,
+    until          pg_catalog.timestamptz NOT NULL,
+    PRIMARY KEY (lease, client)
+);
+COMMENT ON TABLE pgleases.graces IS 'The clients whose partitions wait for their return, because they have closed or crashed and have a restart grace.';
+COMMENT ON COLUMN pgleases.graces.lease IS 'The lease''s name.';
+COMMENT ON COLUMN pgleases.graces.client IS 'The client''s ID.';
+COMMENT ON COLUMN pgleases.graces.weight IS 'Its weight as a member.';
+COMMENT ON COLUMN pgleases.graces.max_partitions IS 'Its ceiling as a member. It is null if it had none.';
+COMMENT ON COLUMN pgleases.graces.generation IS 'Generation of the lease when this was written. If a client with the ID has joined at a higher one, it is back.';
+COMMENT ON COLUMN pgleases.graces.since IS 'When the client went away, or last released partitions because it closes.';
+COMMENT ON COLUMN pgleases.graces.until IS 'Until when its partitions wait. Then the next check for expired sessions deletes the row, and a plan gives them to others.';
 
 -- No foreign keys on owner and target: ON DELETE SET NULL would wait for a user's guarded transaction.
 CREATE TABLE IF NOT EXISTS pgleases.partitions (
@@ -136,6 +159,37 @@ BEGIN
 END
 $pgleases_body$;
 
+-- Begins the restart graces of a session in these leases, and returns the leases in which it has one. It is not begun
+-- for a client that is back, by a newer process. A member that leaves has weight 0, so its weight before it is kept. One
+-- statement, so that its generation is not newer than the members that it has seen.
+CREATE OR REPLACE FUNCTION pgleases.begin_graces(p_session bigint, p_leases pg_catalog.text[]) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    begun text[];
+BEGIN
+    WITH begun AS (
+        INSERT INTO pgleases.graces AS g (lease, client, weight, max_partitions, generation, since, until)
+        SELECT m.lease, c.id, CASE WHEN m.weight = 0 THEN b.weight ELSE m.weight END, m.max_partitions, l.generation,
+               clock_timestamp(), clock_timestamp() + m.restart_grace
+        FROM pgleases.members AS m
+        JOIN pgleases.clients AS c ON c.session = m.session
+        JOIN pgleases.leases AS l ON l.name = m.lease
+        LEFT JOIN pgleases.graces AS b ON b.lease = m.lease AND b.client = c.id AND b.generation >= m.joined_generation
+        WHERE m.session = p_session AND m.lease = ANY (p_leases) AND m.restart_grace > interval '0' AND c.incarnation >= 0
+          AND (m.weight > 0 OR b.lease IS NOT NULL)
+          AND NOT EXISTS (SELECT FROM pgleases.clients AS o JOIN pgleases.members AS n ON n.session = o.session
+                          WHERE o.id = c.id AND o.session <> c.session AND o.incarnation >= c.incarnation AND n.lease = m.lease)
+        ON CONFLICT (lease, client) DO UPDATE
+        SET weight = EXCLUDED.weight, max_partitions = EXCLUDED.max_partitions, generation = EXCLUDED.generation,
+            since = EXCLUDED.since, until = EXCLUDED.until
+        RETURNING g.lease
+    )
+    SELECT coalesce(array_agg(b.lease ORDER BY b.lease), '{}') FROM begun AS b INTO begun;
+    RETURN begun;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.begin_graces(bigint, pg_catalog.text[]) IS 'Makes the partitions of a session wait for the return of its client, and returns the leases in which they do. Releases call it.';
+
 -- Releases of several owners run side by side, and do not wait for each other's flush. So a release that changes only
 -- owners locks the lease's row in the weakest mode, and does not write to it. The function announce writes to it later,
 -- in a transaction that does not wait for a flush. FOR KEY SHARE keeps plans, evictions and leaves of this lease
@@ -143,7 +197,7 @@ $pgleases_body$;
 -- statements/release.sql explains the parameters.
 CREATE OR REPLACE FUNCTION pgleases.release(
     p_session bigint, p_leases pg_catalog.text[], p_partitions int[], p_epochs bigint[], p_successors bigint[],
-    p_leaving pg_catalog.text[], p_planned bigint[], p_ending pg_catalog.text[], p_last_join bigint, p_lock_ms int, p_channel pg_catalog.text,
+    p_leaving pg_catalog.text[], p_planned bigint[], p_ending pg_catalog.text[], p_returning pg_catalog.text[], p_last_join bigint, p_lock_ms int, p_channel pg_catalog.text,
     OUT released_leases pg_catalog.text[], OUT released_partitions int[], OUT owners bigint[], OUT new_epochs bigint[],
     OUT busy_leases pg_catalog.text[], OUT busy_partitions int[], OUT left_leases pg_catalog.text[], OUT to_plan pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
@@ -159,6 +213,7 @@ DECLARE
     drains boolean; -- an override drains the client
     concerned bigint[];
     due text[]; -- leases that need a plan
+    awaited text[] := '{}'; -- leases whose partitions wait for the client's return
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     -- Lock the leases by name. So no plan, eviction or leave of them is executed meanwhile. A plan that was read before may
@@ -168,6 +223,15 @@ BEGIN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     ELSE
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
+    END IF;
+
+    -- The partitions of a client that comes back wait for it. A check for expired sessions ends that, and the server's row
+    -- comes before those of clients.
+    IF cardinality(p_returning) > 0 THEN
+        UPDATE pgleases.server AS s SET next_check_at = e.ends_at
+        FROM (SELECT clock_timestamp() + min(m.restart_grace) AS ends_at FROM pgleases.members AS m
+              WHERE m.session = p_session AND m.lease = ANY (p_returning) AND m.restart_grace > interval '0') AS e
+        WHERE s.next_check_at > e.ends_at;
     END IF;
 
     -- Lock the session, so that it is not evicted before this commits. The partitions of a session
@@ -182,6 +246,9 @@ BEGIN
     END IF;
     drains := EXISTS (SELECT FROM pgleases.overrides AS w
                       WHERE w.verb = 'drain' AND w.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = p_session));
+    IF alive AND NOT drains AND cardinality(p_returning) > 0 THEN
+        awaited := pgleases.begin_graces(p_session, p_returning);
+    END IF;
     -- Follow the caller's plan only for leases that have not changed since it read them.
     as_planned := ARRAY(SELECT l.name FROM unnest(p_leaving, p_planned) AS g (lease, generation)
                         JOIN pgleases.leases AS l ON l.name = g.lease AND l.generation = g.generation);
@@ -239,7 +306,7 @@ BEGIN
         GROUP BY r.lease, r.from_id, r.to_id
     )
     SELECT coalesce(array_agg(r.lease), '{}'), coalesce(array_agg(r.partition), '{}'), coalesce(array_agg(coalesce(r.owner, 0)), '{}'),
-           coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL), '{}')
+           coalesce(array_agg(r.epoch), '{}'), coalesce(array_agg(DISTINCT r.lease) FILTER (WHERE r.owner IS NULL AND (r.lease IN (SELECT n FROM unnest(awaited) AS n)) IS NOT TRUE), '{}')
     FROM (SELECT * FROM released ORDER BY lease, partition) AS r
     INTO released_leases, released_partitions, owners, new_epochs, due;
 
@@ -274,11 +341,20 @@ BEGIN
         ), gone AS (
             DELETE FROM pgleases.members AS m USING leaving AS g WHERE m.ctid = g.place AND NOT g.owns
             RETURNING m.lease
+        ), unawaited AS ( -- it was awaited before this membership, and is not again
+            DELETE FROM pgleases.graces AS b
+            WHERE b.client = (SELECT c.id FROM pgleases.clients AS c WHERE c.session = p_session)
+              AND b.lease IN (SELECT g.lease FROM gone AS g) AND (b.lease IN (SELECT n FROM unnest(awaited) AS n)) IS NOT TRUE
+              AND NOT EXISTS (SELECT FROM pgleases.clients AS o JOIN pgleases.members AS n ON n.session = o.session
+                              WHERE o.id = b.client AND o.session <> p_session AND n.lease = b.lease)
         ), recorded AS (
             INSERT INTO pgleases.events (lease, cause, from_id, generation)
-            SELECT g.lease, 'left', (SELECT c.id FROM pgleases.clients AS c WHERE c.session = p_session),
+            SELECT g.lease, e.cause, (SELECT c.id FROM pgleases.clients AS c WHERE c.session = p_session),
                    (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
             FROM gone AS g
+            CROSS JOIN (VALUES ('left', false), ('awaited', true)) AS e (cause, waits)
+            WHERE NOT e.waits OR g.lease IN (SELECT n FROM unnest(awaited) AS n)
+            ORDER BY g.lease, e.waits
         ), drained AS (
             UPDATE pgleases.members AS m SET weight = 0 FROM leaving AS g WHERE m.ctid = g.place AND g.owns AND g.weight <> 0
             RETURNING m.lease

@@ -182,8 +182,9 @@ CREATE OR REPLACE FUNCTION pgleases.leases_of(p_lease pg_catalog.text, p_client 
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     RETURN CASE WHEN p_lease IS NOT NULL THEN ARRAY[p_lease]
-                ELSE ARRAY(SELECT DISTINCT m.lease FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-                           WHERE c.id = p_client ORDER BY m.lease) END;
+                ELSE ARRAY(SELECT m.lease FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE c.id = p_client
+                           UNION SELECT g.lease FROM pgleases.graces AS g JOIN pgleases.leases AS l ON l.name = g.lease WHERE g.client = p_client
+                           ORDER BY 1) END;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.leases_of(pg_catalog.text, pg_catalog.text) IS 'Part of the verbs of operators: the leases that an override concerns: the lease, or else the leases of the client.';
@@ -370,6 +371,7 @@ BEGIN
     WHERE l.name = drop_lease.lease;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = drop_lease.lease;
     DELETE FROM pgleases.members AS m WHERE m.lease = drop_lease.lease;
+    DELETE FROM pgleases.graces AS g WHERE g.lease = drop_lease.lease;
     INSERT INTO pgleases.events (lease, cause, actor, reason, generation)
     SELECT drop_lease.lease, 'dropped', who, drop_lease.reason, l.generation - 1 FROM pgleases.leases AS l WHERE l.name = drop_lease.lease;
 END
@@ -428,6 +430,7 @@ BEGIN
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease))
     WHERE l.name = replace_lease.lease
     RETURNING * INTO former;
+    DELETE FROM pgleases.graces AS g WHERE g.lease = replace_lease.lease;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease;
     DELETE FROM pgleases.members AS m WHERE m.lease = replace_lease.lease;
     INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)

@@ -5,6 +5,7 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     OUT name pg_catalog.text, OUT generation bigint, OUT partitions int,
     OUT sessions bigint[], OUT ids pg_catalog.text[], OUT incarnations bigint[], OUT weights int[], OUT ceilings int[],
     OUT joined bigint[], OUT drained boolean[], OUT cordoned boolean[], OUT paused boolean, OUT frozen boolean, OUT settling boolean, OUT unowned int, OUT pinned int[], OUT pinned_to pg_catalog.text[],
+    OUT awaited pg_catalog.text[], OUT awaited_weights int[], OUT awaited_ceilings int[], OUT awaited_generations bigint[],
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
@@ -29,7 +30,7 @@ BEGIN
     SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.ceilings, m.joined, m.drained, m.cordoned,
         v.verbs LIKE '%pause%', v.verbs LIKE '%freeze%',
            coalesce(l.settles_at > clock_timestamp() AND l.settling_since <= clock_timestamp() + interval '1 second', false), -- otherwise the clock stepped back
-           l.unowned, v.pinned, v.pinned_to,
+           l.unowned, v.pinned, v.pinned_to, g.clients, g.weights, g.ceilings, g.generations,
            h.owners, h.targets, h.owner_ids, h.preferred_owner_ids, h.numbers
     FROM pgleases.leases AS l
     CROSS JOIN LATERAL (
@@ -59,6 +60,14 @@ BEGIN
                coalesce(array_agg(w.client) FILTER (WHERE w.verb = 'pin'), '{}') AS pinned_to
         FROM pgleases.overrides AS w WHERE w.lease = l.name AND (w.partition < l.partitions) IS NOT FALSE
     ) AS v
+    CROSS JOIN LATERAL ( -- in the future: the clock stepped back
+        SELECT coalesce(array_agg(g.client), '{}') AS clients, coalesce(array_agg(g.weight), '{}') AS weights,
+               coalesce(array_agg(coalesce(g.max_partitions, 0)), '{}') AS ceilings, coalesce(array_agg(g.generation), '{}') AS generations
+        FROM (SELECT g.client, g.weight, g.max_partitions, g.generation FROM pgleases.graces AS g
+              WHERE g.lease = l.name AND g.until > clock_timestamp() AND g.since <= clock_timestamp() + interval '1 second'
+                AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = g.client AND w.lease IS NULL)
+              ORDER BY g.client) AS g
+    ) AS g
     WHERE l.name = ANY (related) AND l.partitions > 0
     ORDER BY l.name;
 END

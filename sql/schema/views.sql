@@ -7,9 +7,16 @@ SELECT p.lease,
        p.epoch,
        p.owned_since AS since,
        CASE WHEN (p.target OPERATOR(pg_catalog.=) p.owner) IS NOT TRUE THEN t.id END AS moving_to,
-       p.asked_at AS draining_since
+       p.asked_at AS draining_since,
+       CASE WHEN p.owner IS NULL THEN g.client END AS waits_for,
+       CASE WHEN p.owner IS NULL THEN g.until END AS waits_until
 FROM pgleases.partitions AS p
-LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target;
+LEFT JOIN pgleases.clients AS t ON t.session OPERATOR(pg_catalog.=) p.target
+LEFT JOIN pgleases.graces AS g ON g.lease OPERATOR(pg_catalog.=) p.lease AND g.client OPERATOR(pg_catalog.=) p.owner_id
+                              AND g.until OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+                              AND NOT EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session OPERATOR(pg_catalog.=) m.session
+                                              WHERE m.lease OPERATOR(pg_catalog.=) g.lease AND c.id OPERATOR(pg_catalog.=) g.client
+                                                AND m.joined_generation OPERATOR(pg_catalog.>) g.generation);
 COMMENT ON VIEW pgleases.status IS 'Every partition, with its owner, since when it has that owner, and where it moves.';
 COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
@@ -18,6 +25,8 @@ COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.
 COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, if that is not the owner.';
 COMMENT ON COLUMN pgleases.status.draining_since IS 'When the owner was asked to hand over.';
+COMMENT ON COLUMN pgleases.status.waits_for IS 'The client ID for whose return it waits. It is null if it has an owner, or waits for no client.';
+COMMENT ON COLUMN pgleases.status.waits_until IS 'Until when it waits.';
 
 CREATE OR REPLACE VIEW pgleases.members_status AS
 SELECT m.lease,

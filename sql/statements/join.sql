@@ -11,6 +11,7 @@
 -- $6 int     lock timeout, milliseconds
 -- $7 bigint  rebalance delay, microseconds
 -- $8 int     ceiling: the most partitions of the lease that it may own; 0: there is none
+-- $9 bigint  restart grace, microseconds
 --
 -- A new member with a weight, or another weight, begins the rebalance delay of the lease: the longest of all members'. If
 -- one is under way, it begins anew, and ends at the latest 5 delays after the first of these joins.
@@ -73,13 +74,15 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FROM lease, generate_series(0, $3::int - 1) AS n
     WHERE lease.created
 ), member AS (
-    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation, rebalance_delay, max_partitions)
-    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, lease.generation, $7::bigint * interval '1 microsecond', nullif($8::int, 0) FROM lease, client
+    INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation, rebalance_delay, max_partitions, restart_grace)
+    SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, lease.generation, $7::bigint * interval '1 microsecond', nullif($8::int, 0),
+           $9::bigint * interval '1 microsecond'
+    FROM lease, client
     ON CONFLICT (lease, session) DO UPDATE
     SET weight = EXCLUDED.weight, joined_at = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_at ELSE m.joined_at END,
         joined_generation = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_generation ELSE m.joined_generation END,
         join_number = greatest(m.join_number, EXCLUDED.join_number), rebalance_delay = EXCLUDED.rebalance_delay,
-        max_partitions = EXCLUDED.max_partitions
+        max_partitions = EXCLUDED.max_partitions, restart_grace = EXCLUDED.restart_grace
     RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
 ), recorded AS (
     INSERT INTO pgleases.events (lease, cause, to_id, generation)

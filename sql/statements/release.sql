@@ -17,11 +17,13 @@
 -- $6 text[], $7 bigint[]  leases that it leaves, and their generations as the plan of the successors read them (0: no
 -- such plan)
 -- $8 text[]  of these: to be left now; if the session still owns a partition there, it stays a member, with weight 0
--- $9 bigint  number of the session's last join: a late message does not end a membership that a later join began
--- $10 int    lock timeout, milliseconds
--- $11 text   channel to notify; empty: do not notify
+-- $9 text[]  of these: to which the client comes back. Its partitions wait for it, if it has a restart grace there
+-- $10 bigint  number of the session's last join: a late message does not end a membership that a later join began
+-- $11 int    lock timeout, milliseconds
+-- $12 text   channel to notify; empty: do not notify
 --
 -- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the given
 -- epoch, because a guarded transaction is open on them; the leases left; the leases that need a plan now.
 SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, to_plan
-FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[], $9::bigint, $10::int, $11::text)
+FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[],
+                      $9::text[], $10::bigint, $11::int, $12::text)

@@ -4,5 +4,5 @@
 -- $1 text  the lease; null: the leases of the client
 -- $2 text  the client
 SELECT name, generation, partitions, sessions::text, ids, incarnations::text, weights::text, ceilings::text, joined::text, drained::text, cordoned::text, paused, frozen, settling, unowned,
-       pinned::text, pinned_to, owners::text, targets::text, owner_ids, preferred_owner_ids, numbers
+       pinned::text, pinned_to, awaited, awaited_weights::text, awaited_ceilings::text, awaited_generations::text, owners::text, targets::text, owner_ids, preferred_owner_ids, numbers
 FROM pgleases.snapshot(pgleases.leases_of($1::pg_catalog.text, $2::pg_catalog.text), false)

@@ -44,11 +44,19 @@ SELECT json_build_object(
                    'planned', least(greatest(l.planned_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'due', CASE WHEN isfinite(l.next_check_at) THEN least(greatest(l.next_check_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                    'settles', CASE WHEN l.settles_at > t.now AND l.settling_since <= t.now + interval '1 second' THEN least(l.settles_at, '9999-12-30 UTC') END,
+                   'awaited', coalesce((
+                       SELECT json_agg(json_build_object('client', g.client, 'since', g.since, 'until', g.until) ORDER BY g.client)
+                       FROM pgleases.graces AS g
+                       WHERE g.lease = l.name AND g.until > t.now AND g.since <= t.now + interval '1 second'
+                         AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = g.client)
+                         AND NOT EXISTS (SELECT FROM pgleases.members AS n JOIN known AS c ON c.session = n.session
+                                         WHERE n.lease = l.name AND c.id = g.client AND n.joined_generation > g.generation)), '[]'),
                    'unowned', l.unowned, 'members', coalesce(m.members, '[]'), 'holdings', coalesce(h.holdings, '[]')) ORDER BY l.name), '[]')
         FROM pgleases.leases AS l
         LEFT JOIN ( -- without evicted sessions, whose rows the next check deletes
             SELECT m.lease, json_agg(json_build_object('session', m.session::text, 'client', c.id, 'weight', m.weight,
-                       'max_partitions', coalesce(m.max_partitions, 0), 'rebalance_delay_ns', least(greatest(extract(epoch FROM m.rebalance_delay) * 1000000000, 0), 9e18)::bigint,
+                       'max_partitions', coalesce(m.max_partitions, 0),
+                       'restart_grace_ns', least(greatest(extract(epoch FROM m.restart_grace) * 1000000000, 0), 9e18)::bigint, 'rebalance_delay_ns', least(greatest(extract(epoch FROM m.rebalance_delay) * 1000000000, 0), 9e18)::bigint,
                        'joined', least(greatest(m.joined_at, '0001-01-02 UTC'), '9999-12-30 UTC')) ORDER BY c.id, m.session) AS members
             FROM pgleases.members AS m
             JOIN known AS c ON c.session = m.session
