@@ -47,7 +47,7 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 const (
 	// Except timeline and tables_number, these run with the rights of the caller, so they do nothing for
 	// a role without rights on tables.
-	forAll = `announce() apply() check_interval() hold_liveness() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
+	forAll = `announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
 		present_database() read() release() session_ends() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock() schedule_close() schedule_close_late()
@@ -77,13 +77,13 @@ const (
 	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_entry_json() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_since() schedule_status_json() schedule_list()
 		present_database() snapshot() tables_number() timeline()`
 
-	everything = `clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept history identities jobs jobs_status leases locks locks_status members members_status partitions presences
+	everything = `clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept graces history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker installation present_marker status overrides`
-	clientsRead   = `clients events identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
-	clientsWrite  = `boot_marker clients identities leases locks members partitions presences `
+	clientsRead   = `clients events graces identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
+	clientsWrite  = `boot_marker clients graces identities leases locks members partitions presences `
 	clientsInsert = clientsWrite + `events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
-	clientsDelete = `clients identities locks members presences `
+	clientsDelete = `clients graces identities locks members presences `
 )
 
 var mayDo = map[string]string{

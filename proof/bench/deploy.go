@@ -6,45 +6,74 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/pgleases/pgleases"
 )
 
 // measureDeploy replaces all clients of a lease, one after the other, and observes each partition
 // from outside.
 func measureDeploy(ctx context.Context, l *lab, out *part) {
 	clients, partitions := l.pick(3, 20), l.pick(64, 1024)
-	for _, deploy := range []struct {
-		what  string
-		least float64 // moves per partition
-		why   string
-		one   func(g *group, i int) // replaces a client
-	}{
-		{"a new client joins, an old one closes", 1, "each has to move once", func(g *group, i int) {
+	replace := func(settle func(*group)) func(*group, int) {
+		return func(g *group, i int) {
 			g.add(ctx, fmt.Sprintf("new-%02d", i))
-			g.settle(ctx)
+			settle(g)
 			g.remove(0)
-		}},
-		{"each client closes and restarts", 2, "away, and back", func(g *group, _ int) {
+			settle(g)
+		}
+	}
+	restart := func(settle func(*group)) func(*group, int) {
+		return func(g *group, _ int) {
 			id := g.members[0].id
 			g.remove(0)
 			g.add(ctx, id)
-		}},
+			settle(g)
+		}
+	}
+	even := func(g *group) { g.settle(ctx) }
+	covered := func(g *group) { g.covered(ctx, partitions) }
+	delay, grace := pgleases.WithRebalanceDelay(deployDelay), pgleases.WithRestartGrace(time.Minute)
+	for _, deploy := range []struct {
+		what    string
+		least   float64 // moves per partition
+		why     string
+		most    float64 // the goal for them; 0: there is none
+		options []pgleases.LeaseOption
+		one     func(g *group, i int) // replaces a client
+	}{
+		{"a new client joins, an old one closes", 1, "each has to move once", 0, nil, replace(even)},
+		{"each client closes and restarts", 2, "away, and back", 0, nil, restart(even)},
+		{"a new client joins, an old one closes, with `WithRebalanceDelay`", 1, "each has to move once", 1.05,
+			[]pgleases.LeaseOption{delay}, replace(covered)},
+		{"each client closes and restarts, with `WithRestartGrace`", 0, "each comes back to its client", 0.05,
+			[]pgleases.LeaseOption{grace}, restart(covered)},
 	} {
-		g := l.newGroup(ctx, l.durable, clients, partitions, 0, nil)
+		g := l.newGroup(ctx, l.durable, 0, partitions, 0, nil)
 		defer g.end()
+		g.options = deploy.options
+		for i := range clients {
+			g.add(ctx, fmt.Sprintf("client-%02d", i))
+		}
+		g.settle(ctx)
 		o := observe(g)
 		began := time.Now()
 		for i := range clients {
 			deploy.one(g, i)
-			g.settle(ctx)
 		}
+		g.settle(ctx)
 		took := time.Since(began)
 		close(o.done)
 		o.wait.Wait()
-		o.report(out, deploy.what, deploy.least, deploy.why, took)
+		o.report(out, deploy.what, deploy.least, deploy.why, deploy.most, took)
 	}
 	out.note("%d clients share %s partitions, with the default TTL and no handoff delay. "+
-		"The next client is replaced when shares are even.", clients, grouped(partitions))
+		"The next client is replaced when shares are even, or with an option when all partitions are owned. "+
+		"The rebalance delay is %v, and the deploy ends after it. The restart grace is 1 min.",
+		clients, grouped(partitions), deployDelay)
 }
+
+// deployDelay is longer than the replacement of one client takes.
+const deployDelay = 5 * time.Second
 
 // An observer reads what clients own, again and again.
 type observer struct {
@@ -100,7 +129,7 @@ func (o *observer) read(members []*member, now time.Time) {
 	}
 }
 
-func (o *observer) report(out *part, what string, least float64, why string, took time.Duration) {
+func (o *observer) report(out *part, what string, least float64, why string, most float64, took time.Duration) {
 	var moves, without, gaps []float64
 	for _, of := range o.partitions {
 		moves = append(moves, float64(of.moves))
@@ -114,8 +143,15 @@ func (o *observer) report(out *part, what string, least float64, why string, too
 		return sum / float64(len(of))
 	}
 	n := mean(moves)
-	out.figure(what+": moves of a partition", fmt.Sprintf("%.2f, at most %v", n, slices.Max(moves))).
-		than(why, fmt.Sprintf("%.2f", least), significant(n/least)+"x")
+	ratio := ""
+	if least > 0 {
+		ratio = significant(n/least) + "x"
+	}
+	moved := out.figure(what+": moves of a partition", fmt.Sprintf("%.2f, at most %v", n, slices.Max(moves))).
+		than(why, fmt.Sprintf("%.2f", least), ratio)
+	if most > 0 {
+		moved.goal(fmt.Sprintf("<= %.2f", most), n <= most)
+	}
 	out.figure(what+": time without an owner", fmt.Sprintf("%s, at most %s; longest gap %s",
 		nanoseconds(mean(without)), nanoseconds(slices.Max(without)), nanoseconds(slices.Max(gaps)))).
 		than("the whole deploy", duration(took), percent(mean(without)/float64(took)))

@@ -30,8 +30,8 @@ func open(ctx context.Context, url, id string, ttl time.Duration) *member {
 }
 
 // join joins a lease without a handoff delay, because the members do no work.
-func (m *member) join(ctx context.Context, lease string, partitions int) {
-	m.Lease = must(m.client.Lease(ctx, lease, partitions, pgleases.WithHandoffDelay(0)))
+func (m *member) join(ctx context.Context, lease string, partitions int, opts ...pgleases.LeaseOption) {
+	m.Lease = must(m.client.Lease(ctx, lease, partitions, append(opts, pgleases.WithHandoffDelay(0))...))
 }
 
 func closeClient(client *pgleases.Client) {
@@ -153,8 +153,9 @@ type group struct {
 	reach      string // the clients' URL
 	partitions int
 	ttl        time.Duration // 0: the default TTL
-	members    []*member     // guarded by census.mu while several join
-	joined     []*member     // includes members that have left; guarded by census.mu
+	options    []pgleases.LeaseOption
+	members    []*member // guarded by census.mu while several join
+	joined     []*member // includes members that have left; guarded by census.mu
 }
 
 // newGroup creates a group of clients, and waits until their shares are even.
@@ -177,7 +178,7 @@ func (l *lab) newGroup(ctx context.Context, server *pgserver.Server, clients, pa
 func (g *group) add(ctx context.Context, id string) (joining time.Time) {
 	m := open(ctx, g.reach, id, g.ttl)
 	joining = time.Now()
-	m.join(ctx, leaseName, g.partitions)
+	m.join(ctx, leaseName, g.partitions, g.options...)
 	g.mu.Lock()
 	g.members, g.joined = append(g.members, m), append(g.joined, m)
 	g.mu.Unlock()
