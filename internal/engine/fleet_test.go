@@ -95,6 +95,7 @@ type world struct {
 	injected     map[string]int // faults by kind
 	took         time.Duration  // until all was right
 	bound        time.Duration  // the longest that it may take
+	waits        time.Duration  // how much longer, because of delays and graces
 }
 
 // A place is a partition.
@@ -699,10 +700,16 @@ func (w *world) history(length time.Duration) {
 		}
 		return []Option{WithTTL(*usualTTL)}
 	}
+	var placed []LeaseOption
+	if e := newDice(w.seed, -1); e.chance(0.5) {
+		delay, grace := scaled(e.span(0, 2*time.Second)), scaled(e.span(0, 6*time.Second))
+		placed = []LeaseOption{WithRebalanceDelay(delay), WithRestartGrace(grace)}
+		w.waits = 5*delay + grace + scaled(4*time.Second) // a check finds out at a heartbeat
+	}
 	join := func(p *proc, name string, patience time.Duration) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
-		if l := p.join(ctx, name, leases[name]); l != nil {
+		if l := p.join(ctx, name, leases[name], placed...); l != nil {
 			p.work(l)
 		}
 	}
@@ -993,7 +1000,7 @@ func (w *world) comesRight(alive []*proc, leases map[string]int, longest time.Du
 		time.Sleep(scaled(10 * time.Millisecond))
 	}
 	took := right.Sub(began)
-	w.bound = calmAfter(longest)
+	w.bound = calmAfter(longest) + w.waits
 	if took > w.bound {
 		w.failf("all was right only %v after quiet: %s", took, why)
 	}

@@ -312,7 +312,9 @@ func (c *Conn) Join(
 			if l.Partitions == 0 {
 				l.CreatedGeneration = l.Generation
 			}
-			join.Claimed = calm <= clock && !underWay || l.PlannedAt > clock // the clock stepped back
+			g, is := t.Graces[GraceKey{lease, t.Clients[session].ID}]
+			awaited := is && g.Until > clock
+			join.Claimed = (calm <= clock || awaited) && !underWay || l.PlannedAt > clock // the clock stepped back
 			if l.NextCheckAt > clock {
 				l.NextCheckAt = min(max(calm, clock+100*millisecond), l.PlannedAt+second+10*l.Partitions)
 			}

@@ -31,7 +31,7 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		}
 	}
 	even := func(g *group) { g.settle(ctx) }
-	covered := func(g *group) { g.covered(ctx, partitions) }
+	covered := func(g *group) { g.covered(ctx, partitions); g.atRest(ctx) }
 	delay, grace := pgleases.WithRebalanceDelay(deployDelay), pgleases.WithRestartGrace(time.Minute)
 	for _, deploy := range []struct {
 		what    string
@@ -121,7 +121,7 @@ func (o *observer) read(members []*member, now time.Time) {
 				gap := now.Sub(of.until)
 				of.without, of.longest = of.without+gap, max(of.longest, gap)
 			}
-			if of.owner != nil && of.owner != m {
+			if of.owner != nil && of.owner.id != m.id {
 				of.moves++
 			}
 			of.owner, of.reading, of.until = m, o.readings, now

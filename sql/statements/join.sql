@@ -1,7 +1,8 @@
 -- join.sql: makes the session a member of a lease, or changes its weight, and makes a plan due. It creates the lease if
 -- it does not exist. If no plan was begun recently, the join claims the plan, as claim.sql does. Otherwise the plan is
 -- due 250 ms after the last one was begun plus 10 us for each partition, but not until 100 ms after the last join, for
--- up to 1 s. So a deployment of many processes costs few plans, and few plans that the next join makes obsolete.
+-- up to 1 s. So a deployment of many processes costs few plans, and few plans that the next join makes obsolete. A client
+-- whose partitions wait for it claims the plan unless one is under way.
 --
 -- $1 bigint  session
 -- $2 text    lease
@@ -26,6 +27,7 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
 ), alive AS MATERIALIZED (
     SELECT c.session, clock_timestamp() AS now,
            (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = $2::text) AS planned_before,
+           EXISTS (SELECT FROM pgleases.graces AS g WHERE g.lease = $2::text AND g.client = c.id AND g.until > clock_timestamp()) AS awaited,
            $4::int <> coalesce((SELECT m.weight FROM pgleases.members AS m WHERE m.lease = $2::text AND m.session = $1::bigint), 0) AS changes,
            greatest($7::bigint * interval '1 microsecond',
                     (SELECT max(m.rebalance_delay) FROM pgleases.members AS m JOIN pgleases.clients AS o ON o.session = m.session WHERE m.lease = $2::text)) AS delay
@@ -46,7 +48,7 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
                    CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
             FROM (SELECT c.now, c.each, c.calm_at,
                          l.planned_at <= c.now -- otherwise the clock stepped back
-                         AND (c.calm_at > c.now OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
+                         AND (c.calm_at > c.now AND NOT (SELECT alive.awaited FROM alive) OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
                   FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
                         FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p),
         (settling_since, settles_at) = ( -- greatest ignores null
