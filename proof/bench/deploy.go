@@ -37,7 +37,7 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		what    string
 		least   float64 // moves per partition
 		why     string
-		most    float64 // the goal for them; 0: there is none
+		most    float64 // the goal for them; 0: there is no goal
 		options []pgleases.LeaseOption
 		one     func(g *group, i int) // replaces a client
 	}{
