@@ -146,7 +146,10 @@ func (h *handler) reply(w http.ResponseWriter, content any, err error) {
 		is := refusalOf(err)
 		status, content = is.status, is
 	}
-	text := encode(content)
+	text, isEncoded := content.(json.RawMessage)
+	if !isEncoded {
+		text = encode(content)
+	}
 	// The limit begins here, because it is for the browser, and long texts take a while to encode.
 	// If it cannot be set, the server's own holds.
 	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(h.times.write))

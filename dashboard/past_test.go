@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	neturl "net/url"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -177,4 +178,29 @@ func newRole(t *testing.T, url, right string) *pgxpool.Pool {
 	role, pool := roleOf(t, url)
 	exec(t, url, "GRANT USAGE ON SCHEMA pgleases TO "+role, "GRANT "+right+" TO "+role)
 	return pool
+}
+
+// Viewers of one address that do not read share the bytes of its answer.
+func TestViewersOfThePastThatDoNotReadCostLittle(t *testing.T) { // not in parallel: it measures what the process has
+	testkit.OnlyInCI(t)
+	const viewers, most = 300, 50 << 20
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.events (cause, actor, reason) SELECT 'drain', 'ann', repeat('x', 1000) FROM generate_series(1, 1000)`)
+	pool := newPool(t, url)
+	server, _ := serveNarrow(t, dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Hour, patience, time.Hour))
+	used := func() int64 {
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapInuse + m.StackInuse)
+	}
+	before := used()
+	for range viewers {
+		doNotRead(t, server, "GET /data/happened HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP/1.1 200")
+	}
+	if cost := used() - before; cost > most {
+		t.Errorf("%d viewers of a megabyte cost %.1f MB, want at most %d", viewers, float64(cost)/(1<<20), most>>20)
+	} else {
+		t.Logf("%d viewers cost %.1f MB", viewers, float64(cost)/(1<<20))
+	}
 }

@@ -2,6 +2,7 @@ package dashboard
 
 import (
 	"context"
+	"encoding/json"
 	"net/http"
 	"time"
 )
@@ -12,13 +13,14 @@ import (
 const (
 	kept     = 2 * time.Second // an answer about the present is kept so long
 	keptPast = 5 * time.Second // an answer about the past is kept so long
-	mostKept = 64              // answers
+	mostKept = 16 << 20        // bytes of all answers
 )
 
-// An answered question is an answer that several viewers may share.
+// An answered question is an answer as it is sent. All viewers get the same bytes, so a viewer that
+// does not read costs only its connection.
 type answered struct {
-	until   time.Time
-	content any
+	until time.Time
+	sent  json.RawMessage
 }
 
 // shared returns a kept answer to the question of a request, or asks it. An answer that takes long
@@ -30,20 +32,30 @@ func (h *handler) shared(r *http.Request, keep time.Duration, ask func(context.C
 	known, has := h.answers[key]
 	h.mu.Unlock()
 	if has && time.Now().Before(known.until) {
-		return known.content, nil
+		return known.sent, nil
 	}
 	began := time.Now()
 	content, err := ask(r.Context())
 	if err != nil {
 		return nil, err
 	}
+	sent := json.RawMessage(encode(content))
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.answers) >= mostKept {
+	h.keep(key, answered{time.Now().Add(max(keep, 20*time.Since(began))), sent})
+	return sent, nil
+}
+
+// keep keeps an answer, in place of the others if they are too large together. The caller holds mu.
+func (h *handler) keep(key string, a answered) {
+	sum := len(key) + len(a.sent)
+	for key, other := range h.answers {
+		sum += len(key) + len(other.sent)
+	}
+	if sum > mostKept {
 		clear(h.answers)
 	}
-	h.answers[key] = answered{time.Now().Add(max(keep, 20*time.Since(began))), content}
-	return content, nil
+	h.answers[key] = a
 }
 
 // forget drops all kept answers, so that the user who made a change sees it at once.

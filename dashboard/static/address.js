@@ -11,12 +11,12 @@ export const root = new URL("../", import.meta.url).pathname;
 
 const coded = character => "~" + character.codePointAt(0).toString(16).toUpperCase().padStart(2, "0");
 
-export function encode(text) {
+function encode(text) {
   const safe = text.replace(/[\x00-\x7f]/g, c => /[\w.-]/.test(c) ? c : coded(c));
   return encodeURI(/^\.+$/.test(safe) ? safe.replaceAll(".", coded) : safe);
 }
 
-export function decode(part) {
+function decode(part) {
   let text = part;
   try {
     text = decodeURIComponent(part);

@@ -8,7 +8,7 @@ import { paint, pattern, styles } from "./colors.js";
 import { state } from "./state.js";
 import { clock, count, many, rangesText, span } from "./words.js";
 import { axis } from "./time.js";
-import { eventItem, kindOf } from "./event.js";
+import { eventItem, kindOf, wordsOf } from "./event.js";
 import { who, whoLink } from "./owners.js";
 import { fit } from "./map.js";
 
@@ -28,12 +28,13 @@ export function newBand(lease, partition = null) {
     legend: make("div", "legend"), list: make("ol", "events band-events"),
   };
   band.numbers = tableOf(band);
-  const picture = make("div", "", place, band.axis, make("div", "line", band.note, band.more), band.legend, band.numbers, band.list);
+  const line = make("div", "line", band.note, band.more);
+  const picture = make("div", "", place, band.axis, line, band.legend, band.numbers, band.list);
   picture.hidden = true;
   place.tabIndex = 0;
   place.setAttribute("role", "slider");
-  const whole = partition === null ? "Owners of " + plain(lease) : "Owners of partition " + partition + " of " + plain(lease);
-  place.setAttribute("aria-label", whole + " through time: use the arrow keys");
+  const part = partition === null ? "" : "partition " + partition + " of ";
+  place.setAttribute("aria-label", "Owners of " + part + plain(lease) + " through time: use the arrow keys");
   listen(band);
   band.more.hidden = true;
   return {
@@ -90,7 +91,8 @@ function drawLegend(band) {
   const gaps = band.spells.some(s => s.owner === "");
   const gone = gaps ? [make("span", "who", make("span", "tag gap"), "no owner")] : [];
   const more = owners.length > 24 ? [make("span", "sub", many(owners.length - 24, "more owner"))] : [];
-  fill(band.legend, signature + gaps, ...owners.slice(0, 24).map(id => whoLink(id, slotOf(band, id))), ...gone, ...more);
+  const links = owners.slice(0, 24).map(id => whoLink(id, slotOf(band, id)));
+  fill(band.legend, signature + gaps, ...links, ...gone, ...more);
 }
 
 // ---- The picture.
@@ -120,7 +122,8 @@ function draw(band) {
     c.fillStyle = pattern(c, 1, soft, quiet, ratio);
     c.fillRect(0, y(first), x(since), y(first + n) - y(first));
   }
-  const sorted = band.spells.toSorted((a, b) => (a.owner === "") - (b.owner === "")); // gaps last, so that they are seen
+  // Gaps are drawn last, so that they are seen.
+  const sorted = band.spells.toSorted((a, b) => (a.owner === "") - (b.owner === ""));
   for (const spell of sorted) {
     const left = Math.round(x(spell.from));
     const wide = Math.max(spell.owner === "" ? 2 * ratio : 1, Math.round(x(spell.to)) - left);
@@ -138,7 +141,8 @@ function draw(band) {
 }
 
 function drawMarks(band, c, x, ratio) {
-  const colors = Object.fromEntries(["bad", "warn", "good", "calm", "quiet", "verb"].map(kind => [kind, styles("--" + kind)[0]]));
+  const kinds = ["bad", "warn", "good", "calm", "quiet", "verb"];
+  const colors = Object.fromEntries(kinds.map(kind => [kind, styles("--" + kind)[0]]));
   const rank = { bad: 2, verb: 1 };
   const sorted = band.events.toSorted((a, b) => (rank[kindOf(a)] || 0) - (rank[kindOf(b)] || 0));
   for (const event of sorted) {
@@ -180,8 +184,9 @@ function spellAt(band, { time, partition, event }) {
 
 function describe(band) {
   const at = placeOf(band);
-  const none = band.events.length === 0 ? "No event in this period." : "Point at a time, or use the arrow keys: left and " +
-    "right for events" + (band.partition === null ? ", up and down for partitions." : ".");
+  const keys = "left and right for events" + (band.partition === null ? ", up and down for partitions." : ".");
+  const hint = "Point at a time, or use the arrow keys: " + keys;
+  const none = band.events.length === 0 ? "No event in this period." : hint;
   const words = at ? sentence(band, at) : [none];
   const text = words.map(w => typeof w === "string" ? w : plain(w.id)).join("");
   fill(band.note, text, ...words.map(w => typeof w === "string" ? w : who(w.id, slotOf(band, w.id))));
@@ -257,7 +262,9 @@ function listen(band) {
     const { n } = linesOf(band);
     const last = band.events.length - 1, step = Math.ceil(n / rowsMost);
     const now = band.event < 0 ? last + 1 : band.event;
-    const to = { ArrowLeft: now - 1, ArrowRight: now + 1, PageUp: now - 10, PageDown: now + 10, Home: 0, End: last }[event.key];
+    const to = {
+      ArrowLeft: now - 1, ArrowRight: now + 1, PageUp: now - 10, PageDown: now + 10, Home: 0, End: last,
+    }[event.key];
     const line = { ArrowUp: band.row - step, ArrowDown: band.row + step }[event.key];
     if (event.key === "Enter" && band.event >= 0 && band.partition === null) {
       go(addressOf("leases", [band.lease, String(band.row)]));
@@ -287,7 +294,7 @@ function tableOf(band) {
       s.cause ? clock(s.from) : "before " + clock(s.from),
       s.to < band.end ? clock(s.to) : "now",
       ["n", span(s.to - s.from)],
-      s.cause || "before the period")));
+      wordsOf(s.cause) || "before the period")));
     const more = band.spells.length - mostSpells;
     const note = more > 0 ? [make("p", "note", many(more, "more line") + " not shown: choose a shorter period.")] : [];
     details.replaceChildren(details.firstChild, scroll(all), ...note);

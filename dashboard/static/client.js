@@ -1,6 +1,6 @@
 // One client: is it alive, what does it own, and what happened to it.
 
-import { card, fill, keyed, make, mark, name, plain, row, setText, table } from "./dom.js";
+import { card, drawFacts, fill, keyed, make, mark, name, plain, row, setText, table } from "./dom.js";
 import { here } from "./address.js";
 import { reading, state } from "./state.js";
 import { clock, count, span } from "./words.js";
@@ -15,8 +15,9 @@ export function client({ names: [id] }) {
   const facts = make("div", "facts-list");
   const marks = make("p", "marks");
   const gone = make("p", "", "No client with this ID is live. Below is what happened to it.");
-  const shares = table("Leases of " + plain(id), ["Lease", ["n", "Owns"], ["n", "Share"], ["n", "Weight"], "Joined"], "share-rows");
-  const owned = make("div", "card scroll", shares);
+  const heads = ["Lease", ["n", "Owns"], ["n", "Share"], ["n", "Weight"], "Joined"];
+  const shares = table("Leases of " + plain(id), heads, "share-rows");
+  const owned = make("div", "card scroll tall", shares);
   const list = make("ol", "events");
   list.id = "event-list";
   const note = make("p", "note");
@@ -44,10 +45,11 @@ export function client({ names: [id] }) {
       owned.hidden = !found;
       overrides.draw();
       if (!found) return;
-      drawFacts(facts, found, beat);
+      drawNow(facts, found, beat);
       const all = marksOf(found);
       fill(marks, JSON.stringify(all), ...all.flatMap(([kind, text]) => [mark(text, kind), " "]));
-      const memberships = state.leases.flatMap(l => l.members.filter(m => m.session === found.session).map(m => ({ l, m })));
+      const memberships = state.leases.flatMap(l =>
+        l.members.filter(m => m.session === found.session).map(m => ({ l, m })));
       owned.hidden = memberships.length === 0;
       keyed(shares.tBodies[0], memberships, x => x.l.name,
         ({ l }) => row(leaseLink(l.name), ["n"], ["n"], ["n"], ["nowrap"]), (element, { m }) => {
@@ -60,7 +62,7 @@ export function client({ names: [id] }) {
   };
 }
 
-function drawFacts(element, found, beat) {
+function drawNow(element, found, beat) {
   const age = state.ages[state.clients.indexOf(found)] || 0;
   const ttl = found.ttl_ns / 1e6;
   const margin = Math.max(100, ttl / 20); // as the library has it
@@ -72,9 +74,6 @@ function drawFacts(element, found, beat) {
     ["Process", make("span", "", name(found.host), " " + found.pid)], ["Started", clock(found.started)],
   ];
   if (dataOf(found)) facts.push(["Metadata", name(dataOf(found))]);
-  if (!element.facts) {
-    element.facts = facts.map(([label, value]) => make("div", "", make("span", "sub", label), make("strong", "", value)));
-    element.append(...element.facts);
-  }
-  setText(element.facts[2].children[1], trust);
+  drawFacts(element, found.session, facts);
+  setText(element.children[2].children[1], trust);
 }

@@ -1,6 +1,6 @@
 // The list of clients: their heartbeats, their shares and their processes.
 
-import { fill, keyed, make, mark, name, plain, row, setText, table } from "./dom.js";
+import { fill, keyed, make, mark, name, plain, row, setText, table, unseen } from "./dom.js";
 import { operating, state } from "./state.js";
 import { clock, count, many, span } from "./words.js";
 import { filterField, matches } from "./filter.js";
@@ -44,12 +44,12 @@ const badness = c => c.expired ? 0 : c.superseded || c.evicted ? 1 : 2;
 export function clients() {
   const heads = [
     "Client", "Last heartbeat", ["n", "Owns"], ["n", "Leases"], ["process", "Process"], ["started", "Started"],
-    ...(operating ? [make("span", "unseen", "Operate")] : []),
+    ...(operating ? [unseen("Operate")] : []),
   ];
   const all = table("Clients", heads, "client-rows");
   const note = make("p", "note");
   note.id = "clients-note";
-  const box = make("div", "card scroll", all);
+  const box = make("div", "card scroll tall", all);
   const element = make("div", "", filterField("Show only clients, hosts and metadata that contain"), box, note);
   return {
     element,
@@ -60,7 +60,8 @@ export function clients() {
         return;
       }
       const shares = sharesOf();
-      const shown = state.clients.filter(c => matches(c.id, c.host, dataOf(c))).toSorted((a, b) => badness(a) - badness(b));
+      const matching = state.clients.filter(c => matches(c.id, c.host, dataOf(c)));
+      const shown = matching.toSorted((a, b) => badness(a) - badness(b));
       box.hidden = shown.length === 0;
       keyed(all.tBodies[0], shown.slice(0, mostRows), c => c.session, createRow,
         (element, c) => updateRow(element, c, shares.get(c.session) || { owned: 0, leases: 0 }));
@@ -74,7 +75,8 @@ export function clients() {
 }
 
 function createRow(client) {
-  return row(["", make("span"), " ", make("span")], ["", beatOf()], ["n"], ["n"], ["sub process"], ["sub nowrap started"],
+  const head = ["", make("span"), " ", make("span")];
+  return row(head, ["", beatOf()], ["n"], ["n"], ["sub process"], ["sub nowrap started"],
     ...operateButtons({ kind: "client", subject: client.id }).map(b => ["n", b]));
 }
 

@@ -14,7 +14,7 @@ const inks = palette.map(hex => {
 const colorOf = slot => palette[slot % palette.length];
 const inkOf = slot => inks[slot % palette.length];
 
-export function lettersOf(slot) {
+function lettersOf(slot) {
   let letters = "";
   for (let n = slot + 1; n > 0; n = Math.floor((n - 1) / 26)) {
     letters = String.fromCharCode(65 + (n - 1) % 26) + letters;

@@ -1,11 +1,13 @@
 // One consumer: what waits, which keys are blocked and why, its dead letters, and what operators changed.
 
-import { card, fill, keyed, make, mark, name, plain, refill, row, scroll, setText, sub, table } from "./dom.js";
+import {
+  card, drawTiles, fill, keyed, make, mark, name, plain, refill, row, scroll, setText, sub, table,
+} from "./dom.js";
 import { addressOf, link } from "./address.js";
 import { operating, reading } from "./state.js";
 import { ago, clock, count, firstLine, isTime, many, ofNs } from "./words.js";
 import { operateButton, operateButtons } from "./verbs.js";
-import { marksOf, most1000 } from "./consumers.js";
+import { isBehind, marksOf, most1000 } from "./consumers.js";
 
 export function consumer({ names: [of] }) {
   const failure = make("p", "failure card block");
@@ -39,8 +41,9 @@ export function consumer({ names: [of] }) {
     fill(acts, JSON.stringify(operated), ...operateButtons(operated));
     const marks = marksOf(c);
     fill(state, JSON.stringify(marks), ...marks.flatMap(([kind, text]) => [mark(text, kind), " "]));
-    drawTiles(tiles, c);
-    const pause = paused ? "Paused by " + plain(c.paused_by) + " since " + clock(c.paused_at) + ": " + plain(c.paused_reason) + ". " : "";
+    drawTiles(tiles, tilesOf(c));
+    const by = paused ? plain(c.paused_by) + " since " + clock(c.paused_at) + ": " + plain(c.paused_reason) : "";
+    const pause = paused ? "Paused by " + by + ". " : "";
     const table = ["Its table is ", name(c.queue), ". Its partitions are those of the lease ",
       link(addressOf("leases", ["consumer/" + c.name]), name("consumer/" + c.name)), "."];
     fill(why, pause + c.queue, pause, ...table);
@@ -51,31 +54,31 @@ export function consumer({ names: [of] }) {
   return { element: make("div", "", failure, rest), parts: [], end: read.end, draw() {} };
 }
 
-function drawTiles(element, c) {
-  const still = c.first_for_ns > 60e9 ? "the first has waited unhandled for " + ofNs(c.first_for_ns) : "";
-  const tiles = [
-    ["Waiting", most1000(c.waiting), c.waiting === null ? "this role may not read the table" : still || "rows in the table", ""],
-    ["Oldest row", c.timed ? ofNs(c.oldest_ns) || "none" : "not known", c.timed ? "of keys that are not blocked" : "set Queue.Time to know it",
-      c.oldest_ns > 60e9 ? "warn" : ""],
-    ["Blocked keys", most1000(c.blocked_keys), c.blocked_keys > 0 ? "the first for " + ofNs(c.blocked_for_ns) : "all keys are handled",
-      c.blocked_keys > 0 ? "bad" : ""],
-    ["Dead letters", most1000(c.dead_letters), c.dead_letters > 0 ? "taken out of the table" : "no row was given up", ""],
-    ["Owned", count(c.owned), "of " + many(c.partitions, "partition"), c.owned < c.partitions && !c.lease_paused ? "bad" : ""],
+function tilesOf(c) {
+  const still = c.first_for_ns > 60e9 ? "the first has waited for " + ofNs(c.first_for_ns) : "rows in the table";
+  const waits = c.waiting === null ? "this role may not read the table" : still;
+  const oldest = c.timed ? ofNs(c.oldest_ns) || "none" : "not known";
+  const aged = c.timed ? "of keys that are not blocked" : "set Queue.Time to know it";
+  const blocked = c.blocked_keys > 0 ? "the first for " + ofNs(c.blocked_for_ns) : "all keys are handled";
+  const dead = c.dead_letters > 0 ? "taken out of the table" : "no row was given up";
+  const unowned = c.owned < c.partitions && !c.lease_paused;
+  return [
+    ["Waiting", most1000(c.waiting), waits, ""],
+    ["Oldest row", oldest, aged, isBehind(c) ? "warn" : ""],
+    ["Blocked keys", most1000(c.blocked_keys), blocked, c.blocked_keys > 0 ? "bad" : ""],
+    ["Dead letters", most1000(c.dead_letters), dead, ""],
+    ["Owned", count(c.owned), "of " + many(c.partitions, "partition"), unowned ? "bad" : ""],
   ];
-  keyed(element, tiles, t => t[0], t => make("div", "", make("dt", "", t[0]), make("dd"), make("dd")),
-    (tile, [, number, words, kind]) => {
-      setText(tile.children[1], number);
-      setText(tile.children[2], words);
-      tile.className = kind;
-    });
 }
 
 function blockedCells(b) {
-  const next = b.skipped_by ? "being skipped by " + plain(b.skipped_by) : isTime(b.next) ? clock(b.next) : "when somebody retries it";
+  const next = isTime(b.next) ? clock(b.next) : "when somebody retries it";
+  const skipped = b.skipped_by ? "being skipped by " + plain(b.skipped_by) : next;
+  const error = ["text", errorOf(b.error), b.suspect ? mark("crash suspect", "warn") : ""];
   const attempts = count(b.attempts) + (b.crashes > 0 ? ", " + many(b.crashes, "crash", "crashes") : "");
   return [
     ["", name(b.key), sub("partition " + count(b.partition))], ["n", b.id], ["n", attempts],
-    ["nowrap", clock(b.since), sub(ago(b.since))], ["nowrap", next], ["text", errorOf(b.error), b.suspect ? mark("crash suspect", "warn") : ""],
+    ["nowrap", clock(b.since), sub(ago(b.since))], ["nowrap", skipped], error,
   ];
 }
 
@@ -144,7 +147,8 @@ function newRows(of, { title, id, kind, verbs, heads, cells, empty }) {
       keyed(all.tBodies[0], rows, r => r.id, () => row(), (element, r) =>
         refill(element, JSON.stringify(r), ...cells(r), ...(operating ? [["pick", boxOf(r)]] : [])));
       const more = total - rows.length;
-      setText(note, rows.length === 0 ? empty : more > 0 ? "The first " + count(rows.length) + " of " + most1000(total) + " are shown." : "");
+      const cut = more > 0 ? "The first " + count(rows.length) + " of " + most1000(total) + " are shown." : "";
+      setText(note, rows.length === 0 ? empty : cut);
       choose();
     },
   };

@@ -135,6 +135,21 @@ export function card(title, extra, ...children) {
 // scroll makes a wide table scroll inside of its card.
 export const scroll = (...children) => make("div", "scroll", ...children);
 
+// drawFacts shows pairs of a label and a value.
+export function drawFacts(element, signature, facts) {
+  fill(element, signature, ...facts.map(([label, value]) => make("div", "", sub(label), make("strong", "", value))));
+}
+
+// drawTiles shows large numbers, each with a label, words below it, and a kind of color. head makes the label.
+export function drawTiles(element, tiles, head = label => label) {
+  keyed(element, tiles, t => t[0], t => make("div", "", make("dt", "", head(t[0])), make("dd"), make("dd")),
+    (tile, [, number, words, kind]) => {
+      setText(tile.children[1], number);
+      setText(tile.children[2], words);
+      tile.className = kind;
+    });
+}
+
 export const mark = (text, kind = "") => make("span", "mark " + kind, plain(text));
 
 export const sub = (...children) => make("div", "sub", ...children);

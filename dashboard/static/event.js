@@ -1,25 +1,27 @@
 // An event, as a line of a list.
 
 import { make, mark, name } from "./dom.js";
-import { clock, count, many, rangesText, sizeOf } from "./words.js";
+import { clock, many, rangesText, sizeOf } from "./words.js";
 import { leaseLink, whoLink } from "./owners.js";
 
 // kindOf returns the kind of color of a cause.
 export function kindOf(event) {
   if (event.actor) return "verb";
-  return { evicted: "bad", given: "warn", accepted: "warn", "handed over": "calm", joined: "good" }[event.cause] || "quiet";
+  return kinds[event.cause] || "quiet";
 }
 
-// words are what the causes mean.
-const words = { given: "taken over" };
+const kinds = { evicted: "bad", given: "warn", accepted: "warn", "handed over": "calm", joined: "good" };
+
+// wordsOf returns what a cause means.
+export const wordsOf = cause => cause === "given" ? "taken over" : cause;
 
 // eventItem returns a line. slotOf returns the color of an owner that is no longer live, if it has one. A line on
 // the page of a lease does not name that lease.
 export function eventItem(event, slotOf = () => undefined, lease = "") {
   const time = make("time", "", clock(event.at));
   time.dateTime = event.at;
-  const text = make("span", "", mark(words[event.cause] || event.cause, kindOf(event)));
-  if (words[event.cause]) text.firstChild.title = event.cause;
+  const text = make("span", "", mark(wordsOf(event.cause), kindOf(event)));
+  text.firstChild.title = event.cause;
   if (event.lease && event.lease !== lease) text.append(" ", leaseLink(event.lease));
   if (event.partitions.length > 0) {
     const ranges = make("span", "sub", rangesText(event.partitions));

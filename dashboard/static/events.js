@@ -21,7 +21,8 @@ export function events() {
   const filters = make("div", "filters", field("lease", "Lease"), field("client", "Client"), causeField());
   filters.setAttribute("role", "group");
   filters.setAttribute("aria-label", "Show only some events");
-  const element = make("div", "", make("div", "bar-line", picker("1h", ["1h", "24h", "7d", "30d"]), filters), list, note);
+  const bar = make("div", "bar-line", picker("1h", ["1h", "24h", "7d", "30d"]), filters);
+  const element = make("div", "", bar, list, note);
   const query = () => {
     const { lease, client, cause } = here().query;
     const given = Object.entries({ lease, client, cause }).filter(([, value]) => value);
@@ -50,10 +51,11 @@ function show(list, note, told) {
   const all = told.events || [];
   list.hidden = all.length === 0;
   keyed(list, all, e => e.id, e => eventItem(e), () => {});
+  const number = told.more ? "The latest " + count(all.length) + " events" : many(all.length, "event");
   const period = told.since ? " from " + clock(told.since) + " to " + clock(told.until) : "";
   setText(note, told.text ? "The events cannot be read: " + plain(told.text) :
     all.length === 0 ? "No event matches" + period + "." :
-      (told.more ? "The latest " + count(all.length) + " events" : many(all.length, "event")) + period + ", the latest first.");
+      number + period + ", the latest first.");
 }
 
 // field is a field of the filter: the whole name of a lease or a client.

@@ -1,6 +1,6 @@
 // The jobs of a group: those that have not ended, or those that failed.
 
-import { make, mark, name, refill, setText, sub, table } from "./dom.js";
+import { make, mark, name, refill, setText, sub, table, unseen } from "./dom.js";
 import { addressOf, alter, go, here } from "./address.js";
 import { state } from "./state.js";
 import { clock, firstLine, ofNs } from "./words.js";
@@ -32,7 +32,7 @@ export function jobs({ names: [group] }) {
 }
 
 function newJobs(group, groups) {
-  const all = table("Jobs", ["Job", "State", "For", "Of", ["n", "Late"], make("span", "unseen", "Operate")]);
+  const all = table("Jobs", ["Job", "State", "For", "Of", ["n", "Late"], unseen("Operate")]);
   const query = () => ({ group, which: here().query.state || "" });
   const list = newList({
     path: "jobs", table: all, query, keyOf: j => j.id, next: j => j.id, empty: "There is no such job.",
@@ -68,13 +68,15 @@ function updateJob(element, j, group) {
   const ended = j.outcome !== "";
   const id = String(ended ? j.job : j.id);
   const of = { subject: id, group, label: "job " + id };
+  const failed = { kind: "failed", ...of, outcome: j.outcome };
   const acts = !ended ? operateButtons({ kind: "job", ...of }, "cancel_job") :
-    j.retried ? ["retried as " + j.retried] : operateButtons({ kind: "failed", ...of, outcome: j.outcome }, "retry_job");
+    j.retried ? ["retried as " + j.retried] : operateButtons(failed, "retry_job");
+  const since = !ended && j.started_at ? sub("running since " + clock(j.started_at)) : "";
   const shown = ended ? j.outcome : j.state;
   refill(element, JSON.stringify(j),
     ["", id, sub(name(j.kind))],
     ["", mark(shown, kindOf(shown)), noted(j.why), noted(firstLine(j.error))],
-    ["nowrap", clock(ended ? j.until : j.at), !ended && j.started_at ? sub("running since " + clock(j.started_at)) : ""],
+    ["nowrap", clock(ended ? j.until : j.at), since],
     ["", name(j.name || j.kind), j.owner ? sub("by ", name(j.owner)) : ""],
     ["n", j.state === "running" ? "" : ofNs(j.late_ns)],
     ["n", ...acts]);

@@ -1,6 +1,6 @@
 // The list of leases, with what is wrong first. Each has a small map of its owners.
 
-import { fill, keyed, make, mark, row, setText, table } from "./dom.js";
+import { fill, keyed, make, mark, row, setText, table, unseen } from "./dom.js";
 import { isPaused, state } from "./state.js";
 import { clock, count, many, sizeOf } from "./words.js";
 import { filterField, matches } from "./filter.js";
@@ -32,11 +32,11 @@ function badness(lease) {
 
 export function leases() {
   const heads = ["Lease", "Owners of its partitions", ["n", "Partitions"], ["n", "Members"], "State"];
-  if (operateButtons({ kind: "lease", subject: "" }).length > 0) heads.push(make("span", "unseen", "Operate"));
+  if (operateButtons({ kind: "lease", subject: "" }).length > 0) heads.push(unseen("Operate"));
   const all = table("Leases", heads, "lease-rows");
   const note = make("p", "note");
   note.id = "leases-note";
-  const box = make("div", "card scroll", all);
+  const box = make("div", "card scroll tall", all);
   const element = make("div", "", filterField("Show only leases and members that contain"), box, note);
   return {
     element,

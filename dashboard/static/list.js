@@ -17,7 +17,8 @@ export function newList({ path, table, query, keyOf, next, update, empty = "The 
     const rows = told.rows || [];
     const asked = JSON.stringify(query());
     if (told.rows) keyed(table.tBodies[0], rows, r => asked + keyOf(r), () => make("tr"), update);
-    setText(note, told.text ? "This cannot be read: " + plain(told.text) : rows.length === 0 ? empty : endOf(list, told));
+    const end = rows.length === 0 ? empty : endOf(list, told);
+    setText(note, told.text ? "This cannot be read: " + plain(told.text) : end);
     const choices = [];
     if (list.pages.length > 1) choices.push(["First page", () => list.first()]);
     if (told.more) {
@@ -26,7 +27,8 @@ export function newList({ path, table, query, keyOf, next, update, empty = "The 
         read.now();
       }]);
     }
-    fill(turns, JSON.stringify([list.pages, !!told.more]), ...choices.flatMap(([text, press]) => [button(text, press), " "]));
+    const buttons = choices.flatMap(([text, press]) => [button(text, press), " "]);
+    fill(turns, JSON.stringify([list.pages, !!told.more]), ...buttons);
   });
   list.first = () => {
     list.pages = [""];

@@ -8,7 +8,7 @@ import { whoLink } from "./owners.js";
 
 export function locks() {
   const all = table("Locks", ["Lock", "Held by", "Since", ["n", "Waiting"]], "lock-rows");
-  const box = make("div", "card scroll", all);
+  const box = make("div", "card scroll tall", all);
   const note = make("p", "note");
   note.id = "locks-note";
   const element = make("div", "", filterField("Show only locks and holders that contain"), box, note);

@@ -109,8 +109,9 @@ function drawState() {
   $("main").classList.toggle("stale", alarmed && seenAt > 0);
   if (!status?.server) return;
   const unaccepted = status.server.timeline !== status.server.accepted_timeline;
-  setText($("server"), "Schema version " + status.schema_version + ", server generation " + status.server.generation +
-    (unaccepted ? ". The server is not accepted: no partition moves until a client has watched it for the longest TTL." : "."));
+  const versions = "Schema version " + status.schema_version + ", server generation " + status.server.generation + ".";
+  const waits = " The server is not accepted: no partition moves until a client has watched it for the longest TTL.";
+  setText($("server"), versions + (unaccepted ? waits : ""));
 }
 
 addEventListener("popstate", show);

@@ -118,8 +118,9 @@ function changeOf(verb, of) {
     case "handle":
       return { verb: verbs[verb].sends, consumer: of.subject, rows: (of.rows || []).map(id => ({ id })) };
   }
-  if (of.kind === "schedule" || of.kind === "tick") return { verb, group: of.group, schedule: of.subject, tick: of.tick };
-  return { verb, group: of.group, job: of.subject };
+  const isSchedule = of.kind === "schedule" || of.kind === "tick";
+  const object = isSchedule ? { schedule: of.subject, tick: of.tick } : { job: of.subject };
+  return { verb, group: of.group, ...object };
 }
 
 function ready(previewed) {
@@ -197,8 +198,9 @@ function showRows(verb, told) {
   const content = [];
   if (told.already) content.push(make("p", "", "Nothing would change: somebody has done that already."));
   const acts = { retry: "retried", skip: "skipped", return: "returned" }[verb.sends.replace("_all", "")];
-  if (verb.sends.endsWith("_all")) content.push(make("p", "", many(told.all, "row") + " would be " + acts + "."));
-  else if (acts) content.push(make("p", "", many(told.rows.length, "row") + " would be " + acts + ": ", idsText(told.rows)));
+  const number = many(verb.sends.endsWith("_all") ? told.all : told.rows.length, "row") + " would be " + acts;
+  if (verb.sends.endsWith("_all")) content.push(make("p", "", number + "."));
+  else if (acts) content.push(make("p", "", number + ": ", idsText(told.rows)));
   else if (!told.already) content.push(make("p", "", "The consumer would be " + verb.sends + "d."));
   if (told.gone.length > 0) {
     const gone = many(told.gone.length, "chosen row is", "chosen rows are") + " no longer there: ";

@@ -1,10 +1,11 @@
 // The overview: is anything wrong, what happened in the last hour, and where to look.
 
-import { card, fill, keyed, make, mark, plain, setText } from "./dom.js";
+import { card, drawTiles, fill, keyed, make, mark, plain, setText } from "./dom.js";
 import { addressOf, go, here, link } from "./address.js";
 import { isPaused, leaseOf, reading, state } from "./state.js";
 import { ago, count, many } from "./words.js";
 import { periodOf, picker } from "./time.js";
+import { isBehind } from "./consumers.js";
 import { factsOf } from "./leases.js";
 import { newOverrides } from "./overrides.js";
 import { drawStrip } from "./strip.js";
@@ -29,14 +30,18 @@ export function overview() {
     card("What happened", picker("1h", ["1h", "24h", "7d"]), strips),
     overrides.element,
     card("Findings of doctor", null, findings, well));
-  const read = reading("past", () => periodOf(here().query), 10_000, answer => drawPast(strips, answer));
+  let consumers = null;
+  reading("past", () => periodOf(here().query), 10_000, answer => drawPast(strips, answer));
+  reading("consumers", () => ({}), 10_000, answer => {
+    consumers = answer;
+    drawNumbers(tiles, consumers);
+  });
   return {
     element,
-    parts: ["clients", "leases", "ages", "locks", "overrides", "health", "state"],
-    end: read.end,
+    parts: ["clients", "leases", "ages", "locks", "schedules", "overrides", "health", "state"],
     draw() {
       drawVerdict(verdict);
-      drawTiles(tiles);
+      drawNumbers(tiles, consumers);
       drawFindings(findings, fine, well);
       overrides.draw();
     },
@@ -62,7 +67,7 @@ function drawVerdict(element) {
 
 // ---- The tiles.
 
-function drawTiles(element) {
+function drawNumbers(element, consumers) {
   if (!state.status?.seen) return;
   const sum = { partitions: 0, moving: 0, orphans: 0, lost: 0 };
   for (const lease of state.leases) {
@@ -84,22 +89,30 @@ function drawTiles(element) {
   const tiles = [
     ["Clients", "clients", count(state.clients.length - silent), silent ? count(silent) + " expired" : "all are live",
       silent ? "bad" : ""],
-    ["Leases", "leases", count(state.leases.length), many(sum.partitions, "partition"), ""],
+    ["Leases", "leases", count(state.leases.length),
+      many(sum.partitions, "partition") + (sum.moving ? ", " + count(sum.moving) + " moving" : ""), ""],
     ["Without owner", "leases", count(sum.orphans), orphanWords, sum.lost ? "bad" : ""],
-    ["Moving", "leases", count(sum.moving), sum.moving ? "asked to hand over" : "no partition moves", ""],
+    consumersTile(consumers),
     ["Schedules", "schedules", count(groups.reduce((n, g) => n + g.schedules, 0)),
       lateWords.filter(w => w).join(", ") || "none fails or is late", failing ? "bad" : late ? "warn" : ""],
     ["Locks held", "locks", count(held) + (state.locks?.more ? "+" : ""),
       waiting ? many(waiting, "client waits", "clients wait") : "no client waits", ""],
   ];
-  keyed(element, tiles, t => t[0], t => {
-    const title = link(addressOf(t[1]), t[0]);
-    return make("div", "", make("dt", "", title), make("dd"), make("dd"));
-  }, (tile, [, , number, words, kind]) => {
-    setText(tile.children[1], number);
-    setText(tile.children[2], words);
-    tile.className = kind;
-  });
+  const screens = new Map(tiles.map(([label, screen]) => [label, screen]));
+  const shown = tiles.map(([label, , ...rest]) => [label, ...rest]);
+  drawTiles(element, shown, label => link(addressOf(screens.get(label)), label));
+}
+
+function consumersTile(told) {
+  const head = ["Consumers", "consumers"];
+  if (!told) return [...head, "…", "are being read", ""];
+  if (told.text) return [...head, "?", "cannot be read", "warn"];
+  const blocked = told.consumers.filter(c => c.blocked_keys > 0).length;
+  const late = told.consumers.filter(isBehind).length;
+  const words = [blocked > 0 ? count(blocked) + " blocked" : "", late > 0 ? count(late) + " behind" : ""];
+  const none = told.consumers.length > 0 ? "none is blocked or behind" : "there are none";
+  const text = words.filter(w => w).join(", ") || none;
+  return [...head, count(told.consumers.length), text, blocked > 0 ? "bad" : late > 0 ? "warn" : ""];
 }
 
 // ---- What happened.
@@ -153,7 +166,8 @@ function linked(finding) {
     const before = text.slice(0, found.index);
     const isGroup = before.endsWith("group ");
     const isSchedule = finding.check === "schedules" && group !== "" && before.endsWith("such as ");
-    const address = isGroup ? addressOf("schedules", [of]) : isSchedule ? addressOf("schedules", [group, of]) : addressFor(of);
+    const names = isGroup ? [of] : [group, of];
+    const address = isGroup || isSchedule ? addressOf("schedules", names) : addressFor(of);
     if (isGroup) group = of;
     if (!address) continue;
     parts.push(plain(text.slice(end, found.index)), link(address, plain(found[0])));

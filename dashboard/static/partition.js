@@ -1,12 +1,13 @@
 // One partition: who owns it, why, and who owned it before. A key leads to its partition.
 
-import { card, fill, make, mark, name, plain, row, table } from "./dom.js";
+import { card, drawFacts, fill, make, mark, name, plain, row, table } from "./dom.js";
 import { addressOf, here, link } from "./address.js";
 import { reading } from "./state.js";
 import { clock, count, isTime, span } from "./words.js";
 import { pauseOf, periodOf, picker } from "./time.js";
 import { who, whoLink } from "./owners.js";
 import { newBand } from "./band.js";
+import { wordsOf } from "./event.js";
 
 export function partition({ names: [lease, number], query }) {
   const facts = make("div", "facts-list");
@@ -20,7 +21,7 @@ export function partition({ names: [lease, number], query }) {
   const present = reading("explain", () => asked, 2000, told => {
     fill(failure, told.text || "", told.text ? plain(told.text) : "");
     if (told.text) return;
-    drawFacts(facts, told);
+    drawNow(facts, told);
     fill(reasons, JSON.stringify(told.reasons), ...told.reasons.map(text => make("li", "", plain(text))));
     history ||= newHistory(past, lease, told.partition);
   });
@@ -32,7 +33,7 @@ export function partition({ names: [lease, number], query }) {
   };
 }
 
-function drawFacts(element, told) {
+function drawNow(element, told) {
   const facts = [
     ["Partition", link(addressOf("leases", [told.lease, String(told.partition)]), count(told.partition))],
     ["Owner", told.owner ? whoLink(told.owner) : mark("no owner", "bad")],
@@ -41,14 +42,15 @@ function drawFacts(element, told) {
   ];
   if (told.target && told.target !== told.owner) facts.push(["Moves to", who(told.target)]);
   if (told.preferred_owner) facts.push(["Goes back to", who(told.preferred_owner)]);
-  const signature = JSON.stringify([told.partition, told.owner, told.epoch, told.since, told.target, told.preferred_owner]);
-  fill(element, signature, ...facts.map(([label, value]) => make("div", "", make("span", "sub", label), make("strong", "", value))));
+  const { owner, epoch, since, target, preferred_owner: preferred } = told;
+  drawFacts(element, JSON.stringify([told.partition, owner, epoch, since, target, preferred]), facts);
 }
 
 // newHistory shows the owners of a partition through time.
 function newHistory(place, lease, partition) {
   const band = newBand(lease, partition);
-  const owners = table("Owners through time", ["Owner", "From", "Until", ["n", "For"], "Began when it was"], "owner-rows");
+  const heads = ["Owner", "From", "Until", ["n", "For"], "Began when it was"];
+  const owners = table("Owners through time", heads, "owner-rows");
   place.append(card("Owners through time", picker("24h", ["1h", "24h", "7d", "30d"]), band.element),
     make("div", "card scroll tall", owners));
   const query = () => ({ lease, partition, ...periodOf(here().query, "24h") });
@@ -61,7 +63,7 @@ function newHistory(place, lease, partition) {
       s.cause ? clock(s.since) : "before " + clock(s.since),
       +new Date(s.until) < end ? clock(s.until) : "now",
       ["n", span(new Date(s.until) - new Date(s.since))],
-      s.cause || "before the period"));
+      wordsOf(s.cause) || "before the period"));
     fill(owners.tBodies[0], JSON.stringify(told.spells.map(s => [s.owner, s.since, s.cause])), ...rows);
   });
   return band;

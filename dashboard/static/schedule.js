@@ -1,6 +1,6 @@
 // One schedule: its state and why, its last ticks as bars, its next ticks, and its last error.
 
-import { card, fill, make, mark, name, plain, refill, setText, table } from "./dom.js";
+import { card, drawFacts, fill, make, mark, name, plain, refill, setText, table, unseen } from "./dom.js";
 import { addressOf, link } from "./address.js";
 import { reading } from "./state.js";
 import { ago, clock, count, isTime, many, span } from "./words.js";
@@ -18,32 +18,43 @@ export function schedule({ names: [group, of] }) {
   const bars = make("div", "");
   const next = make("ol", "next");
   const past = make("div", "");
-  const element = make("div", "", now, make("div", "pair", card("Last ticks", null, bars), card("Next ticks", null, next)), past);
+  const pair = make("div", "pair", card("Last ticks", null, bars), card("Next ticks", null, next));
+  const element = make("div", "", now, pair, past);
   reading("schedule", () => ({ group, name: of }), 5000, told => {
     setText(failure, told.text ? plain(told.text) : "");
     if (told.text) return;
     const s = told.schedule;
     const paused = s.state === "paused" || isTime(s.paused_at);
-    fill(acts, JSON.stringify([s.id, paused]), ...operateButtons({ kind: "schedule", subject: of, group, is: s, paused }));
-    drawFacts(facts, told, group);
+    const operated = { kind: "schedule", subject: of, group, is: s, paused };
+    fill(acts, JSON.stringify([s.id, paused]), ...operateButtons(operated));
+    drawNow(facts, told, group);
     error.hidden = !s.error;
     setText(error, s.error ? plain(s.error).replaceAll("\\n", "\n").replaceAll("\\t", "  ") : "");
     drawBars(bars, told.ticks);
-    const lines = told.next.map(t => make("li", "", make("strong", "", clock(t.at)), make("span", "sub", " " + t.local + " in the zone of its rule")));
-    fill(next, JSON.stringify(told.next), ...(lines.length > 0 ? lines : [make("li", "sub", paused ? "None while it is paused." : "None.")]));
+    drawNext(next, told.next, paused);
   });
   past.append(newHistory(group, of));
   return { element, parts: [], draw() {} };
 }
 
-function drawFacts(element, told, group) {
+function drawNext(element, ticks, paused) {
+  const lines = ticks.map(t =>
+    make("li", "", make("strong", "", clock(t.at)), make("span", "sub", " " + t.local + " in the zone of its rule")));
+  const none = make("li", "sub", paused ? "None while it is paused." : "None.");
+  fill(element, JSON.stringify([ticks, paused]), ...(lines.length > 0 ? lines : [none]));
+}
+
+function drawNow(element, told, group) {
   const s = told.schedule;
   const failing = isTime(told.failing_since) ? clock(told.failing_since) + ", " + ago(told.failing_since) : "";
+  const failed = s.failures ? mark(count(s.failures) + " failed in a row", "bad") : "";
+  const never = make("span", "warn-text", "never");
+  const succeeded = isTime(s.succeeded) ? clock(s.succeeded) + ", " + ago(s.succeeded) : never;
   const facts = [
-    ["State", make("span", "", mark(s.state, kindOf(s.state)), s.failures ? mark(count(s.failures) + " failed in a row", "bad") : "")],
+    ["State", make("span", "", mark(s.state, kindOf(s.state)), failed)],
     ["Why", s.why ? name(s.why) : ""],
     ["Failing since", failing ? make("span", "bad-text", failing) : ""],
-    ["Last success", isTime(s.succeeded) ? clock(s.succeeded) + ", " + ago(s.succeeded) : make("span", "warn-text", "never")],
+    ["Last success", succeeded],
     ["Running since", isTime(s.started_at) ? clock(s.started_at) : ""],
     ["Late", s.late_ns > 0 ? span(s.late_ns / 1e6) : ""],
     ["Failed attempts at this tick", s.attempts ? count(s.attempts) : ""],
@@ -55,7 +66,7 @@ function drawFacts(element, told, group) {
   ];
   const shown = facts.filter(([, value]) => value !== "");
   const signature = JSON.stringify([s, told.failing_since, Math.floor(Date.now() / 30_000)]);
-  fill(element, signature, ...shown.map(([label, value]) => make("div", "", make("span", "sub", label), make("strong", "", value))));
+  drawFacts(element, signature, shown);
 }
 
 // ---- The bars: each is a tick, or ticks that passed together. The height is how long it took.
@@ -66,7 +77,8 @@ function drawBars(element, ticks) {
   const shown = ticks.toReversed();
   const took = t => isTime(t.started_at) ? Math.max(0, new Date(t.ended_at) - new Date(t.started_at)) : 0;
   const most = Math.max(...shown.map(took), 1);
-  const note = make("p", "cell", shown.length === 0 ? "It has had no tick yet." : "The highest took " + span(most) + ". Point at a bar, or use the arrow keys.");
+  const hint = "The highest took " + span(most) + ". Point at a bar, or use the arrow keys.";
+  const note = make("p", "cell", shown.length === 0 ? "It has had no tick yet." : hint);
   const bars = shown.map(t => {
     const bar = make("span", "tick " + (kindOf(t.outcome) || "quiet"));
     bar.style.height = Math.max(4, Math.round(took(t) / most * tall)) + "px";
@@ -116,13 +128,15 @@ function describe(tick, took) {
 // ---- The history.
 
 function newHistory(group, of) {
-  const heads = ["Tick", "Outcome", ["n", "Took"], ["n", "Attempts"], "Error", make("span", "unseen", "Operate")];
+  const heads = ["Tick", "Outcome", ["n", "Took"], ["n", "Attempts"], "Error", unseen("Operate")];
   const list = newList({
     path: "history", table: table("History of " + plain(of), heads), query: () => ({ group, name: of }),
     keyOf: h => h.id, next: h => h.id, empty: "The history is empty.",
     update: (element, h) => {
-      const retry = { kind: "tick", subject: of, group, tick: h.until, outcome: h.outcome, label: plain(of) + " at " + clock(h.until) };
-      const acts = h.job || kindOf(h.outcome) !== "bad" ? [] : h.retried ? ["retried as " + h.retried] : operateButtons(retry, "retry_tick");
+      const label = plain(of) + " at " + clock(h.until);
+      const retry = { kind: "tick", subject: of, group, tick: h.until, outcome: h.outcome, label };
+      const acts = h.job || kindOf(h.outcome) !== "bad" ? [] :
+        h.retried ? ["retried as " + h.retried] : operateButtons(retry, "retry_tick");
       const took = isTime(h.started_at) ? span(new Date(h.ended_at) - new Date(h.started_at)) : "";
       refill(element, JSON.stringify(h),
         ["nowrap", clock(h.until), h.job ? make("div", "sub", "job " + h.job) : ""],

@@ -1,6 +1,6 @@
 // The groups of schedules, and the schedules of a group, those that fail first.
 
-import { keyed, make, mark, name, plain, refill, row, setText, sub, table } from "./dom.js";
+import { keyed, make, mark, name, plain, refill, row, setText, sub, table, unseen } from "./dom.js";
 import { addressOf, alter, here, link } from "./address.js";
 import { state } from "./state.js";
 import { ago, clock, count, firstLine, isTime, most1000, ofNs } from "./words.js";
@@ -57,7 +57,8 @@ function newGroups(chosen) {
     update(groups) {
       element.hidden = groups.length === 0;
       const ranked = groups.toSorted((a, b) => badness(a) - badness(b));
-      keyed(all.tBodies[0], ranked, g => g.name, () => row(), (element, g) => updateGroup(element, g, g.name === chosen));
+      keyed(all.tBodies[0], ranked, g => g.name, () => row(),
+        (element, g) => updateGroup(element, g, g.name === chosen));
     },
   };
 }
@@ -77,8 +78,12 @@ function updateGroup(element, g, chosen) {
 
 // newSchedules shows the schedules of a group: those in one state, or those that the filter of the address chooses.
 function newSchedules(group, only, title, id) {
-  const all = table("Schedules", ["Schedule", "State", "Last success", "Next", ["n", "Late"], make("span", "unseen", "Operate")]);
-  const query = () => ({ group, which: only ?? (here().query.state || ""), prefix: only ? "" : here().query.prefix || "" });
+  const heads = ["Schedule", "State", "Last success", "Next", ["n", "Late"], unseen("Operate")];
+  const all = table("Schedules", heads);
+  const query = () => {
+    const { state = "", prefix = "" } = here().query;
+    return only ? { group, which: only, prefix: "" } : { group, which: state, prefix };
+  };
   const which = make("select", "which");
   for (const [value, label] of states) {
     const option = make("option", "", label);
@@ -100,7 +105,8 @@ function newSchedules(group, only, title, id) {
     alter({ prefix: prefix.value });
     list.first();
   });
-  const filters = make("div", "filters", make("label", "", "Show ", which), make("label", "", "Names that begin with ", prefix));
+  const labels = [make("label", "", "Show ", which), make("label", "", "Names that begin with ", prefix)];
+  const filters = make("div", "filters", ...labels);
   filters.setAttribute("role", "group");
   filters.setAttribute("aria-label", "Show only some schedules");
   const head = make("header", "above", make("h2", "", ...title), ...(only ? [] : [filters]));
@@ -111,11 +117,15 @@ function newSchedules(group, only, title, id) {
 
 function updateSchedule(element, s, group) {
   const paused = s.state === "paused" || isTime(s.paused_at);
-  const last = s.last_outcome && s.last_outcome !== "succeeded" ? make("span", "", "last tick ", mark(s.last_outcome, kindOf(s.last_outcome))) : "";
+  const failed = s.last_outcome && s.last_outcome !== "succeeded";
+  const last = failed ? sub("last tick ", mark(s.last_outcome, kindOf(s.last_outcome))) : "";
+  const rule = sub(name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "");
+  const failures = s.failures ? mark(count(s.failures) + " failed", "bad") : "";
+  const succeeded = isTime(s.succeeded) ? [clock(s.succeeded), sub(ago(s.succeeded))] : ["never"];
   refill(element, JSON.stringify(s),
-    ["", link(addressOf("schedules", [group, s.name]), name(s.name)), sub(name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "")],
-    ["", mark(s.state, kindOf(s.state)), s.failures ? mark(count(s.failures) + " failed", "bad") : "", noted(s.why), noted(firstLine(s.error))],
-    ["nowrap", isTime(s.succeeded) ? clock(s.succeeded) : "never", sub(isTime(s.succeeded) ? ago(s.succeeded) : "", last ? " " : "", last)],
+    ["", link(addressOf("schedules", [group, s.name]), name(s.name)), rule],
+    ["", mark(s.state, kindOf(s.state)), failures, noted(s.why), noted(firstLine(s.error))],
+    ["nowrap", ...succeeded, last],
     ["nowrap", isTime(s.due) ? clock(s.due) : ""],
     ["n" + (s.late_ns > 60e9 ? " bad-text" : ""), ofNs(s.late_ns)],
     ["n", ...operateButtons({ kind: "schedule", subject: s.name, group, is: s, paused })]);

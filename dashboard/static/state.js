@@ -162,7 +162,7 @@ export function reading(path, query, every, show) {
       const mine = ++turn;
       const answer = await get(path, query());
       if (mine !== turn) return; // another one has started, or the screen has ended
-      again = setTimeout(self.now, every);
+      again = setTimeout(self.now, answer.text ? Math.min(every, 5000) : every); // sooner if it failed
       show(answer);
     },
     end() {

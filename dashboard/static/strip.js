@@ -53,7 +53,8 @@ export function drawStrip(told, go) {
   const steps = Math.ceil((new Date(first.until) - since) / step);
   const rows = strips.flatMap(({ of, strip }) => countRows(rowsOf[of], strip, { since, steps, step }));
   const empty = rows.every(r => r.parts.every(p => p.total === 0));
-  const uncounted = rows.some(r => r.hidden > 0) ? "More happened than is counted: in hatched time, only failures. " : "";
+  const isCut = rows.some(r => r.hidden > 0);
+  const uncounted = isCut ? "More happened than is counted: in hatched time, only failures. " : "";
   const hint = uncounted + (empty ? "Nothing happened in this period." : "Point at a time, or use the arrow keys.");
   const cursor = make("div", "cursor");
   const place = make("div", "plots", ...rows.map(r => drawRow(r, steps)), cursor);
@@ -92,11 +93,13 @@ function drawRow({ label, parts, hidden }, steps) {
     for (const part of parts) {
       if (part.values[at] === 0) continue;
       const tall = Math.max(3, part.values[at] / most * (height - 4)); // a single failure is seen beside thousands
-      picture.append(svg("rect", { x: at + 0.08, y: Math.max(0, bottom - tall), width: 0.84, height: tall, class: part.kind }));
+      const place = { x: at + 0.08, y: Math.max(0, bottom - tall), width: 0.84, height: tall };
+      picture.append(svg("rect", { ...place, class: part.kind }));
       bottom -= tall;
     }
   }
-  const words = parts.filter(p => p.total > 0).map(p => make("span", "tally " + p.kind, count(p.total) + " " + p.words));
+  const some = parts.filter(p => p.total > 0);
+  const words = some.map(p => make("span", "tally " + p.kind, count(p.total) + " " + p.words));
   const facts = words.length > 0 ? words : [make("span", "sub", "none")];
   const peak = make("span", "peak", most > 1 ? "up to " + count(most) : "");
   return make("div", "plot", make("div", "plot-head", make("span", "plot-label", label), ...facts, peak), picture);

@@ -37,7 +37,8 @@ export function picker(usual = "1h", offered = ["1h", "24h", "7d"]) {
   return element;
 }
 
-const shortTime = t => t.toLocaleString("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const short = { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" };
+const shortTime = t => t.toLocaleString("en-GB", short);
 
 const minute = 60e3, hour = 60 * minute, day = 24 * hour;
 const distances = [
@@ -46,7 +47,7 @@ const distances = [
 ];
 
 // ticks returns round local times between two times, at most a number of them, with their labels.
-export function ticks(since, until, most) {
+function ticks(since, until, most) {
   const distance = distances.find(d => (until - since) / d <= most) || distances.at(-1);
   const offset = new Date(since).getTimezoneOffset() * minute;
   const found = [];

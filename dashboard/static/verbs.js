@@ -11,7 +11,8 @@ import { clock } from "./words.js";
 const leaseVerbs = {
   drain: {
     of: "client", label: "Drain", back: "undrain", lasts: true,
-    means: "It owns no partitions: its work ends, and others get its partitions. It stays a member. The override names the client's ID, and outlives restarts.",
+    means: "It owns no partitions: its work ends, and others get its partitions. It stays a member. The override " +
+      "names the client's ID, and outlives restarts.",
   },
   undrain: { of: "client", label: "Undrain", means: "It gets its share again." },
   cordon: {
@@ -21,7 +22,9 @@ const leaseVerbs = {
   uncordon: { of: "client", label: "Uncordon", means: "It gets new partitions again." },
   evict: {
     of: "client", label: "Evict", danger: true,
-    means: "Its sessions are revoked, even if it hangs. No heartbeat renews them, guards refuse them at once, and others take over within its TTL. Its process ends; a process that starts later is accepted. This cannot be undone.",
+    means: "Its sessions are revoked, even if it hangs. No heartbeat renews them, guards refuse them at once, and " +
+      "others take over within its TTL. Its process ends; a process that starts later is accepted. This cannot " +
+      "be undone.",
   },
   pause: {
     of: "lease", label: "Pause", back: "resume", lasts: true,
@@ -30,7 +33,8 @@ const leaseVerbs = {
   resume: { of: "lease", label: "Resume", means: "Its partitions get owners again." },
   freeze: {
     of: "lease", label: "Freeze", back: "unfreeze", lasts: true,
-    means: "Its partitions stay in place, except those whose owner crashes, leaves or is drained. A client that joins gets only those.",
+    means: "Its partitions stay in place, except those whose owner crashes, leaves or is drained. A client that " +
+      "joins gets only those.",
   },
   unfreeze: { of: "lease", label: "Unfreeze", means: "Its shares become even again." },
   pin: {
@@ -40,7 +44,8 @@ const leaseVerbs = {
   unpin: { of: "lease", label: "Unpin", fields: ["partition"], means: "The partition counts in the shares again." },
   drop: {
     of: "lease", label: "Drop", danger: true, when: of => leaseOf(of.subject)?.members.length === 0,
-    means: "The lease is deleted. For 24 hours it can be created again only with the same number of partitions, unless pgleases drop --partitions sets another number. This cannot be undone.",
+    means: "The lease is deleted. For 24 hours it can be created again only with the same number of partitions, " +
+      "unless pgleases drop --partitions sets another number. This cannot be undone.",
   },
 };
 
@@ -62,14 +67,16 @@ const scheduleVerbs = {
   },
   delete_schedule: {
     of: "schedule", label: "Delete", danger: true, shows: showSchedule,
-    means: "It is deleted, and ticks that have passed are canceled. Its history stays. A schedule that the code declares comes back with the next process that starts. This cannot be undone.",
+    means: "It is deleted, and ticks that have passed are canceled. Its history stays. A schedule that the code " +
+      "declares comes back with the next process that starts. This cannot be undone.",
   },
   retry_tick: {
     of: "tick", label: "Retry", means: "The schedule runs again for this tick, as a job. The tick keeps its outcome.",
   },
   cancel_job: {
     of: "job", label: "Cancel",
-    means: "It does not run any more. The commit of a run in progress is refused; its effects outside of the database stay.",
+    means: "It does not run any more. The commit of a run in progress is refused; its effects outside of the " +
+      "database stay.",
   },
   retry_job: { of: "failed", label: "Retry", means: "It runs again, as a new job." },
 };
@@ -95,11 +102,13 @@ const consumerVerbs = {
   },
   skip_rows: {
     of: "blocked", sends: "skip", label: "Skip", danger: true,
-    means: "The owners of their partitions move the rows to the dead letters, and the next rows of their keys are handled. You can return dead letters later.",
+    means: "The owners of their partitions move the rows to the dead letters, and the next rows of their keys are " +
+      "handled. You can return dead letters later.",
   },
   return_rows: {
     of: "letters", sends: "return", label: "Return",
-    means: "The rows are put back into the queue table, with their IDs. They are handled before other rows of their keys.",
+    means: "The rows are put back into the queue table, with their IDs. They are handled before other rows of their " +
+      "keys.",
   },
 };
 

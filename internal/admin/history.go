@@ -22,7 +22,7 @@ const (
 	pastLimit = 200 * time.Millisecond
 
 	stripMost = 20_000 // events, and entries of the history, that a strip of time counts
-	eventMost = 5_000  // events that the life of a lease is made from
+	eventMost = 2_000  // events that the life of a lease is made from
 
 	// stepsMost is the maximum number of steps of a strip of time.
 	stepsMost = 170
@@ -307,11 +307,11 @@ func (l *Life) live(now *present, only int, events []Event) {
 			break
 		}
 		at := e.At
-		if at.After(l.Until) {
+		within := !at.After(l.Until)
+		if !within {
 			at = l.Until
-		} else if len(l.Events) < eventPage {
-			l.Events = append(l.Events, e)
 		}
+		concerns := true
 		switch e.Cause {
 		case "handed over", "given":
 			moved += e.Partitions.Count()
@@ -321,13 +321,18 @@ func (l *Life) live(now *present, only int, events []Event) {
 			})
 		case "evicted":
 			moved += len(tenures)
+			concerns = only < 0 // of one partition, only the evictions of its owners
 			for p := range tenures {
 				t := &tenures[p]
 				if t.known && t.given && t.owner == e.From {
 					end(t, p, at, "", e.Cause)
 					t.until, t.given = at, false
+					concerns = true
 				}
 			}
+		}
+		if within && concerns && len(l.Events) < eventPage {
+			l.Events = append(l.Events, e)
 		}
 	}
 	for p := range tenures {

@@ -75,6 +75,9 @@ func TestLifeShowsOwnersAndGaps(t *testing.T) {
 	if got, want := described(one), []string{"1 20m0s..0s a handed over", "1 25m0s..20m0s b "}; !slices.Equal(got, want) {
 		t.Errorf("of one partition: %q, want %q", got, want)
 	}
+	if len(one.Events) != 1 || one.Events[0].Cause != "handed over" { // not the eviction of a client that did not own it
+		t.Errorf("the events of one partition are %+v", one.Events)
+	}
 	// A period that has ended shows who owned what then.
 	now := one.Until
 	then := testkit.Must(a.Life(t.Context(), admin.Period{From: now.Add(-28 * time.Minute), To: now.Add(-22 * time.Minute)}, "l", 0))(t)

@@ -10,7 +10,9 @@ WITH read AS MATERIALIZED (
     SELECT e.at, e.cause, e.partitions FROM pgleases.events AS e WHERE e.at >= $1::timestamptz AND e.at < $2::timestamptz ORDER BY e.at DESC LIMIT $4::int
 ), bars AS (
     SELECT floor(extract(epoch FROM r.at) / $3::int)::bigint * $3::int AS at, r.cause,
-           sum(coalesce((SELECT sum(upper(n) - lower(n)) FROM unnest(r.partitions) AS n), 1))::bigint AS count
+           sum(CASE WHEN r.partitions IS NULL THEN 1
+                    WHEN r.partitions = range_merge(r.partitions)::int4multirange THEN upper(r.partitions) - lower(r.partitions) -- without a subquery, which takes twice as long
+                    ELSE (SELECT sum(upper(n) - lower(n)) FROM unnest(r.partitions) AS n) END)::bigint AS count
     FROM read AS r GROUP BY 1, 2
 )
 SELECT json_build_object('from', CASE WHEN (SELECT count(*) FROM read) = $4::int THEN (SELECT min(r.at) FROM read AS r) ELSE $1::timestamptz END,
