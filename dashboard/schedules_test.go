@@ -165,3 +165,42 @@ func TestARequestThatIsSentAgainIsCarriedOutOnce(t *testing.T) {
 		}
 	}
 }
+
+// A schedule is shown with its last ticks, since when it fails, and its next ticks.
+func TestScheduleShowsItsPastAndFuture(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	exec(t, url, `INSERT INTO pgleases.schedule_groups VALUES ('billing', 64)`,
+		`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered, failures)
+			SELECT 'billing', name, name, 0, 'reports', '{}', 'CRON_TZ=Europe/Berlin 0 2 * * *', '2031-05-01Z', false, '2031-05-01Z', '2031-05-01 00:00Z', 1, now(), failures FROM (VALUES ('a/"b"', 3), ('well', 0), ('always', 9)) AS v (name, failures)`,
+		`INSERT INTO pgleases.history (source, schedule, job, group_name, name, kind, since, until, ticks, outcome, ended_at)
+			SELECT CASE WHEN v.job IS NULL THEN 'tick' ELSE 'extra' END, 1, v.job, 'billing', v.name, 'reports', v.at::timestamptz, v.at::timestamptz, 1, v.outcome, v.at::timestamptz FROM (VALUES
+				('a/"b"', NULL, '2031-04-01Z', 'failed'), ('a/"b"', NULL::bigint, '2031-04-02Z', 'succeeded'), ('a/"b"', NULL, '2031-04-03Z', 'failed'), ('a/"b"', 7, '2031-04-04Z', 'succeeded'),
+				('a/"b"', NULL, '2031-04-05Z', 'skipped'), ('a/"b"', NULL, '2031-04-06Z', 'unknown'), ('well', NULL, '2031-04-06Z', 'succeeded')) AS v (name, job, at, outcome)`,
+		`INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)
+			SELECT 'tick', 1, 'billing', 'always', 'reports', t, t, 1, 'failed', t FROM generate_series('2031-01-01Z'::timestamptz, '2031-01-01 05:00Z', '1 minute') AS t`)
+	h := newHandler(t, pool, dashboard.Options{})
+	for _, test := range []struct {
+		name, since string
+		ticks       int
+	}{{`a/"b"`, "2031-04-03T00:00:00Z", 5}, {"well", "", 1}, {"always", "2031-01-01T00:00:00Z", 100}} {
+		status, body := look(t, h, "schedule", map[string]string{"group": "billing", "name": test.name})
+		var told struct {
+			Ticks []struct{ Outcome string }
+			Since string `json:"failing_since"`
+			Next  []struct{ At, Local string }
+		}
+		if err := json.Unmarshal([]byte(body), &told); err != nil || status != 200 || len(told.Ticks) != test.ticks || told.Since != test.since || len(told.Next) != 5 {
+			t.Errorf("%s: %d %s, %v", test.name, status, body, err)
+			continue
+		}
+		if next := told.Next[0]; next.At != "2031-05-02T00:00:00Z" || next.Local != "Fri, 2 May 02:00:00" {
+			t.Errorf("%s: the next tick is %+v", test.name, next)
+		}
+	}
+	if status, body := look(t, h, "schedule", map[string]string{"group": "billing", "name": "none"}); status != 404 || !strings.Contains(body, "none") {
+		t.Errorf("of no schedule: %d %s", status, body)
+	}
+}

@@ -2,11 +2,13 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"path"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -472,4 +474,48 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 	if code := get("/ops/leases/", in...); code != http.StatusForbidden {
 		t.Errorf("signed out: %d", code)
 	}
+}
+
+// The address of a thing leads to it, whatever its name is, also through a proxy that decodes paths and removes dots.
+func TestAddressesHoldAnyName(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	names := []string{"..", ".", "a/b//c", "%2F..%2e", "~41", "key?x=1&y=2#z", "ä ö/ü", "line\nbreak", `back\slash "quoted"`, strings.Repeat("é", 127)}
+	c := openClient(t, pool, "../one")
+	for _, name := range names {
+		join(t, c, name, 3)
+	}
+	inner := must(pages(pool, newLogin("secret", "look")))
+	cleaning := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		clean := path.Clean(r.URL.Path)
+		if strings.HasSuffix(r.URL.Path, "/") && clean != "/" {
+			clean += "/"
+		}
+		r.URL.Path, r.URL.RawPath = clean, ""
+		inner.ServeHTTP(w, r)
+	}))
+	x := newTab(t, 1280, 900)
+	x.signIn(cleaning.URL, "leases")
+	x.until(fmt.Sprintf(`document.querySelectorAll("#lease-rows tr").length === %d`, len(names)))
+	for _, name := range names {
+		x.turnTo("leases")
+		shown := eval[string](x, fmt.Sprintf(`(() => {
+			const row = [...document.querySelectorAll("#lease-rows tr")].find(e => e.key === %s);
+			const text = row.querySelector("th").textContent;
+			row.querySelector("a").click();
+			return text;
+		})()`, testkit.Must(json.Marshal(name))(t)))
+		for _, again := range []bool{true, false} {
+			x.until(fmt.Sprintf(`document.querySelector("h1 .name")?.textContent === %s && document.querySelectorAll(".lease tbody tr").length === 1 && document.querySelectorAll(".band-events li").length > 1`,
+				testkit.Must(json.Marshal(shown))(t)))
+			if again {
+				x.run(chromedp.Reload())
+			}
+		}
+		eval[bool](x, `document.querySelector(".map").dispatchEvent(new KeyboardEvent("keydown", {key: "End"})) || true`)
+		eval[bool](x, `[...document.querySelectorAll(".lease .line a")].find(e => !e.hidden).click() || true`)
+		x.until(`document.querySelector("h1").textContent === "2" && document.querySelectorAll("#owner-rows tr").length === 1 && document.querySelector("#owner-rows tr").textContent.includes("../one")`)
+	}
+	eval[bool](x, `document.querySelector("#owner-rows a").click() || true`)
+	x.until(fmt.Sprintf(`document.querySelector("h1").textContent === "../one" && document.querySelectorAll("#share-rows tr").length === %d`, len(names)))
 }
