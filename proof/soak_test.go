@@ -40,7 +40,12 @@ func TestSoak(t *testing.T) {
 					url = behindPooler(t, database)
 				}
 				alone := seed%3 == 0
-				e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) { f.Alone = alone })
+				e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) {
+					f.Alone = alone
+					if seed%4 >= 2 { // partitions wait before they move
+						f.Config.Delay, f.Config.Grace = 2*time.Second, 3*time.Second
+					}
+				})
 				least := int(soakEpisode.Seconds())
 				if alone {
 					least /= 20

@@ -72,7 +72,8 @@
 //  1. close: the client leaves every lease. Its partitions are removed from Values, and their work
 //     is asked to end.
 //  2. Work ends. Each partition is released, the last ones together with the lease. When the ctx of
-//     Close ends (hurry), work that continues loses its ownership.
+//     Close ends (hurry), work that continues loses its ownership. If the client is to come back, and
+//     has a restart grace, the releases name no successors, and the partitions wait for it.
 //  3. Locks are released. The client makes the plans that others would have to make.
 //  4. The task "end the session" removes the session's row.
 //  5. finish: what is left ends with the reason, then the connection closes, then Done.

@@ -49,7 +49,6 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 			[]pgleases.LeaseOption{grace}, restart(covered)},
 	} {
 		g := l.newGroup(ctx, l.durable, 0, partitions, 0, nil)
-		defer g.end()
 		g.options = deploy.options
 		for i := range clients {
 			g.add(ctx, fmt.Sprintf("client-%02d", i))
@@ -65,6 +64,7 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 		close(o.done)
 		o.wait.Wait()
 		o.report(out, deploy.what, deploy.least, deploy.why, deploy.most, took)
+		g.end()
 	}
 	out.note("%d clients share %s partitions, with the default TTL and no handoff delay. "+
 		"The next client is replaced when shares are even, or with an option when all partitions are owned. "+

@@ -53,6 +53,8 @@ type Config struct {
 	Env        []string      // additional environment variables
 	Patience   time.Duration // how long to retry an unreachable database at the start
 	Fast       bool          // with fast failover
+	Delay      time.Duration // the rebalance delay of the lease
+	Grace      time.Duration // the restart grace of the lease
 	// A database without faults, for the worker's probe; empty: the probe measures only the
 	// process.
 	ProbeURL string
@@ -171,7 +173,8 @@ func work(config Config, input io.Reader, output io.Writer) error {
 			continue
 		}
 		for began := time.Now(); ; pause(ctx, 50*time.Millisecond) {
-			joined[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0))
+			joined[i], err = clients[i].Lease(ctx, config.Lease, config.Partitions, pgleases.WithHandoffDelay(0),
+				pgleases.WithRebalanceDelay(config.Delay), pgleases.WithRestartGrace(config.Grace))
 			if !lacksRights(err) || time.Since(began) >= config.Patience {
 				break
 			}
