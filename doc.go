@@ -99,6 +99,10 @@
 // still runs. [context.Cause] returns why a context ended: [ErrHandoff], [ErrTrustLost],
 // [ErrDrainTimeout], [ErrSuperseded], [ErrEvicted], [ErrClosed].
 //
+// If a new owner has to load the state of a partition, [WithRebalanceDelay] and [WithRestartGrace]
+// keep partitions where they are while you deploy. [WithMaxPartitions] bounds how many a client gets
+// when others are away.
+//
 // Let a loop end with its lease. Check [Lease.Err] before each pass, or wait for [Lease.Done]. A
 // lease ends when you leave it, and when its client is closed, superseded or evicted. From then on
 // Changed returns a closed channel, so a loop that waits only for Changed would spin.

@@ -42,8 +42,8 @@ func TestSoak(t *testing.T) {
 				alone := seed%3 == 0
 				e := attack(t, seed, *soakEpisode, url, database, func(f *faults.Fleet) {
 					f.Alone = alone
-					if seed%4 >= 2 { // partitions wait before they move
-						f.Config.Delay, f.Config.Grace = 2*time.Second, 3*time.Second
+					if seed%4 >= 2 { // partitions wait before they move, within the bounds for gaps
+						f.Config.Delay, f.Config.Grace = 2*time.Second, 500*time.Millisecond
 					}
 				})
 				least := int(soakEpisode.Seconds())
