@@ -211,6 +211,7 @@ func (l *planLease) cordon(cordoned []bool) bool {
 	return true
 }
 
+// fixRest fixes the remaining partitions of a lease that is held: see fix.
 func (l *planLease) fixRest() {
 	for p, m := range l.current {
 		if l.fixed[p] < 0 && m >= 0 && l.isAway(m) && l.members[m].weight > 0 {
@@ -226,16 +227,16 @@ func (l *planLease) fixRest() {
 			has[h]++
 		}
 	}
-	l.giveToLeast(l.fixed, has)
+	l.fixToLeast(has)
 }
 
-// giveToLeast gives each partition of noMember to the present member that is furthest below its
-// share, as long as one has room.
-func (l *planLease) giveToLeast(to, has []int32) {
+// fixToLeast fixes each remaining partition to the present member that is furthest below its share,
+// as long as one has room.
+func (l *planLease) fixToLeast(has []int32) {
 	present := l.present()
 	weight := func(m int32) int64 { return int64(l.members[m].weight) }
 	full := func(m int32) bool { return !l.hasRoom(m, has) }
-	for p, m := range to {
+	for p, m := range l.fixed {
 		if m >= 0 {
 			continue
 		}
@@ -247,7 +248,7 @@ func (l *planLease) giveToLeast(to, has []int32) {
 			return cmp.Or(cmp.Compare(int64(has[a]+1)*weight(b), int64(has[b]+1)*weight(a)),
 				cmp.Compare(l.joinedAt(a), l.joinedAt(b)))
 		})
-		to[p] = least
+		l.fixed[p] = least
 		has[least]++
 	}
 }
@@ -262,12 +263,9 @@ func (l *planLease) present() []int32 {
 }
 
 // countFixed returns per member how many partitions are fixed to it.
-func (l *planLease) countFixed() []int32 { return l.count(l.fixed) }
-
-// count returns per member how many partitions go to it.
-func (l *planLease) count(to []int32) []int32 {
+func (l *planLease) countFixed() []int32 {
 	has := make([]int32, len(l.members))
-	for _, m := range to {
+	for _, m := range l.fixed {
 		if m >= 0 {
 			has[m]++
 		}

@@ -73,7 +73,7 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 }
 
 // deployDelay is longer than the replacement of one client takes.
-const deployDelay = 5 * time.Second
+const deployDelay = 10 * time.Second
 
 // An observer reads what clients own, again and again.
 type observer struct {
