@@ -224,6 +224,10 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case first == "data" && rest == "poll":
 		h.poll(w, r)
 	case first == "data" && isLook:
+		if err := checkText(r.URL.Query()); err != nil {
+			h.reply(w, nil, err)
+			return
+		}
 		h.answer(w, r, actor, ask, h.looking)
 	case first == "static" && kind != "" && notFound == nil:
 		head.Set("Content-Type", kind)

@@ -7,7 +7,9 @@ import (
 	"net/url"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgleases/pgleases/internal/admin"
 )
@@ -122,6 +124,18 @@ func (h *handler) happened(r *http.Request, _ string) (any, error) {
 	return h.shared(r, keptPast, func(ctx context.Context) (any, error) {
 		return h.hub.admin.Happened(ctx, period, filter)
 	})
+}
+
+// checkText returns an error for a query that the database cannot take as text.
+func checkText(q url.Values) error {
+	for key, values := range q {
+		for _, value := range values {
+			if !utf8.ValidString(value) || strings.Contains(value, "\x00") {
+				return bad("The value %q of %q is not text of UTF-8 without NUL.", value, key)
+			}
+		}
+	}
+	return nil
 }
 
 func partitionOf(q url.Values) (int, error) {

@@ -5,7 +5,7 @@
 import { fill, keyed, make, name, plain, row, scroll, setText, table } from "./dom.js";
 import { go, addressOf, link } from "./address.js";
 import { paint, pattern, styles } from "./colors.js";
-import { state } from "./state.js";
+import { isPaused, state } from "./state.js";
 import { clock, count, many, rangesText, span } from "./words.js";
 import { axis } from "./time.js";
 import { eventItem, kindOf, wordsOf } from "./event.js";
@@ -60,6 +60,10 @@ function take(band, life) {
   band.spells = life.spells.map(s => ({ ...s, from: +new Date(s.since), to: +new Date(s.until) }));
   band.events = life.events.toReversed(); // the oldest first
   band.event = band.events.findIndex(e => e.id === chosen);
+  const pauses = pausesOf(band);
+  for (const s of band.spells) {
+    s.paused = s.owner === "" && pauses.some(([from, to]) => from <= s.from && s.from <= to);
+  }
   giveSlots(band);
   fill(band.axis, life.asked + life.until, axis(band.start, band.end));
   const latest = life.events.slice(0, mostEvents);
@@ -70,6 +74,25 @@ function take(band, life) {
   }, () => {});
   band.list.hidden = latest.length === 0;
   drawLegend(band);
+}
+
+// pausesOf returns the times in which the lease was paused, so that it is no fault that its partitions had no owner.
+function pausesOf(band) {
+  const pauses = [];
+  let from = band.start, paused = false;
+  for (const event of band.events) {
+    if (event.lease !== band.lease) continue;
+    if (event.cause === "pause") {
+      from = +new Date(event.at);
+      paused = true;
+    }
+    if (event.cause === "resume") {
+      pauses.push([from, +new Date(event.at)]);
+      paused = false;
+    }
+  }
+  if (paused || pauses.length === 0 && isPaused({ name: band.lease })) pauses.push([from, band.end]);
+  return pauses;
 }
 
 // giveSlots gives a color to each owner that is no longer live.
@@ -88,11 +111,13 @@ const slotOf = (band, id) => state.byID.get(id)?.slot ?? band.slots.get(id);
 function drawLegend(band) {
   const owners = [...new Set(band.spells.map(s => s.owner))].filter(id => id !== "").sort();
   const signature = JSON.stringify(owners.map(id => [id, slotOf(band, id)]));
-  const gaps = band.spells.some(s => s.owner === "");
-  const gone = gaps ? [make("span", "who", make("span", "tag gap"), "no owner")] : [];
+  const gaps = [];
+  if (band.spells.some(s => s.owner === "" && !s.paused)) gaps.push(["gap", "no owner"]);
+  if (band.spells.some(s => s.paused)) gaps.push(["gap paused", "no owner, paused"]);
+  const gone = gaps.map(([kind, text]) => make("span", "who", make("span", "tag " + kind), text));
   const more = owners.length > 24 ? [make("span", "sub", many(owners.length - 24, "more owner"))] : [];
   const links = owners.slice(0, 24).map(id => whoLink(id, slotOf(band, id)));
-  fill(band.legend, signature + gaps, ...links, ...gone, ...more);
+  fill(band.legend, signature + gaps.join(), ...links, ...gone, ...more);
 }
 
 // ---- The picture.
@@ -110,11 +135,11 @@ function draw(band) {
   const { n, first, height, each } = linesOf(band);
   const ratio = fit(band.canvas, width, lane + height);
   const c = band.canvas.getContext("2d");
-  const [soft, bad, text, quiet] = styles("--soft", "--bar-bad", "--text", "--quiet");
+  const [soft, bad, warn, text, quiet] = styles("--soft", "--bar-bad", "--bar-warn", "--text", "--quiet");
   c.clearRect(0, 0, band.canvas.width, band.canvas.height);
   const x = t => (Math.max(t, band.start) - band.start) / (band.end - band.start) * band.canvas.width;
   const y = p => Math.round((lane + (p - first) * each) * ratio);
-  const gap = each >= 6 ? ratio : 0;
+  const space = each >= 6 ? ratio : 0;
   c.fillStyle = soft;
   c.fillRect(0, y(first), band.canvas.width, y(first + n) - y(first));
   const since = +new Date(band.life.since);
@@ -127,13 +152,14 @@ function draw(band) {
   for (const spell of sorted) {
     const left = Math.round(x(spell.from));
     const wide = Math.max(spell.owner === "" ? 2 * ratio : 1, Math.round(x(spell.to)) - left);
-    c.fillStyle = spell.owner === "" ? bad : paint(c, slotOf(band, spell.owner) ?? 0, ratio);
+    const gap = spell.paused ? pattern(c, 1, soft, warn, ratio) : bad;
+    c.fillStyle = spell.owner === "" ? gap : paint(c, slotOf(band, spell.owner) ?? 0, ratio);
     for (const [from, to] of spell.partitions) {
-      if (gap === 0) {
+      if (space === 0) {
         c.fillRect(left, y(from), wide, Math.max(ratio, y(to + 1) - y(from)));
         continue;
       }
-      for (let p = from; p <= to; p++) c.fillRect(left, y(p), wide, Math.max(1, y(p + 1) - y(p) - gap));
+      for (let p = from; p <= to; p++) c.fillRect(left, y(p), wide, Math.max(1, y(p + 1) - y(p) - space));
     }
   }
   drawMarks(band, c, x, ratio);
@@ -214,7 +240,8 @@ function sentence(band, at) {
   const spell = spellAt(band, at);
   const words = [clock(at.time) + ", partition " + count(at.partition) + ": "];
   if (!spell) return [...words, "not known"];
-  words.push(spell.owner === "" ? "no owner" : { id: spell.owner });
+  const none = spell.paused ? "no owner, because the lease was paused," : "no owner";
+  words.push(spell.owner === "" ? none : { id: spell.owner });
   words.push(spell.cause ? " since " + clock(spell.from) : " since before " + clock(spell.from));
   words.push(spell.to < band.end ? " until " + clock(spell.to) + ", for " + span(spell.to - spell.from) : " until now");
   return words;

@@ -143,6 +143,7 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.confirm("maintenance")
 	x.until(owns("ann", "=== 0") + " && " + owns("bob", "=== 0") + " && " + owns("eve", "=== 0") + " && " + owns("victim", "=== 0"))
 	attack()
+	x.until(`document.querySelector(".legend").textContent.includes("no owner, paused")`)
 	x.open("Resume orders", "")
 	x.confirm("done")
 	x.show("clients/eve")

@@ -3,7 +3,7 @@
 -- $1 timestamptz  start of the period
 -- $2 timestamptz  its end, which is not in it
 -- $3 text         lease, with the events of all leases that name one of its clients; empty: all leases
--- $4 int          partition; null: all
+-- $4 int          partition, with what operators did to the whole lease; null: all
 -- $5 text         client that lost, gained, joined, left or was evicted; empty: all
 -- $6 text         cause; empty: all
 -- $7 int          maximum number of events that are read of one lease, or of all
@@ -29,7 +29,7 @@ SELECT json_build_object('id', e.tx || '/' || e.id, 'at', e.at, 'lease', e.lease
            'actor', e.actor, 'reason', e.reason, 'from', e.from_id, 'to', e.to_id, 'generation', e.generation, 'row', e.row_id::text, 'rows', e.rows,
            'partitions', (SELECT coalesce(json_agg(json_build_array(lower(r), upper(r) - 1)), '[]') FROM unnest(e.partitions) AS r))
 FROM (SELECT * FROM own UNION ALL SELECT * FROM others UNION ALL SELECT * FROM every) AS e
-WHERE ($4::int IS NULL OR e.partitions @> $4::int OR e.lease IS NULL)
+WHERE ($4::int IS NULL OR e.partitions @> $4::int OR e.partitions IS NULL AND (e.lease IS NULL OR e.actor IS NOT NULL))
   AND $5::text IN ('', e.from_id, e.to_id)
   AND $6::text IN ('', e.cause)
 ORDER BY e.at DESC, e.tx DESC, e.id DESC
