@@ -68,8 +68,8 @@ func measureDeploy(ctx context.Context, l *lab, out *part) {
 	}
 	out.note("%d clients share %s partitions, with the default TTL and no handoff delay. "+
 		"The next client is replaced when shares are even, or with an option when all partitions are owned. "+
-		"The rebalance delay is %v, and the deploy ends after it. The restart grace is 1 min.",
-		clients, grouped(partitions), deployDelay)
+		"The rebalance delay is %d s, and the restart grace 1 min.",
+		clients, grouped(partitions), int(deployDelay.Seconds()))
 }
 
 // deployDelay is longer than the replacement of one client takes.
