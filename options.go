@@ -261,8 +261,10 @@ func WithDrainTimeout(timeout time.Duration) LeaseOption {
 // has joined the lease or has changed its weight. The default is 0, and valid values are 0 to 1h.
 // Set it if work has state that a new owner has to load: in a rolling deployment, new processes
 // then take over from the old ones that close, and no other partition moves. Partitions without an
-// owner get one at once, as without a delay. A later join begins the delay anew, for at most 5
-// delays in all. If the members of a lease have different delays, the longest counts.
+// owner get one at once, as without a delay. So the first client of a fleet that starts owns all
+// of them for the delay, unless WithMaxPartitions bounds that. A later join begins the delay anew,
+// for at most 5 delays in all. If the members of a lease have different delays, the longest
+// counts. Operators end a delay with unfreeze, and their drains and pins come first.
 func WithRebalanceDelay(delay time.Duration) LeaseOption {
 	return LeaseOption{func(o *engine.LeaseOptions) { o.RebalanceDelay = delay }}
 }
@@ -275,7 +277,8 @@ func WithRebalanceDelay(delay time.Duration) LeaseOption {
 // and of the other free partitions the lowest numbers get an owner first.
 //
 // Partitions that an operator has pinned to the client count against the ceiling, and may pass it.
-// So may those that a cordon or a freeze keeps in place.
+// So may those that a cordon or a freeze keeps in place. Partitions that the client is handing over
+// do not count, so until their work ends it may work on more.
 func WithMaxPartitions(n int) LeaseOption {
 	return LeaseOption{func(o *engine.LeaseOptions) { o.MaxPartitions = n }}
 }

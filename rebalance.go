@@ -57,8 +57,9 @@ import (
 // the only tie-break, members that leave and return get their turns in a queue, and none waits
 // for ever.
 //
-// Cost: linear in partitions. Ties cost M log M per lease of M members. A group of L leases costs
-// some passes over an L x M table, a few in practice.
+// Cost: linear in partitions, except for those without an owner in a lease that is frozen or that
+// settles. Each of these costs a look at all members. Ties cost M log M per lease of M members. A
+// group of L leases costs some passes over an L x M table, a few in practice.
 
 // planLease is one lease for the planner. A member is an index into members, or noMember.
 type planLease struct {

@@ -26,7 +26,7 @@ type unowned struct {
 // heardUnowned notes what a read says about such partitions.
 func (ms *members) heardUnowned(m *membership, r store.LeaseRead) {
 	if r.Unowned == 0 && !m.unowned.saidAt.IsZero() {
-		ms.config.Log.Info("pgleases: ceilings suffice again", slog.String("lease", r.Name))
+		ms.config.Log.Info("pgleases: ceilings no longer exceeded", slog.String("lease", r.Name))
 	}
 	m.setUnowned(r.Unowned, r.Speaks)
 }

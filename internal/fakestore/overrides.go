@@ -117,8 +117,15 @@ func (t *Tables) last(lease, client string, clock int64) (last bool) {
 func (db *Database) TakeBack(w Override) error {
 	db.mu.Lock()
 	defer db.mu.Unlock()
-	if _, is := db.tables.Overrides[w]; !is {
+	l := db.tables.Leases[w.Lease]
+	settles := w.Verb == "freeze" && l.SettlesAt != 0 // an unfreeze ends a rebalance delay too
+	_, is := db.tables.Overrides[w]
+	if !is && !settles {
 		return fmt.Errorf("%w: %+v", ErrUnknown, w)
+	}
+	if settles {
+		l.SettlingSince, l.SettlesAt = 0, 0
+		db.tables.Leases[w.Lease] = l
 	}
 	delete(db.tables.Overrides, w)
 	db.tables.ask(db.tables.concerned(w), db.clock())

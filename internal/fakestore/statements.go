@@ -347,6 +347,8 @@ func (c *Conn) Join(
 		}
 		if l.SettlesAt != 0 {
 			join.SettlesIn = micros(max(l.SettlesAt-clock, 0))
+		}
+		if l.SettlesAt != 0 && before.Weight != terms.Weight {
 			t.Server.NextCheckAt = min(t.Server.NextCheckAt, l.SettlesAt)
 		}
 		return join, true
@@ -437,7 +439,8 @@ func (t *Tables) settle(l *Lease, m Member, terms store.Terms, clock int64) {
 			delay = max(delay, member.RebalanceDelay)
 		}
 	}
-	if delay == 0 || t.Members[m].Weight == terms.Weight {
+	over := l.SettlesAt != 0 && l.SettlesAt <= clock // a check is about to end it, and a plan follows
+	if delay == 0 || over || t.Members[m].Weight == terms.Weight {
 		return
 	}
 	if !l.settles(clock) {

@@ -53,6 +53,10 @@ func TestJoinsBeginTheLongestRebalanceDelay(t *testing.T) {
 		settles(true)
 		f.pass(1400 * time.Millisecond)
 		settles(false)
+		expect(t, b.joinOn(3, delayed(2, 0)).SettlesIn, 0, "before a check has ended the delay, so that a plan follows")
+		settles(false)
+		f.checkNow()
+		a.evictAs(a.run(), 0)
 		expect(t, b.joinOn(3, delayed(1, 0)).SettlesIn, longest, "of the next delay")
 		settles(true)
 	})
@@ -95,6 +99,25 @@ func TestRebalanceDelayOfTheFutureIsNone(t *testing.T) {
 		f.checkNow()
 		expect(t, fmt.Sprint(a.evictAs(run, 0).ToPlan), "[l]", "leases to plan")
 		expect(t, b.joinOn(2, delayed(2, time.Minute)).SettlesIn, time.Minute, "delay by the new clock")
+	})
+}
+
+func TestUnfreezeEndsTheRebalanceDelay(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		freeze := fakestore.Override{Verb: "freeze", Lease: "l"}
+		a.joinOn(2, delayed(1, time.Minute))
+		err := f.back(freeze)
+		if err == nil {
+			t.Error("there was nothing to end")
+		}
+		b.joinOn(2, delayed(1, time.Minute))
+		before := a.snapshot("l")[0]
+		expect(t, before.Settling, true, "the lease settles")
+		f.ok(f.back(freeze))
+		now := a.snapshot("l")[0]
+		expect(t, now.Settling, false, "the lease settles")
+		expect(t, now.Generation, before.Generation+1, "generation, which makes earlier plans void")
 	})
 }
 

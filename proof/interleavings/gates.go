@@ -26,7 +26,7 @@ var gates = []string{
 	// evict, after the lock of the server's row.
 	"    -- Evict, in one statement, so that all of it has one snapshot.",
 	// override, after the lock of the leases, after that of the clients, and after the order.
-	"    UPDATE pgleases.server AS s SET next_check_at = p_until",
+	"    UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, p_until)",
 	"    -- Keep the last client of a lease at work, unless the operator insists.",
 	"    PERFORM pgleases.override_written(names, p_verb,",
 	// evict_client, after the change of the identity, after the lock of the leases, and after the

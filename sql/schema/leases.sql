@@ -218,9 +218,12 @@ BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     -- Lock the leases by name. So no plan, eviction or leave of them is executed meanwhile. A plan that was read before may
     -- be written after this, and then apply finds the new owners and epochs under its own lock. A leave changes its lease,
-    -- so it needs the stronger lock from the beginning.
+    -- so it needs the stronger lock from the beginning. So does a client that comes back: it locks the server's row below,
+    -- and must not wait for a lease after that, because a join that has locked the lease may wait for the server's row.
     IF cardinality(p_ending) > 0 THEN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
+    ELSIF cardinality(p_returning) > 0 THEN
+        PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR NO KEY UPDATE;
     ELSE
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
     END IF;
@@ -228,10 +231,10 @@ BEGIN
     -- The partitions of a client that comes back wait for it. A check for expired sessions ends that, and the server's row
     -- comes before those of clients.
     IF cardinality(p_returning) > 0 THEN
-        UPDATE pgleases.server AS s SET next_check_at = e.ends_at
+        UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, e.ends_at)
         FROM (SELECT clock_timestamp() + min(m.restart_grace) AS ends_at FROM pgleases.members AS m
               WHERE m.session = p_session AND m.lease = ANY (p_returning) AND m.restart_grace > interval '0') AS e
-        WHERE s.next_check_at > e.ends_at;
+        WHERE e.ends_at IS NOT NULL;
     END IF;
 
     -- Lock the session, so that it is not evicted before this commits. The partitions of a session

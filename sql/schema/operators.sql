@@ -66,7 +66,7 @@ BEGIN
     -- Lock order: leases, the server, clients.
     names := pgleases.leases_of(p_lease, p_client);
     PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
-    UPDATE pgleases.server AS s SET next_check_at = p_until WHERE s.next_check_at > p_until;
+    UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, p_until) WHERE p_until < 'infinity';
     PERFORM FROM pgleases.clients AS c WHERE c.id = p_client AND p_lease IS NULL ORDER BY c.session FOR UPDATE;
     RETURN pgleases.leases_of(p_lease, p_client);
 END
@@ -165,11 +165,16 @@ DECLARE
     opposite CONSTANT text := CASE p_verb WHEN 'pause' THEN 'resume' ELSE 'un' || p_verb END;
     who CONSTANT text := pgleases.operator(opposite, p_actor, p_reason);
     names CONSTANT text[] := pgleases.override_locks(p_lease, p_client, NULL::timestamptz);
+    ended boolean := false; -- a rebalance delay, which is a freeze by time
 BEGIN
+    IF p_verb = 'freeze' THEN
+        UPDATE pgleases.leases AS l SET settling_since = NULL, settles_at = NULL WHERE l.name = p_lease AND l.settles_at IS NOT NULL;
+        ended := FOUND;
+    END IF;
     DELETE FROM pgleases.overrides AS w
     WHERE w.verb = p_verb AND w.lease IS NOT DISTINCT FROM p_lease AND w.partition IS NOT DISTINCT FROM p_partition
       AND (w.client IS NOT DISTINCT FROM p_client OR p_partition IS NOT NULL); -- an unpin does not name the client
-    IF NOT FOUND THEN
+    IF NOT FOUND AND NOT ended THEN
         RAISE EXCEPTION 'there is no % of "%" to take back', p_verb, coalesce(p_lease || '/' || p_partition, p_lease, p_client)
             USING ERRCODE = 'undefined_object';
     END IF;
@@ -289,7 +294,7 @@ RETURNS void
 LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
     SELECT pgleases.take_back('freeze'::text, lease, NULL::int, NULL::text, actor, reason);
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back.';
+COMMENT ON FUNCTION pgleases.unfreeze(pg_catalog.text, pg_catalog.text, pg_catalog.text) IS 'Takes a freeze back, and ends a rebalance delay.';
 
 CREATE OR REPLACE FUNCTION pgleases.pin(
     lease pg_catalog.text, partition int, client pg_catalog.text, reason pg_catalog.text, actor pg_catalog.text DEFAULT NULL,

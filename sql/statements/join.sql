@@ -15,7 +15,8 @@
 -- $9 bigint  restart grace, microseconds
 --
 -- A new member with a weight, or another weight, begins the rebalance delay of the lease: the longest of all members'. If
--- one is under way, it begins anew, and ends at the latest 5 delays after the first of these joins.
+-- one is under way, it begins anew, and ends at the latest 5 delays after the first of these joins. If its time is over,
+-- none begins until a check has ended it, because that makes a plan due.
 --
 -- One row: whether the session exists; whether it is a member now (it is not if the lease was replaced, or has another
 -- number of partitions); the lease that has replaced it (empty: it was not replaced); the number of partitions before this
@@ -54,7 +55,8 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
         (settling_since, settles_at) = ( -- greatest ignores null
             SELECT CASE WHEN d.begins THEN d.since ELSE l.settling_since END,
                    CASE WHEN d.begins THEN greatest(CASE WHEN d.settles THEN l.settles_at END, least(d.now + d.delay, d.since + 5 * d.delay)) ELSE l.settles_at END
-            FROM (SELECT s.now, s.settles, alive.delay, alive.delay > interval '0' AND alive.changes AS begins,
+            FROM (SELECT s.now, s.settles, alive.delay,
+                         alive.delay > interval '0' AND alive.changes AND (l.settles_at > s.now) IS NOT FALSE AS begins,
                          CASE WHEN s.settles THEN l.settling_since ELSE s.now END AS since
                   FROM alive, (SELECT n.now, l.settles_at > n.now AND l.settling_since <= n.now + interval '1 second' AS settles -- otherwise the clock stepped back
                                FROM (SELECT clock_timestamp() AS now) AS n) AS s) AS d)
@@ -63,8 +65,10 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
           AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
     RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at, l.settles_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
-), lowered AS ( -- a check for expired sessions ends the delay
-    UPDATE pgleases.server AS s SET next_check_at = lease.settles_at FROM lease WHERE s.next_check_at > lease.settles_at
+), lowered AS ( -- a check for expired sessions ends the delay. One that is under way does not know of it, and is waited for
+    UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, lease.settles_at)
+    FROM lease, alive
+    WHERE lease.settles_at IS NOT NULL AND alive.changes
     RETURNING 1
 ), client AS ( -- read again under a lock, which keeps the session: so every member has a session
     SELECT c.session, c.id FROM pgleases.clients AS c, lease
