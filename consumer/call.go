@@ -86,8 +86,8 @@ func (c *calling) abandoned() outcome {
 	rows := slices.DeleteFunc(slices.Clone(c.out.rows), func(r row) bool { return r.partition != c.kept })
 	at := slices.IndexFunc(rows, func(r row) bool { return r.id == id })
 	verdict := failed
-	if c.out.verdict == unavailable {
-		verdict = unavailable
+	if c.out.verdict == unavailable || c.out.verdict == ended {
+		verdict = c.out.verdict
 	}
 	return outcome{verdict: verdict, rows: rows, at: at, slow: true, err: cmp.Or(c.out.err, ErrTimeout)}
 }
@@ -176,7 +176,10 @@ func (c *calling) judge(err error) {
 	if !c.handler.calls.oneRow() {
 		o.at = c.rowIn(err)
 	}
+	over := c.endedBy(err)
 	switch {
+	case over != nil:
+		o.verdict, o.err, o.slow = ended, over, false
 	case c.ctx.Err() != nil && !o.slow && cause != worker.ErrGone:
 		o.verdict = refused
 	case fault == worker.Away:
@@ -188,6 +191,14 @@ func (c *calling) judge(err error) {
 	case fault.Blameless(): // the database is at fault, and not the row
 		o.verdict = broke
 	}
+}
+
+// endedBy returns an error if the handler has ended its transaction, with what it returned.
+func (c *calling) endedBy(err error) error {
+	if !c.handler.calls.inTransaction() {
+		return nil
+	}
+	return c.attempt.tx.EndedBy(err)
 }
 
 // timedOut returns the error of a handler that took longer than its timeout. The handler may have

@@ -2,6 +2,7 @@ package consumer_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -205,14 +206,22 @@ func inAnInstant(ctx context.Context, tx pgx.Tx) error {
 // well. None of these rows is handled again.
 func TestCommitInAHandlerBlocksWhatMayBeCommitted(t *testing.T) {
 	t.Parallel()
-	for name, statements := range map[string]string{"commit": "COMMIT", "commit and begin": "COMMIT; BEGIN"} {
+	for name, test := range map[string]struct {
+		statements string
+		then       error
+	}{
+		"commit":              {"COMMIT", nil},
+		"commit and begin":    {"COMMIT; BEGIN", nil},
+		"commit and an error": {"COMMIT", errors.New("no paper")},
+		"commit and a snooze": {"COMMIT", consumer.Snooze(time.Millisecond)},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			db.insert(60, 20)
 			w := newWorker(db, poisoned(30, func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
-				_, err := tx.Exec(ctx, statements, pgx.QueryExecModeSimpleProtocol)
-				return err
+				_, err := tx.Exec(ctx, test.statements, pgx.QueryExecModeSimpleProtocol)
+				return cmp.Or(err, test.then)
 			})).run()
 			testkit.Becomes(t, db.Pool, "the row is blocked for good, or gone", true, "SELECT NOT EXISTS (SELECT FROM public.outbox WHERE id = 30) OR EXISTS (SELECT FROM pgleases.consumer_blocked WHERE id = 30 AND next_at = 'infinity')")
 			testkit.Becomes(t, db.Pool, "the rest is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)")

@@ -44,7 +44,7 @@ const (
 func (c calls) oneRow() bool { return c == each }
 
 // inTransaction reports whether a call is in the transaction that removes its rows.
-func (c calls) inTransaction() bool { return c != atLeastOnce }
+func (c calls) inTransaction() bool { return c == each || c == inTx }
 
 // Each returns a handler of one row, in the transaction of the batch. If it returns nil, the row is
 // deleted with the commit. If it returns an error, what it wrote for this row and for the rows

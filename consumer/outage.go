@@ -23,7 +23,9 @@ type outage struct {
 	away   map[int]struct{} // partitions that were paused since then, of which the first is logged
 	since  time.Time        // when the first of them was paused
 	broke  time.Time        // when it was last logged that a batch was broken off
-	last   string           // the last error
+	// when it was last logged that this happened during a commit that has no answer
+	doubted time.Time
+	last    string // the last error
 }
 
 // seems notes that the key of a row failed, and reports whether so many have failed since the last
@@ -77,20 +79,26 @@ func (o *outage) left(number int) {
 	delete(o.away, number)
 }
 
-// brokeOff notes that a batch was broken off. It is logged once a second for all partitions. If the
-// answer to its commit is missing, only the rows that are still there are handled again.
+// brokeOff notes that a batch was broken off. It is logged once a second for all partitions, and once
+// a second if the answer to the commit is missing. Then only the rows that are still there are
+// handled again.
 func (o *outage) brokeOff(parts []*part, err error) {
+	committed := handlers.MayBeCommitted(err)
+	logged := &o.broke
+	if committed {
+		logged = &o.doubted
+	}
 	o.mu.Lock()
-	log := time.Since(o.broke) > time.Second
+	log := time.Since(*logged) > time.Second
 	o.last = fmt.Sprint(err)
 	if log {
-		o.broke = time.Now()
+		*logged = time.Now()
 	}
 	o.mu.Unlock()
 	if !log {
 		return
 	}
-	if handlers.MayBeCommitted(err) {
+	if committed {
 		o.log.Warn("consumer: batch broken off during its commit, perhaps committed",
 			slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", err))
 		return

@@ -3,11 +3,20 @@ package consumer
 import (
 	"context"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/store"
 )
+
+// An ownership is that of a partition.
+type ownership struct {
+	pgleases.Partition
+	halting atomic.Bool   // it is to end
+	idle    chan struct{} // closed when it is to end, and no job works on it
+}
 
 // atOnce is the most partitions that begin or end in one transaction.
 const atOnce = 4096

@@ -4,10 +4,8 @@ import (
 	"cmp"
 	"iter"
 	"slices"
-	"sync/atomic"
 	"time"
 
-	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -16,13 +14,6 @@ const (
 	freeAgain    = 10 * time.Second     // a partition that succeeds now and then does not let all others try each time
 	everything   = "all partitions"     // the group that is doubted when a call hangs, see worker.Slots
 )
-
-// An ownership is that of a partition.
-type ownership struct {
-	pgleases.Partition
-	halting atomic.Bool   // it is to end
-	idle    chan struct{} // closed when it is to end, and no job works on it
-}
 
 // A state is what the last job has found out about a partition. The next job gets a copy, and its
 // own state comes back with its end.
@@ -125,7 +116,7 @@ func ownedOf(parts []*part) []*part {
 }
 
 // A job is work for one transaction, or for several after a failure. Only the goroutine of loop
-// uses of, began, over and overdue. The other fields do not change after the job has begun.
+// uses of, began, over, overdue and freed. The other fields do not change after the job has begun.
 type job struct {
 	of      []*partition // in the order of numbers
 	lane    worker.Lane
@@ -337,7 +328,8 @@ func (q *queue) giveSlotBack(j *job, free []int, now time.Time, size int) {
 		return
 	}
 	for _, p := range j.of {
-		if slices.Contains(free, p.Number) {
+		// not once more, if the code of another of its attempts goes on: others may have the partition
+		if slices.Contains(free, p.Number) && !slices.Contains(j.freed, p) {
 			p.besideSlow = true
 			j.freed = append(j.freed, p)
 			q.free(p)

@@ -252,6 +252,33 @@ func TestOverdueJobKeepsItsPartition(t *testing.T) {
 	}
 }
 
+// Code of one job may hang twice. A partition that the job gave to others the first time is theirs.
+func TestPartitionOfAnOverdueJobIsFreedOnce(t *testing.T) {
+	p := newPlant(t, 2, 1)
+	p.due()
+	hung, _ := p.q.next(p.now, p.room)
+	if len(hung.of) != 2 {
+		t.Fatalf("it has %d partitions, want 2", len(hung.of))
+	}
+	freed := hung.of[0]
+	p.q.giveSlotBack(hung, []int{freed.Number}, p.now, p.room.size)
+	p.due()
+	other, _ := p.q.next(p.now, p.room)
+	if other == nil || len(other.of) != 1 || other.of[0] != freed {
+		t.Fatal("no other job has the partition")
+	}
+	freed.gone = true
+	p.q.giveSlotBack(hung, []int{freed.Number}, p.now, p.room.size)
+	if !freed.busy {
+		t.Error("the partition is free while another job has it")
+	}
+	select {
+	case <-freed.idle:
+		t.Error("its ownership ends while another job has it")
+	default:
+	}
+}
+
 // Blocked rows whose handlers hang do not keep all slots: a row that comes meanwhile begins at once.
 func TestHungBlockedRowsLeaveSlots(t *testing.T) {
 	for _, size := range []int{2, 4, 10} {

@@ -331,7 +331,9 @@ func aPoolThatIsExhaustedCostsTimeAndNoLock(t *timeguard.Try) {
 	kept := a.held(a.TryAcquire, "kept")
 	var all []*pgxpool.Conn
 	for range a.pool.Config().MaxConns {
-		all = append(all, testkit.Must(a.pool.Acquire(t.Context()))(t))
+		conn := testkit.Must(a.pool.Acquire(t.Context()))(t)
+		t.Cleanup(conn.Release) // or the end of the pool waits for it, if the try ends before
+		all = append(all, conn)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()

@@ -22,10 +22,13 @@ func (e *execution) handle(tx *handlers.Transaction, a *attempt) error {
 	a.handler = e.call(watched, tx.ForHandler(), tx.Late, a, e.run(a))
 	stop()
 	server := tx.Conn().PgConn()
+	ended := tx.EndedBy(a.handler)
 	switch {
 	case context.Cause(watched) == worker.ErrGone:
 		a.lost, a.handler = true, cmp.Or(a.handler, worker.ErrGone)
 		_ = tx.Conn().Close(watched) // it would wait for an answer
+	case ended != nil:
+		a.handler = ended
 	case context.Cause(ctx) == ErrTimeout: // the timeout has closed a connection in use
 		a.handler = timedOut{a.handler}
 	case a.handler != nil: // if a context of its own ended, that also closed the connection

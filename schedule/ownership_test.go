@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"sync"
 	"testing"
 	"time"
 
@@ -106,6 +107,8 @@ func aFrozenHandlerDoesNotCommit(t *timeguard.Try) {
 	frozen, thaw := make(chan struct{}), make(chan struct{})
 	first := true
 	w := newBriefWorker(db)
+	wakeUp := sync.OnceFunc(func() { close(thaw) })
+	t.Cleanup(wakeUp) // a try that ends before waits for no handler
 	woke := make(chan error, 1)
 	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		err := effect(ctx, tx, r)
@@ -128,7 +131,7 @@ func aFrozenHandlerDoesNotCommit(t *timeguard.Try) {
 	other.run()
 	l.settled(other.Scheduler)
 	w.wire.Mend()
-	close(thaw)
+	wakeUp()
 	if err := testkit.Receive(t, "it woke up", woke); err == nil {
 		t.Fatal("the transaction of a handler that was frozen for longer than its idle limit goes on")
 	}

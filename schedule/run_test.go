@@ -1,6 +1,7 @@
 package schedule_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -302,6 +303,41 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", statement), 1, "effects with "+statement)
 		w.close()
 	}
+}
+
+// It does not run again either if the handler fails after its commit, whatever it returns.
+func TestRunThatCommitsAndFailsIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	endings := map[string]func() error{
+		"an error": func() error { return errors.New("no paper") },
+		"a panic":  func() error { panic("no paper") },
+		"a snooze": func() error { return schedule.Snooze(time.Millisecond) },
+	}
+	for name, end := range endings {
+		k := schedule.InTx(w.Scheduler, name, func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			err := effect(ctx, tx, r)
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, "COMMIT")
+			return cmp.Or(err, end())
+		}, schedule.WithMaxAttempts(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
+		testkit.OK(t, k.Add(name, args{}, hourly))
+	}
+	w.run()
+	for name := range endings {
+		w.has(name)
+	}
+	db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
+	for name := range endings {
+		becomes(db, name+" has an outcome", "failed", "SELECT coalesce(min(outcome), '') FROM pgleases.history WHERE name = $1", name)
+		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", name), 1, "effects with "+name)
+		says := one[string](db, "SELECT error FROM pgleases.history WHERE name = $1", name)
+		contains(t, errors.New(says), "the handler ended its transaction")
+	}
+	w.close()
 }
 
 // A transaction that the database broke off in favor of another is repeated, three times in all.

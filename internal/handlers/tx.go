@@ -13,6 +13,7 @@ package handlers
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
@@ -98,6 +99,21 @@ func NotCommitted(err error) bool {
 
 // ErrEnded is returned by Left.
 var ErrEnded = errors.New("the handler ended its transaction: what it wrote may be committed")
+
+// EndedBy returns an error that is ErrEnded if a handler has ended the transaction, with the text of
+// the handler's error. Otherwise it returns nil. The handler's error cannot ask for another attempt
+// then.
+func (t *Transaction) EndedBy(returned error) error {
+	server := t.Conn().PgConn()
+	ended := !server.IsClosed() && !server.IsBusy() && server.TxStatus() == 'I'
+	switch {
+	case !ended:
+		return nil
+	case returned == nil:
+		return ErrEnded
+	}
+	return fmt.Errorf("%w: %v", ErrEnded, returned)
+}
 
 // Left returns an error if a handler that returned nil has left the transaction in a state in which
 // it cannot be committed. It is ErrEnded if the handler has ended it. The connection is not closed.
