@@ -121,8 +121,8 @@ func (l *planLease) await(r store.LeaseSnapshot, members map[string]int32) (own 
 	return own
 }
 
-// with returns the member that counts as the owner of a partition: its target, or else its owner;
-// noMember if neither lives. If the lease is frozen or settles, its owner comes first, even if it
+// with returns the member that counts as the owner of a partition: its target, unless that closes
+// and is awaited, or else its owner; noMember if neither lives. If the lease is frozen or settles, its owner comes first, even if it
 // was asked to hand over.
 func (l *planLease) with(r store.LeaseSnapshot, p int, living map[int64]int32) int32 {
 	owner, owned := living[r.Owners[p]]
@@ -130,10 +130,12 @@ func (l *planLease) with(r store.LeaseSnapshot, p int, living map[int64]int32) i
 	switch {
 	case owned && (r.Frozen || r.Settling) && l.members[owner].weight > 0:
 		return owner
-	case meant:
+	case meant && !l.isAway(target):
 		return target
 	case owned:
 		return owner
+	case meant:
+		return target
 	}
 	return noMember
 }

@@ -169,6 +169,7 @@ func TestReplanWaits(t *testing.T) {
 		{"for one that was evicted, whose rows are cleared", of(a, b).owned(9, "c", 4, 5), "4>0 5>0"},
 		{"for one that leaves, and keeps what it has", last(of(a, b, leaving).owned(3, "c", 4), "c", 5), ""},
 		{"not with what goes to another already", last(of(a, b, leaving).owned(3, "c", 4).meant(1, 4), "c", 5), ""},
+		{"not with what a live owner was to hand to it", last(of(a, b, leaving).owned(1, "a", 5).meant(3, 2), "c", 4), "2>2"},
 		{"until it is back", last(of(a, b, back), "c", 4, 5), "4>4 5>4"},
 		{"until it is back, also with what its older process has", of(a, b, leaving, back).owned(3, "c", 4, 5), "4>4 5>4"},
 		{"not with what others had", last(last(of(a, b), "c", 4), "d", 5), "5>1"},

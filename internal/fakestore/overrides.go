@@ -3,6 +3,7 @@ package fakestore
 import (
 	"errors"
 	"fmt"
+	"maps"
 )
 
 // The verbs of operators. The SQL function of the same name describes what each does, and why.
@@ -164,6 +165,7 @@ func (db *Database) EvictClient(id string) (revoked int, err error) {
 		}
 	}
 	t.ask(t.concerned(Override{Client: id}), db.clock())
+	maps.DeleteFunc(t.Graces, func(key GraceKey, _ Grace) bool { return key.Client == id })
 	db.wrote(true)
 	return revoked, nil
 }

@@ -247,6 +247,20 @@ func TestEvictionBeginsARestartGrace(t *testing.T) {
 	})
 }
 
+func TestOperatorsEvictionEndsARestartGrace(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a, b := f.client("a"), f.client("b")
+		a.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
+		b.joinOn(2, Terms{Weight: 1})
+		testkit.Must(a.Release(f.ctx, a.session, nil, []Leave{{Lease: "l", Now: true, Returns: true}}, a.joins))(t)
+		expect(t, b.awaited(), "a1 ", "awaited")
+		before := b.snapshot("l")[0].Generation
+		f.ok(f.evictClient("a"))
+		expect(t, b.awaited(), "", "awaited when it is evicted")
+		expect(t, b.snapshot("l")[0].Generation, before+1, "generation, which makes earlier plans void")
+	})
+}
+
 func TestLeaveForGoodEndsARestartGrace(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")

@@ -231,10 +231,13 @@ BEGIN
     -- The partitions of a client that comes back wait for it. A check for expired sessions ends that, and the server's row
     -- comes before those of clients.
     IF cardinality(p_returning) > 0 THEN
+        -- A check that is under way does not know of it, and is waited for, unless another one comes before the end, because
+        -- this session might expire. So closing clients do not wait for each other here, if the grace is longer than the TTL.
         UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, e.ends_at)
-        FROM (SELECT clock_timestamp() + min(m.restart_grace) AS ends_at FROM pgleases.members AS m
+        FROM (SELECT clock_timestamp() + min(m.restart_grace) AS ends_at, min(m.restart_grace) < min(c.ttl) AS soon
+              FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
               WHERE m.session = p_session AND m.lease = ANY (p_returning) AND m.restart_grace > interval '0') AS e
-        WHERE e.ends_at IS NOT NULL;
+        WHERE s.next_check_at > e.ends_at OR e.soon;
     END IF;
 
     -- Lock the session, so that it is not evicted before this commits. The partitions of a session

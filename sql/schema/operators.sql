@@ -338,6 +338,7 @@ BEGIN
     UPDATE pgleases.leases AS l
     SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
     WHERE l.name = ANY (pgleases.leases_of(NULL::text, evict_client.client));
+    DELETE FROM pgleases.graces AS g WHERE g.client = evict_client.client; -- nothing waits for it
     INSERT INTO pgleases.events (cause, actor, reason, from_id)
     VALUES ('evict', who, evict_client.reason, evict_client.client);
     RETURN revoked;

@@ -26,7 +26,7 @@
 WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $6::int) AS ok
 ), alive AS MATERIALIZED (
-    SELECT c.session, clock_timestamp() AS now,
+    SELECT c.session, c.ttl, clock_timestamp() AS now,
            (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = $2::text) AS planned_before,
            EXISTS (SELECT FROM pgleases.graces AS g WHERE g.lease = $2::text AND g.client = c.id AND g.until > clock_timestamp()) AS awaited,
            $4::int <> coalesce((SELECT m.weight FROM pgleases.members AS m WHERE m.lease = $2::text AND m.session = $1::bigint), 0) AS changes,
@@ -65,10 +65,11 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
           AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
     RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at, l.settles_at,
               (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
-), lowered AS ( -- a check for expired sessions ends the delay. One that is under way does not know of it, and is waited for
+), lowered AS ( -- a check for expired sessions ends the delay. One that is under way does not know of it, and is waited for,
+               -- unless another check comes before the end, because this session might expire
     UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, lease.settles_at)
     FROM lease, alive
-    WHERE lease.settles_at IS NOT NULL AND alive.changes
+    WHERE alive.changes AND (s.next_check_at > lease.settles_at OR lease.settles_at < alive.now + alive.ttl)
     RETURNING 1
 ), client AS ( -- read again under a lock, which keeps the session: so every member has a session
     SELECT c.session, c.id FROM pgleases.clients AS c, lease
@@ -79,6 +80,8 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     SELECT lease.name, n, lease.epoch_floor
     FROM lease, generate_series(0, $3::int - 1) AS n
     WHERE lease.created
+), forgotten AS ( -- of a lease that was truncated or deleted by hand
+    DELETE FROM pgleases.graces AS g USING lease WHERE lease.created AND g.lease = lease.name
 ), member AS (
     INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation, rebalance_delay, max_partitions, restart_grace)
     SELECT lease.name, client.session, $4::int, clock_timestamp(), $5::bigint, lease.generation, $7::bigint * interval '1 microsecond', nullif($8::int, 0),
