@@ -182,7 +182,13 @@ func (told *shownSchedule) readTicks(ctx context.Context, s *schedule.Scheduler)
 		}
 		read++
 		enough := len(told.Ticks) == shownTicks
-		if enough && !failing || read > mostTicks {
+		if enough && !failing {
+			return nil
+		}
+		if read > mostTicks && failing { // for longer than is read
+			told.FailingSince = time.Time{}
+		}
+		if read > mostTicks {
 			return nil
 		}
 		if entry.Job != 0 {

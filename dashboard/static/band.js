@@ -60,10 +60,7 @@ function take(band, life) {
   band.spells = life.spells.map(s => ({ ...s, from: +new Date(s.since), to: +new Date(s.until) }));
   band.events = life.events.toReversed(); // the oldest first
   band.event = band.events.findIndex(e => e.id === chosen);
-  const pauses = pausesOf(band);
-  for (const s of band.spells) {
-    s.paused = s.owner === "" && pauses.some(([from, to]) => from <= s.from && s.from <= to);
-  }
+  markPauses(band);
   giveSlots(band);
   fill(band.axis, life.asked + life.until, axis(band.start, band.end));
   const latest = life.events.slice(0, mostEvents);
@@ -76,6 +73,21 @@ function take(band, life) {
   drawLegend(band);
 }
 
+// settling is how long after a pause its partitions may still be without an owner, in milliseconds.
+const settling = 10_000;
+
+// markPauses marks the gaps that a pause explains. Of a gap that lasts for longer than the pause, the rest is one of
+// its own.
+function markPauses(band) {
+  const pauses = pausesOf(band);
+  band.spells = band.spells.flatMap(s => {
+    const pause = s.owner === "" && pauses.find(([from, to]) => from <= s.from && s.from <= to);
+    if (!pause) return [s];
+    if (s.to <= pause[1] + settling) return [{ ...s, paused: true }];
+    return [{ ...s, from: pause[1] }, { ...s, to: pause[1], paused: true }];
+  });
+}
+
 // pausesOf returns the times in which the lease was paused, so that it is no fault that its partitions had no owner.
 function pausesOf(band) {
   const pauses = [];
@@ -83,7 +95,7 @@ function pausesOf(band) {
   for (const event of band.events) {
     if (event.lease !== band.lease) continue;
     if (event.cause === "pause") {
-      from = +new Date(event.at);
+      if (!paused) from = +new Date(event.at); // otherwise it was extended
       paused = true;
     }
     if (event.cause === "resume") {

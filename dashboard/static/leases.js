@@ -10,16 +10,18 @@ import { drawSmallMap } from "./map.js";
 
 const mostRows = 500;
 
-// factsOf counts the partitions of a lease that move, and those without a live owner.
+// factsOf counts the partitions of a lease that move, those without a live owner, and those that wait for the return of
+// a client.
 export function factsOf(lease) {
-  let moving = 0, orphans = 0;
+  let moving = 0, orphans = 0, waiting = 0;
   for (const holding of lease.holdings) {
     const owner = state.bySession.get(holding.owner_session);
     const n = sizeOf(holding.partitions);
-    if (!owner || owner.expired) orphans += n;
+    if (holding.owner === "" && (lease.awaited || []).some(a => a.client === holding.last_owner)) waiting += n;
+    else if (!owner || owner.expired) orphans += n;
     else if (holding.owner_session !== holding.target_session) moving += n;
   }
-  return { moving, orphans };
+  return { moving, orphans, waiting };
 }
 
 // badness orders the list: without an owner, without a member, moving, then the rest.
@@ -77,9 +79,11 @@ function updateRow(element, lease) {
 }
 
 export function marksOf(lease) {
-  const { moving, orphans } = factsOf(lease);
+  const { moving, orphans, waiting } = factsOf(lease);
   const marks = [];
   if (orphans > 0) marks.push([isPaused(lease) ? "warn" : "bad", count(orphans) + " without a live owner"]);
+  if (waiting > 0) marks.push(["warn", count(waiting) + " waiting for a client that restarts"]);
+  if (lease.unowned > 0) marks.push(["bad", count(lease.unowned) + " over the ceilings"]);
   if (lease.members.length === 0) marks.push(["warn", "no members"]);
   if (moving > 0) marks.push(["warn", count(moving) + " asked to hand over"]);
   for (const w of state.overrides) {

@@ -28,7 +28,8 @@ export function newList({ path, table, query, keyOf, next, update, empty = "The 
       }]);
     }
     const buttons = choices.flatMap(([text, press]) => [button(text, press), " "]);
-    fill(turns, JSON.stringify([list.pages, !!told.more]), ...buttons);
+    // With where the next page begins, because the rows of this page may change.
+    fill(turns, JSON.stringify([list.pages, told.more && next(rows.at(-1))]), ...buttons);
   });
   list.first = () => {
     list.pages = [""];

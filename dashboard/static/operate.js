@@ -114,7 +114,9 @@ function wantedNow() {
 function changeOf(verb, of) {
   switch (verbs[verb].path) {
     case "apply":
-      return { verb, subject: of.subject, force: $("operate-force").checked };
+      // What is pinned in a lease that was dropped has no field for its partition.
+      return { verb, subject: of.subject, force: $("operate-force").checked,
+        ...(verb === "unpin" ? { partition: of.partition } : {}) };
     case "handle":
       return { verb: verbs[verb].sends, consumer: of.subject, rows: (of.rows || []).map(id => ({ id })) };
   }

@@ -472,5 +472,6 @@ func (t *Tables) create(name string, l Lease) {
 		rows[p].Epoch = l.EpochFloor
 	}
 	t.Partitions[name] = rows
-	maps.DeleteFunc(t.Graces, func(key GraceKey, _ Grace) bool { return key.Lease == name }) // of a lease deleted by hand
+	// of a lease that was deleted by hand
+	maps.DeleteFunc(t.Graces, func(key GraceKey, _ Grace) bool { return key.Lease == name })
 }

@@ -6,13 +6,15 @@
 -- $4 int          partition, with what operators did to the whole lease; null: all
 -- $5 text         client that lost, gained, joined, left or was evicted; empty: all
 -- $6 text         cause; empty: all
--- $7 int          maximum number of events that are read of one lease, or of all
+-- $7 int          maximum number of events that are read: of the partition or the lease, or those of all leases that match
 -- $8 int          maximum number of events that are returned
 --
 -- One row for each event, JSON, as the type Event.
 WITH own AS MATERIALIZED (
     SELECT e.* FROM pgleases.events AS e
-    WHERE $3::text <> '' AND e.lease = $3::text AND e.at >= $1::timestamptz AND e.at < $2::timestamptz ORDER BY e.at DESC LIMIT $7::int
+    WHERE $3::text <> '' AND e.lease = $3::text AND e.at >= $1::timestamptz AND e.at < $2::timestamptz
+      AND ($4::int IS NULL OR e.partitions @> $4::int OR e.partitions IS NULL AND e.actor IS NOT NULL)
+    ORDER BY e.at DESC LIMIT $7::int
 ), clients AS MATERIALIZED (
     SELECT o.from_id AS id FROM own AS o UNION SELECT o.to_id FROM own AS o
     UNION SELECT p.owner_id FROM pgleases.partitions AS p WHERE $3::text <> '' AND p.lease = $3::text
@@ -23,7 +25,9 @@ WITH own AS MATERIALIZED (
     ORDER BY e.at DESC LIMIT $7::int
 ), every AS MATERIALIZED (
     SELECT e.* FROM pgleases.events AS e
-    WHERE $3::text = '' AND e.at >= $1::timestamptz AND e.at < $2::timestamptz ORDER BY e.at DESC LIMIT $7::int
+    WHERE $3::text = '' AND e.at >= $1::timestamptz AND e.at < $2::timestamptz
+      AND $5::text IN ('', e.from_id, e.to_id) AND $6::text IN ('', e.cause)
+    ORDER BY e.at DESC LIMIT $7::int
 )
 SELECT json_build_object('id', e.tx || '/' || e.id, 'at', e.at, 'lease', e.lease, 'cause', e.cause,
            'actor', e.actor, 'reason', e.reason, 'from', e.from_id, 'to', e.to_id, 'generation', e.generation, 'row', e.row_id::text, 'rows', e.rows,
