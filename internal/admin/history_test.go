@@ -93,6 +93,26 @@ func TestLifeShowsOwnersAndGaps(t *testing.T) {
 	}
 }
 
+// The limit of events that are read counts those of the partition, and not those of its lease.
+func TestLifeOfOnePartitionOfABusyLease(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients VALUES (1, 'b', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
+		INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES
+			('l', 0, 1, 1, 3, 'b', now()), ('l', 1, 1, 1, 3, 'b', now());
+		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions)
+			VALUES (clock_timestamp() - interval '40 minutes', 'l', 'given', 'a', 'b', '{[0,1)}');
+		INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions)
+			SELECT 'l', 'handed over', 'b', 'b', '{[1,2)}' FROM generate_series(1, 3000);`)
+	a := newAdmin(t, newPool(t, url))
+	life := testkit.Must(a.Life(t.Context(), admin.Period{Last: hour}, "l", 0))(t)
+	got, want := described(life), []string{"0 1h0m0s..40m0s a ", "0 40m0s..0s b given"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the spells are %q, want %q", got, want)
+	}
+}
+
 // Real clients: what the life ends with is what they own.
 func TestLifeAgreesWithTheOwners(t *testing.T) {
 	t.Parallel()
@@ -151,6 +171,12 @@ func TestHappenedFindsByLeaseClientCauseAndPeriod(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.events (lease, cause) SELECT 'many', 'joined' FROM generate_series(1, 1001)`)
 	if h := testkit.Must(a.Happened(t.Context(), admin.Period{Last: hour}, admin.EventFilter{Lease: "many"}))(t); len(h.Events) != 1000 || !h.More {
 		t.Errorf("of 1001 events it returns %d, more: %v", len(h.Events), h.More)
+	}
+	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause) VALUES (clock_timestamp() - interval '40 minutes', 'few', 'left');
+		INSERT INTO pgleases.events (lease, cause) SELECT 'many', 'joined' FROM generate_series(1, 20001)`)
+	few := testkit.Must(a.Happened(t.Context(), admin.Period{Last: hour}, admin.EventFilter{Cause: "left"}))(t)
+	if len(few.Events) != 1 || few.More {
+		t.Errorf("behind 20001 others it finds %d events, more: %v", len(few.Events), few.More)
 	}
 }
 
