@@ -44,6 +44,7 @@ func TestNewMemberWaitsForTheRebalanceDelay(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				_, leases := w.delayed(delay)
 				before := shows(leases[0])
+				w.logged("rebalance delayed") // by the join of the second
 				began := time.Now()
 				c := w.start("c").mustJoin("x", 12)
 				if n := w.logged("rebalance delayed"); n != 1 {

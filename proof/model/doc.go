@@ -66,6 +66,9 @@
 //   - A session's first heartbeats and its joining are one step. A statement names one partition; a
 //     statement for many partitions is modeled as one statement after the other. Only a read covers
 //     all partitions.
+//   - For safety, a rebalance delay or a restart grace is one of the arbitrary plans. One
+//     configuration of completeness has both, and shows that every partition has an owner again
+//     after their ends.
 //   - HandoffDelay, drain timeouts, weights, fairness, dropped leases, notifications, and several
 //     leases are not modeled. Neither is a second primary, because the library makes no promise
 //     about it.
@@ -101,7 +104,7 @@
 //   - late releases, three ownerships: 608,977
 //   - guards and fences: 1,102,047
 //   - overtaken plans: 657,518
-//   - completeness after a crash: 892,125
+//   - completeness after a crash: 892,125; with a rebalance delay and a restart grace: 1,373,448
 //   - a promotion after a handoff: 4,317,436; with pending work: 8,644,248
 //
 // Two partitions: 393,957.

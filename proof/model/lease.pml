@@ -37,6 +37,13 @@
 #define LOSSES 1            /* lost answers in the model of completeness; in the model of safety any answer may be lost */
 #endif
 
+#ifndef DELAY
+#define DELAY 0             /* ticks for which partitions with a live owner stay after a join; in the model of completeness */
+#endif
+#ifndef GRACE
+#define GRACE 0             /* ticks for which the partitions of an evicted client wait for it; in the model of completeness */
+#endif
+
 #ifndef OPERATIONS
 #define OPERATIONS N        /* pending answers at a time */
 #endif
@@ -49,7 +56,7 @@
 #endif
 #define SGEN   16           /* the first epoch of a server generation is a multiple of it */
 #define NO_SESSION 0        /* process c has the sessions 2c+1 and 2c+2, in turn */
-#define QUIET  (3 * TTL)    /* ticks after the last fault within which every partition has an owner again */
+#define QUIET  (3 * TTL + DELAY + GRACE)    /* ticks after the last fault within which every partition has an owner again */
 
 /* In the model of safety a client may do at any time everything that it can ever do. In the model of completeness it does what
  * it has a reason to do, and time passes when no client has a reason to act. */
@@ -135,6 +142,19 @@ Process pr[N];
 /* A release that its client gave up, and that the database runs late or never. */
 byte lateSession, latePartition, lateEpoch;
 
+#if DELAY > 0
+byte settles;                   /* ticks until the rebalance delay ends */
+#define settling (settles > 0)
+#else
+#define settling false
+#endif
+#if GRACE > 0
+byte waits[P];                  /* ticks until the partition waits no more for its last owner */
+#define waiting(p) (waits[p] > 0)
+#else
+#define waiting(p) false
+#endif
+
 byte highest[P];                /* the highest epoch that any server ever gave out */
 byte crashes, closes, restarts, promotions, losses, quiet;
 bit calm;                       /* faults are over */
@@ -195,6 +215,9 @@ inline change_owner(p, s) {
 	db.part[p].epoch = nextEpoch(p);
 	assert(db.part[p].epoch > highest[p]);           /* PROMISE: an epoch neither repeats nor falls */
 	highest[p] = db.part[p].epoch;
+#if GRACE > 0
+	waits[p] = 0;
+#endif
 	db.part[p].owner = s;
 	db.part[p].target = s
 }
@@ -331,6 +354,9 @@ inline register(c) {
 				:: else
 				fi;
 				db.alive[session(c)] = 1;
+#if DELAY > 0
+				settles = DELAY;
+#endif
 				expires[session(c)] = TTL
 			:: else
 			fi
@@ -726,6 +752,14 @@ inline evict(s) {
 			/* PROMISE: no client is evicted while it trusts itself */
 			assert(!(pr[process(s)].up && session(process(s)) == s && pr[process(s)].trust > 0));
 			db.alive[s] = 0;
+#if GRACE > 0
+			for (i : 0 .. P-1) {
+				if
+				:: db.part[i].owner == s -> waits[i] = GRACE
+				:: else
+				fi
+			}
+#endif
 			raise_generation()
 		}
 	}
@@ -737,7 +771,9 @@ inline evict(s) {
 #ifdef COMPLETENESS
 /* The planner, a pure function here too: partition p goes to process p, or to the next live one. */
 #define live(c)      (pr[c].ending -> NO_SESSION : (db.alive[2*(c)+1] -> 2*(c)+1 : (db.alive[2*(c)+2] -> 2*(c)+2 : NO_SESSION)))
-#define choice(p, s) (s == (live(p) != NO_SESSION -> live(p) : live(1 - p)))
+#define preferred(p) (live(p) != NO_SESSION -> live(p) : live(1 - p))
+/* What waits goes back to its last owner only, also under a new session. */
+#define choice(p, s) (waiting(p) -> process(s) == process(db.part[p].owner) : s == preferred(p))
 #define shown(p)     (pr[0].trust > 0 && pr[0].has[p] == SHOWN || \
                       pr[1].trust > 0 && pr[1].has[p] == SHOWN)
 #endif
@@ -748,7 +784,7 @@ inline evict(s) {
 #define moves(p, s)  (kept(p) && db.part[p].target != s || !kept(p))
 #endif
 #ifdef COMPLETENESS
-#define wanted(p, s) (moves(p, s) && (kept(p) || takeable(p) && bounded(p)) && choice(p, s))
+#define wanted(p, s) (moves(p, s) && (kept(p) && !settling || !kept(p) && takeable(p) && bounded(p)) && choice(p, s))
 #else
 #define wanted(p, s) (moves(p, s) && (kept(p) || takeable(p) && bounded(p)))
 #endif
@@ -1085,7 +1121,22 @@ inline tick() {
 		if
 		:: runs < TTL -> runs++
 		:: else
-		fi
+		fi;
+#if DELAY > 0
+		if
+		:: settles > 0 -> settles--
+		:: else
+		fi;
+#endif
+#if GRACE > 0 && !defined(GRACE_WITHOUT_END)
+		for (i : 0 .. P-1) {
+			if
+			:: waits[i] > 0 -> waits[i]--
+			:: else
+			fi
+		}
+#endif
+		skip
 	}
 }
 

@@ -35,6 +35,9 @@ const small = "N=2 P=1 TTL=2 TRUST=2 REREGISTERS=0 MAXEPOCH=2 "
 // two of 150 million with a probability of 1 in 1,600.
 const large = "N=3 P=2 TTL=1 TRUST=1 REREGISTERS=0 MAXEPOCH=1 PROMOTIONS=1 SYMMETRIC HC4 "
 
+// patient has partitions that wait before they move.
+const patient = "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1 DELAY=2 GRACE=2 "
+
 var visit = flag.String("visit", "few", "configurations to visit: few, most, or all")
 
 type configuration struct {
@@ -55,6 +58,7 @@ var configurations = []configuration{
 	{name: "two partitions", defines: small + "P=2 MAXEPOCH=1"},
 	{name: "promotion", defines: small + "MAXEPOCH=1 PROMOTIONS=1"},
 	{name: "completeness, a crash", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1"},
+	{name: "completeness, a crash, a rebalance delay and a restart grace", defines: small + patient},
 	{name: "completeness, late releases", defines: small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 LATE", long: true},
 	{name: "promotion after a handoff", defines: small + "PROMOTIONS=1", long: true},
 	{name: "promotion with pending work", defines: small + "PROMOTIONS=1 PINS", long: true},
@@ -94,6 +98,7 @@ var mutants = []mutant{
 	{"SHOWN_AGAIN", small + "MAXEPOCH=4 LATE", exclusive, false},
 	{"CLAIM_WITHOUT_RECHECK", small + "MAXEPOCH=3 APART", exclusive, false},
 	{"ANNOUNCE_FORGOTTEN", small + "COMPLETENESS REREGISTERS=1 MAXEPOCH=1 CRASHES=1", complete, false},
+	{"GRACE_WITHOUT_END", small + patient, complete, false},
 	{"GUARD_WITHOUT_LOCK", small + "GUARDS", fenced, true},
 	{"TAKEOVER_WITHOUT_FOR_UPDATE", small + "GUARDS", fenced, false},
 	{"GUARD_CURRENT_EPOCH", small + "MAXEPOCH=3 GUARDS", fenced, false},
