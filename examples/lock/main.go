@@ -1,6 +1,6 @@
-// Command lock receives events over HTTP, and handles each of them once, although their sender
-// delivers some of them twice, and to several processes at the same time. docs/locks.md shows this
-// program, and the table that it needs.
+// Command lock receives events over HTTP. One process at a time works on an event, and none works
+// on it again when it is done, although the sender delivers some events twice, and to several
+// processes at the same time. docs/locks.md shows this program, and the table that it needs.
 //
 // Start it in two terminals, with a port for each, and send one event to both:
 //
@@ -118,7 +118,9 @@ func (e *events) handle(ctx context.Context, event string) error {
 			log.Print(err)
 		}
 	}()
-	owning := held.Context() // ends with ctx, and when the lock is lost
+	owning, cancel := context.WithCancel(held.Context()) // ends when the lock is lost
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)() // and if the sender hangs up
 	var done bool
 	err = e.pool.QueryRow(owning, "SELECT EXISTS (SELECT FROM done WHERE event = $1)", event).Scan(&done)
 	if err != nil || done {
