@@ -183,11 +183,12 @@ func TestHappenedFindsByLeaseClientCauseAndPeriod(t *testing.T) {
 func TestStripsCountInSteps(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	a := newAdmin(t, newPool(t, url))
+	owner := newPool(t, pgtest.OwnerURL(url)) // who may read the schedules
+	a := newAdmin(t, owner)
 	if _, err := a.Runs(t.Context(), admin.Period{Last: hour}); !errors.Is(err, admin.ErrNoSchedules) {
 		t.Errorf("without the tables of package schedule: %v", err)
 	}
-	testkit.OK(t, schedule.Migrate(t.Context(), newPool(t, pgtest.OwnerURL(url))))
+	testkit.OK(t, schedule.Migrate(t.Context(), owner))
 	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, partitions) VALUES
 			('2031-05-01 10:00:10Z', 'l', 'given', '{[0,5),[7,9)}'), ('2031-05-01 10:00:50Z', 'l', 'given', '{[0,1)}'), ('2031-05-01 10:01:00Z', NULL, 'evicted', NULL),
 			('2031-05-01 09:59:59Z', 'l', 'given', '{[0,1)}'), ('2031-05-01 11:00:00Z', 'l', 'given', '{[0,1)}')`,
