@@ -451,7 +451,7 @@ var mutants = append(asleep(), []mutant{
 	{"a close in another transaction than the run's", "runs", `it has its outcome`, []edit{
 		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`, `IF false THEN`, 2},
 		{"schedule/sql/functions/run.sql", `AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run`, ``, 2},
-		{"internal/handlers/tx.go", `return ErrEnded`, `return nil`, 0},
+		{"internal/handlers/tx.go", `return ErrEnded`, `return nil`, 2},
 	}},
 	{"the client's clock decides what is due", "clock", `outcome`, []edit{
 		{"schedule/decide.go", `r.decideTicks(&d, rule, r.Clock, epoch)`, `r.decideTicks(&d, rule, time.Now(), epoch)`, 0},
