@@ -245,7 +245,8 @@ func (x tab) signIn(url, address string) {
 	x.Helper()
 	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", "secret\r", chromedp.ByQuery))
 	x.until(`document.querySelector("a")?.href.endsWith("/ops/leases/")`)
-	x.run(chromedp.Click("a", chromedp.ByQuery))
+	// Not chromedp.Click, whose node may be of the page before.
+	eval[bool](x, `document.querySelector("a").click() || true`)
 	x.until(isLive)
 	if address != "" {
 		x.show(address)
