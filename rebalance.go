@@ -205,7 +205,7 @@ func (l *planLease) cordon(cordoned []bool) bool {
 			l.members[m].weight = 0
 		}
 	}
-	if len(l.present()) == 0 {
+	if !l.works() {
 		l.members = all
 		return false
 	}
@@ -261,6 +261,16 @@ func (l *planLease) isAway(m int32) bool { return l.away != nil && l.away[m] }
 func (l *planLease) present() []int32 {
 	working, _ := l.working()
 	return slices.DeleteFunc(working, l.isAway)
+}
+
+// works reports whether a member works and is not away.
+func (l *planLease) works() bool {
+	for m, member := range l.members {
+		if member.weight > 0 && !l.isAway(int32(m)) {
+			return true
+		}
+	}
+	return false
 }
 
 // countFixed returns per member how many partitions are fixed to it.

@@ -15,7 +15,7 @@ func replan(read []store.LeaseSnapshot) []store.Move {
 	}
 	var moves []store.Move
 	for i, targets := range plan(leases) {
-		works := len(leases[i].present()) > 0
+		works := leases[i].works()
 		read[i].Unowned = nil
 		for partition, member := range targets {
 			owner := read[i].Owners[partition]
