@@ -208,8 +208,18 @@ func (e *engine) step(now time.Time) time.Time {
 	if t != nil {
 		at = when.Never // the end of the operation under way wakes the engine
 	}
-	at = when.Earlier(at, when.Earlier(e.liveness.PulseDue(), when.Earlier(e.locks.RemindDue(), e.members.unownedDue())))
-	return when.Earlier(at, when.Earlier(e.trust.deadline(), when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))))
+	for _, due := range []time.Time{
+		e.liveness.PulseDue(),
+		e.locks.RemindDue(),
+		e.members.unownedDue(),
+		e.members.shared.drainsDue(),
+		e.trust.deadline(),
+		e.closing.due(),
+		e.unreachableAt(),
+	} {
+		at = when.Earlier(at, due)
+	}
+	return at
 }
 
 func (e *engine) begin(t *task, now time.Time) {

@@ -664,7 +664,7 @@ func asleep() []mutant {
 	asleep := func(what, file, old, new string) mutant {
 		return mutant{"asleep: " + what, "wake-ups", `not within|after|as late|joining|set weight|Close`, []edit{{file, old, new, 0}}}
 	}
-	const due, wake = `		due := when.Later(t.due(e, now), e.progress.rests[t].until)`, `when.Earlier(e.trust.deadline(), when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt())))`
+	const due = `		due := when.Later(t.due(e, now), e.progress.rests[t].until)`
 	mutants := []mutant{
 		asleep("rests", "internal/engine/engine.go", due, due+`
 		if e.progress.rests[t].until.After(now) {
@@ -674,8 +674,11 @@ func asleep() []mutant {
 		return e.session.nextBeat
 	}
 	return when.Earlier(e.session.nextBeat, e.expiry.due(stepLook))`),
-		asleep("the trust deadline", "internal/engine/engine.go", wake, `when.Earlier(e.members.shared.drainsDue(), when.Earlier(e.closing.due(), e.unreachableAt()))`),
-		asleep("the end of Close", "internal/engine/engine.go", wake, `when.Earlier(e.trust.deadline(), e.members.shared.drainsDue())`),
+		asleep("the trust deadline", "internal/engine/engine.go", `		e.trust.deadline(),
+`, ``),
+		asleep("the end of Close", "internal/engine/engine.go", `		e.closing.due(),
+		e.unreachableAt(),
+`, ``),
 		asleep("warnings", "internal/engine/drains.go", `when.Earlier(a.warnAt, a.limitAt)`, `a.limitAt`),
 		asleep("drain timeouts", "internal/engine/drains.go", `when.Earlier(a.warnAt, a.limitAt)`, `a.warnAt`),
 		asleep("accepting again", "internal/engine/server.go", `	return when.Later(s.acceptAt, watched)`,
