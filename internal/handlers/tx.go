@@ -104,10 +104,8 @@ var ErrEnded = errors.New("the handler ended its transaction: what it wrote may 
 // the handler's error. Otherwise it returns nil. The handler's error cannot ask for another attempt
 // then.
 func (t *Transaction) EndedBy(returned error) error {
-	server := t.Conn().PgConn()
-	ended := !server.IsClosed() && !server.IsBusy() && server.TxStatus() == 'I'
 	switch {
-	case !ended:
+	case t.Conn().IsClosed() || t.Left() != ErrEnded:
 		return nil
 	case returned == nil:
 		return ErrEnded
