@@ -83,9 +83,9 @@ func (o *outage) left(number int) {
 // a second if the answer to the commit is missing. Then only the rows that are still there are
 // handled again.
 func (o *outage) brokeOff(parts []*part, err error) {
-	committed := handlers.MayBeCommitted(err)
+	doubtful := handlers.MayBeCommitted(err)
 	logged := &o.broke
-	if committed {
+	if doubtful {
 		logged = &o.doubted
 	}
 	o.mu.Lock()
@@ -98,7 +98,7 @@ func (o *outage) brokeOff(parts []*part, err error) {
 	if !log {
 		return
 	}
-	if committed {
+	if doubtful {
 		o.log.Warn("consumer: batch broken off during its commit, perhaps committed",
 			slog.Int("partition", parts[0].Number), slog.Int("partitions", len(parts)), slog.Any("error", err))
 		return
