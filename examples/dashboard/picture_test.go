@@ -254,14 +254,8 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.run(chromedp.Focus(".plots", chromedp.ByQuery))
 	const step = `document.querySelector(".plots").getAttribute("aria-valuetext")`
 	x.press(kb.End)
-	x.until(step + `.includes("joined")`)
-	for range 12 { // one of them is an event of the past
-		x.press(kb.ArrowLeft)
-		if eval[bool](x, step+`.includes("Partitions moved: 11")`) {
-			break
-		}
-	}
-	x.until(step + `.includes("Partitions moved: 11")`)
+	x.goBackTo(step, "joined") // the last step, or one before it if a minute has begun since
+	x.goBackTo(step, "Partitions moved: 11")
 	x.press(kb.Enter)
 	x.until(`location.pathname.endsWith("/events") && location.search.includes("from=") && document.querySelectorAll("#event-list li").length >= 1`)
 	x.run(chromedp.NavigateBack())
@@ -276,8 +270,20 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.run(chromedp.Focus(".ticks", chromedp.ByQuery))
 	x.press(kb.ArrowLeft)
 	x.until(`document.querySelector(".ticks").getAttribute("aria-valuetext").endsWith(": failed, took 17 s: sftp: connect 10.1.2.3:22: connection refused")`)
-	x.until(rows(".facts-list > div") + `.some(text => /^Failing since.*55 min ago$/.test(text)) && ` + rows(".facts-list > div") + `.some(text => /^Last success.*66 min ago$/.test(text))`)
+	x.until(rows(".facts-list > div") + `.some(text => /^Failing since.*5[5-9] min ago$/.test(text)) && ` + rows(".facts-list > div") + `.some(text => /^Last success.*6[6-9] min ago$/.test(text))`)
 	x.until(rows(".next li") + `.length === 5`)
+}
+
+// goBackTo goes left through the steps of a picture, up to the latest whose text includes words.
+func (x tab) goBackTo(text, words string) {
+	x.Helper()
+	for !eval[bool](x, fmt.Sprintf("%s.includes(%q)", text, words)) {
+		before := eval[string](x, text)
+		x.press(kb.ArrowLeft)
+		if eval[string](x, text) == before {
+			x.Fatalf("no step has %q", words)
+		}
+	}
 }
 
 // A consumer's rows are retried, skipped and returned, many at once, after a rehearsal and with one reason.

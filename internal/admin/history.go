@@ -128,7 +128,8 @@ func (a *Admin) past(
 		return read(tx, since, until)
 	})
 	if store.Code(err) == "57014" {
-		const late = "pgleases: %s: the server took longer than %v: choose a shorter period: %w"
+		const late = "pgleases: %s: the server took longer than %v: choose a shorter period, or ask again when the " +
+			"server is less busy: %w"
 		return wrap.Errorf(late, doing, pastLimit, err)
 	}
 	return a.failure(doing, err)
