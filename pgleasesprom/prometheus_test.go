@@ -347,10 +347,11 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Until(t, "each partition has an owner", func() bool { return count(`pgleases_database_partitions_unowned{lease="items"}`) == 0 })
 
 	var story story
+	story.step("healthy", w.scrape())
 	away := w.scrape()
 	maps.DeleteFunc(away, func(series string, _ float64) bool { return strings.HasPrefix(series, "pgleases_database_") })
 	story.step("nothing comes from serve", away, "PgleasesServeAway")
-	story.step("healthy", w.scrape())
+	story.step("it comes again", w.scrape())
 
 	testkit.Must(w.mail.Enqueue(t.Context(), ""))(t)
 	testkit.Execute(t, w.pool, `UPDATE pgleases.jobs SET at = at - interval '1 hour', due = due - interval '1 hour'`)
@@ -490,12 +491,17 @@ func TestAlertsFire(t *testing.T) {
 		return w.worker.Stats().Trust > 0 && s.Partitions > 0 && s.SinceLastPoll < healthy
 	})
 	testkit.OK(t, w.other.Close(t.Context()))
-	story.step("the last member is gone", w.scrape(), "PgleasesPartitionsUnowned")
+	story.step("the last member has left in order", w.scrape())
+	forgotten := "UPDATE pgleases.events SET cause = 'given' WHERE lease = 'orders' AND cause IN ('left', 'handed over')"
+	testkit.Execute(t, w.pool, forgotten) // as a plan does if the owner was evicted
+	story.step("the last member was killed", w.scrape(), "PgleasesPartitionsUnowned")
+	testkit.OK(t, w.worker.Close(t.Context()))
+	story.step("no client is live", w.scrape(), "PgleasesFleetGone", "PgleasesNoTrust")
 	story.check(t)
 }
 
-// A story is a sequence of scrapes. For Prometheus each of them lasts for 30 minutes: counters stay,
-// and ages grow.
+// A story is a sequence of scrapes of one environment. For Prometheus each of them lasts for 30 minutes: counters stay,
+// and ages grow. Prometheus has another environment too, which stays as the first was at first.
 type story struct {
 	steps []map[string]float64
 	names []string
@@ -520,6 +526,15 @@ func (s *story) check(t *testing.T) {
 	rules := testkit.Must(filepath.Abs("alerts.yaml"))(t)
 	var text strings.Builder
 	fmt.Fprintf(&text, "rule_files: [%q]\nevaluation_interval: 1m\ntests:\n- interval: 1m\n  input_series:\n", rules)
+	input := func(series, environment, values string) {
+		name, labels, _ := strings.Cut(strings.TrimSuffix(series, "}"), "{")
+		place := fmt.Sprintf("job=%q,instance=%q", environment, environment+":9090")
+		labels = strings.Trim(labels+","+place, ",")
+		fmt.Fprintf(&text, "  - {series: '%s{%s}', values: '%s'}\n", name, labels, values)
+	}
+	for series, value := range s.steps[0] {
+		input(series, "well", fmt.Sprintf("%v+0x%d", value, minutes*len(s.steps)))
+	}
 	for _, series := range slices.Sorted(maps.Keys(all)) {
 		var values []string
 		grows := strings.Contains(series, "_age_seconds")
@@ -534,16 +549,16 @@ func (s *story) check(t *testing.T) {
 				values = append(values, fmt.Sprintf("%v+0x%d", value, minutes-1))
 			}
 		}
-		fmt.Fprintf(&text, "  - {series: '%s', values: '%s'}\n", series, strings.Join(values, " "))
+		input(series, "ill", strings.Join(values, " "))
 	}
 	text.WriteString("  promql_expr_test:\n")
 	fired := make(map[string]bool)
 	for i, alerts := range s.want {
-		fmt.Fprintf(&text, "  - expr: 'group by (alertname) (count_over_time(ALERTS{alertstate=\"firing\"}[%dm])) * 1 # %s'\n    eval_time: %dm\n    exp_samples:\n",
+		fmt.Fprintf(&text, "  - expr: 'group by (alertname, job) (count_over_time(ALERTS{alertstate=\"firing\"}[%dm])) * 1 # %s'\n    eval_time: %dm\n    exp_samples:\n",
 			minutes-1, s.names[i], (i+1)*minutes-1)
 		for _, alert := range alerts {
 			fired[alert] = true
-			fmt.Fprintf(&text, "    - {labels: '{alertname=%q}', value: 1}\n", alert)
+			fmt.Fprintf(&text, "    - {labels: '{alertname=%q,job=%q}', value: 1}\n", alert, "ill")
 		}
 	}
 	if out, err := promtool(t, "test rules", text.String()); err != nil {

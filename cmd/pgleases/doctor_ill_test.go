@@ -65,7 +65,7 @@ func TestDoctorWorksBesideRowsEditedByHand(t *testing.T) {
 			FROM (VALUES ('ill', now() + interval '30 minutes'), ('late', now() - interval '1 hour')) AS j (key, due);
 		INSERT INTO pgleases.consumers VALUES ('well', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 2), ('ill', 'public.other', 'id', 'customer', 'partition', 'created_at', 2);
 		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at, since)
-			SELECT c, 0, 2, 'k', '0', 15, 'it broke', 'infinity', now() - interval '59 minutes' FROM (VALUES ('ill'), ('well')) AS c (c);
+			SELECT c, 0, 2, 'k', '0', 15, 'it broke', 'infinity', now() - interval '4 minutes' FROM (VALUES ('ill'), ('well')) AS c (c);
 		INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) VALUES ('ill', 1, 0, 'k', '{}', 15)`)
 	save := "CREATE TABLE public.saved_%[1]s AS TABLE pgleases.%[1]s"
 	back := "DELETE FROM pgleases.%[1]s; INSERT INTO pgleases.%[1]s OVERRIDING SYSTEM VALUE SELECT * FROM public.saved_%[1]s"

@@ -127,9 +127,9 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "ceilings that differ", fault: `UPDATE pgleases.leases SET partitions = 5, unowned = 2; UPDATE pgleases.members SET max_partitions = session - 10;
 			INSERT INTO pgleases.partitions (lease, partition, epoch) VALUES ('l', 3, 3), ('l', 4, 3)`, want: "fault ceilings",
 			text: `"l" has 2 (2 members, 3 together, 5 partitions)`},
-		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "warning orphans", text: `no client works on "l"`},
+		{name: "nobody works", fault: "DELETE FROM pgleases.members", want: "fault orphans", text: `no client works on "l"`},
 		{name: "all are drained", fault: "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'a', 'infinity', now(), 'x', 'its host goes'), ('drain', 'b', 'infinity', now(), 'x', 'why')",
-			want: "warning orphans, note overrides", text: `no client works on "l"; drain of "a" by x since 20`},
+			want: "fault orphans, note overrides", text: `no client works on "l"; drain of "a" by x since 20`},
 		{name: "a pause without an end", fault: override("pause", "l", "infinity", "0"), want: "note overrides", text: `, without an end: "why": no work is done > when it may go on: pgleases resume l --reason '...'`},
 		{name: "the same for 59 minutes", fault: override("pause", "l", "infinity", "59 minutes"), want: "note overrides", text: `"l" is paused by x since 20`},
 		{name: "the same for an hour", fault: override("pause", "l", "infinity", "61 minutes"), want: "warning overrides", text: ` UTC (1h1m`},
@@ -145,7 +145,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			INSERT INTO pgleases.events (lease, cause, from_id) VALUES ('gone', 'left', 'c'); INSERT INTO pgleases.events (cause, from_id) VALUES ('evicted', 'c')`,
 			want: "note expired, note orphans", text: `evicted in the last 10 min: "c"`},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
-			DELETE FROM pgleases.members`, want: "warning orphans", text: `no client works on "l"`},
+			DELETE FROM pgleases.members`, want: "fault orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
 			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3)`, want: "note shares", text: `"l" has 2 for 3 members`},
 		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
@@ -235,8 +235,8 @@ func TestDoctorFindsAFleetThatWasKilled(t *testing.T) {
 	want := regexp.MustCompile(`^no client works on "gone" since \d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC \(\S+ ago\), when its last owner "c", host node-7, pid 9, was evicted$`)
 	testkit.Until(t, "doctor says so", func() bool {
 		found, code := examined(t, database)
-		return code == 1 && slices.ContainsFunc(found, func(f admin.Finding) bool {
-			return f.Check == "orphans" && f.Level == admin.LevelWarning && want.MatchString(f.Text) && strings.HasPrefix(f.Remedy, "start a process")
+		return code == 2 && slices.ContainsFunc(found, func(f admin.Finding) bool {
+			return f.Check == "orphans" && f.Level == admin.LevelFault && want.MatchString(f.Text) && strings.HasPrefix(f.Remedy, "start a process")
 		})
 	})
 }
@@ -590,7 +590,7 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 		{"SELECT", "UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", such as job 7 (pay) (it broke)`},
 		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions, fault rights", "missing: schedule_job"},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
-			"warning orphans, warning schedules", ""},
+			"fault orphans, warning schedules", ""},
 		{"UPDATE pgleases.jobs SET group_name = 'report'", "UPDATE pgleases.jobs SET group_name = 'reports'", "warning schedules", `no process runs: group "report"`}, // a typing error of its Enqueuer
 		{"UPDATE pgleases.schedules SET name = 'an old one', registered = '2026-03-02Z' WHERE name = 'new'", "SELECT", "note schedules", `1 of group "reports", such as "an old one" (since 2026-03-02)`},
 	} {
@@ -634,10 +634,10 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1')`)
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
-		{`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at, since) VALUES ('orders', 0, 2, 'c2', '0', 15, E'it broke\nbelow', 'infinity', now() - interval '59 minutes')`, "SELECT", "note consumers",
-			`blocked keys: 1 of "orders", such as "c2" for 59m`},
-		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '61 minutes'", "DELETE FROM pgleases.consumer_blocked", "warning consumers",
-			`keys blocked for long: 1 of "orders", such as "c2" for 1h1m`},
+		{`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at, since) VALUES ('orders', 0, 2, 'c2', '0', 15, E'it broke\nbelow', 'infinity', now() - interval '4 minutes')`, "SELECT", "note consumers",
+			`blocked keys: 1 of "orders", such as "c2" for 4m`},
+		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '6 minutes'", "DELETE FROM pgleases.consumer_blocked", "warning consumers",
+			`keys blocked for long: 1 of "orders", such as "c2" for 6m`},
 		{"UPDATE pgleases.consumers SET since = now() - interval '11 minutes', looked_at = now() - interval '11 minutes'", "UPDATE pgleases.consumers SET since = now()", "warning consumers",
 			`no process can read their queue tables, so no row is handled: "orders" for 11m`},
 		{"UPDATE pgleases.consumers SET looked_at = now(), first_id = 1, first_since = now() - interval '11 minutes'", "UPDATE pgleases.consumers SET first_since = now()", "warning consumers",
@@ -657,7 +657,7 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 		{"UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "SELECT", "note consumers", `no process runs: consumer "orders" (rows that wait: 1) > if cron starts it, wait`},
 		{"DELETE FROM public.outbox", "SELECT", "note consumers", `no process runs: consumer "orders" (rows that wait: 0)`},
 		{"UPDATE pgleases.partitions SET owner = 11, target = 11 WHERE lease = 'consumer/orders'", `INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('consumer/orders', 11, 1, now(), 1);
-			INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1')`, "warning orphans", `no client works on "consumer/orders"`},
+			INSERT INTO public.outbox (customer, payload) VALUES ('c1', '1')`, "fault orphans", `no client works on "consumer/orders"`},
 		{"ALTER TABLE public.outbox DROP CONSTRAINT outbox_pkey", "ALTER TABLE public.outbox ADD PRIMARY KEY (id)", "note consumers",
 			`rows wait, and for how long is not seen: 1 of "orders" > CREATE INDEX CONCURRENTLY ON public.outbox (id)`},
 		{"INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts) SELECT 'orders', n, 0, 'c1', '{}', 1 FROM generate_series(1, 3) AS n", "DELETE FROM pgleases.consumer_dead_letters", "note consumers",

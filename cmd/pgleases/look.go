@@ -48,6 +48,8 @@ func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 		}
 		switch {
 		case state != dash:
+		case l.Left:
+			state = "left"
 		case len(l.Waiting()) > 0:
 			state = "waiting"
 		case !l.Settles.IsZero():

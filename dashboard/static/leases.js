@@ -24,10 +24,14 @@ export function factsOf(lease) {
   return { moving, orphans, waiting };
 }
 
+// isMissed reports whether somebody misses an owner where a lease has none. An operator has paused it otherwise, or its
+// last member has left in order.
+export const isMissed = lease => !isPaused(lease) && !lease.left;
+
 // badness orders the list: without an owner, without a member, moving, then the rest.
 function badness(lease) {
   const { moving, orphans } = factsOf(lease);
-  if (orphans > 0) return isPaused(lease) ? 2 : 0;
+  if (orphans > 0) return isMissed(lease) ? 0 : 2;
   if (lease.members.length === 0) return 1;
   return moving > 0 ? 3 : 4;
 }
@@ -81,10 +85,11 @@ function updateRow(element, lease) {
 export function marksOf(lease) {
   const { moving, orphans, waiting } = factsOf(lease);
   const marks = [];
-  if (orphans > 0) marks.push([isPaused(lease) ? "warn" : "bad", count(orphans) + " without a live owner"]);
+  if (lease.left) marks.push(["", "no process runs"]);
+  else if (orphans > 0) marks.push([isMissed(lease) ? "bad" : "warn", count(orphans) + " without a live owner"]);
   if (waiting > 0) marks.push(["warn", count(waiting) + " waiting for a client that restarts"]);
   if (lease.unowned > 0) marks.push(["bad", count(lease.unowned) + " over the ceilings"]);
-  if (lease.members.length === 0) marks.push(["warn", "no members"]);
+  if (lease.members.length === 0 && !lease.left) marks.push(["warn", "no members"]);
   if (moving > 0) marks.push(["warn", count(moving) + " asked to hand over"]);
   for (const w of state.overrides) {
     if (w.lease !== lease.name) continue;

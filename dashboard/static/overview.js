@@ -2,11 +2,11 @@
 
 import { card, drawTiles, fill, keyed, make, mark, plain, setText } from "./dom.js";
 import { addressOf, go, here, link } from "./address.js";
-import { isPaused, leaseOf, reading, state } from "./state.js";
+import { leaseOf, reading, state } from "./state.js";
 import { ago, count, many } from "./words.js";
 import { periodOf, picker } from "./time.js";
 import { isBehind } from "./consumers.js";
-import { factsOf } from "./leases.js";
+import { factsOf, isMissed } from "./leases.js";
 import { newOverrides } from "./overrides.js";
 import { drawStrip } from "./strip.js";
 
@@ -75,7 +75,7 @@ function drawNumbers(element, consumers) {
     sum.partitions += lease.partitions;
     sum.moving += facts.moving;
     sum.orphans += facts.orphans;
-    if (!isPaused(lease)) sum.lost += facts.orphans;
+    if (isMissed(lease)) sum.lost += facts.orphans;
   }
   const silent = state.clients.filter(c => c.expired).length;
   const held = state.locks?.locks.filter(l => l.holders.length > 0).length || 0;
@@ -85,7 +85,7 @@ function drawNumbers(element, consumers) {
   const late = groups.reduce((n, g) => n + g.late, 0);
   const lateWords = [failing > 0 ? count(failing) + " failing" : "", late > 0 ? count(late) + " late" : ""];
   const orphanWords = sum.orphans === 0 ? "all have an owner" :
-    sum.lost > 0 ? "of " + many(sum.partitions, "partition") : "all of them paused";
+    sum.lost > 0 ? "of " + many(sum.partitions, "partition") : "of leases that are paused or that no process runs";
   const tiles = [
     ["Clients", "clients", count(state.clients.length - silent), silent ? count(silent) + " expired" : "all are live",
       silent ? "bad" : ""],

@@ -68,30 +68,17 @@ func (d *doctor) columns(context.Context) {
 	d.fine("none is generated for a number of partitions that no lease has")
 }
 
-// isLeft reports whether a lease has neither members nor owners.
-func (l *Lease) isLeft() bool {
-	owned := slices.ContainsFunc(l.Holdings, func(h Holding) bool { return h.OwnerSession != 0 })
-	return len(l.Members) == 0 && !owned
-}
-
-// cutOff returns the eviction of a client that was the last to own partitions of a lease and did
-// not leave it in order, as far as the events show it, of which the newest is first.
-func cutOff(l *Lease, events []Event) (eviction Event, found bool) {
+// cutOff says which eviction cut off an owner of a lease, as far as the events show it, of which the
+// newest is first.
+func cutOff(l *Lease, events []Event, at time.Time) string {
 	for _, h := range l.Holdings {
 		evicted := slices.IndexFunc(events, func(e Event) bool { return e.Cause == "evicted" && e.From == h.LastOwner })
-		if h.LastOwner != "" && evicted >= 0 && !leftInOrder(l, h.LastOwner, events) {
-			return events[evicted], true
+		if h.LastOwner != "" && evicted >= 0 {
+			e := events[evicted]
+			return fmt.Sprintf("%s, when its last owner %q, %s, was evicted", when("since", e.At, at), e.From, e.Reason)
 		}
 	}
-	return Event{}, false
-}
-
-// leftInOrder reports whether the last that a client did with a lease was to hand over or to leave.
-func leftInOrder(l *Lease, client string, events []Event) bool {
-	last := slices.IndexFunc(events, func(e Event) bool {
-		return e.Lease == l.Name && (e.From == client || e.To == client)
-	})
-	return last >= 0 && events[last].From == client && events[last].Cause != "given"
+	return ""
 }
 
 // A desertion is what keeps leases from having a member that works.
@@ -108,14 +95,13 @@ func (d *doctor) deserted() (all desertion) {
 		switch {
 		case d.snapshot.Pause(l) != nil:
 			all.except = true
-		case l.isLeft():
+		case l.Left:
 			all.except = true
-			if e, killed := cutOff(l, d.events); killed {
-				all.leases = append(all.leases, fmt.Sprintf("%q%s, when its last owner %q, %s, was evicted",
-					l.Name, when("since", e.At, d.snapshot.At), e.From, e.Reason))
-			} else if !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was deleted
+			if !strings.HasPrefix(l.Name, "consumer/") { // the check consumers says so, unless it was deleted
 				all.left = append(all.left, fmt.Sprintf("%q", l.Name))
 			}
+		case len(l.Members) == 0:
+			all.leases = append(all.leases, fmt.Sprintf("%q%s", l.Name, cutOff(l, d.events, d.snapshot.At)))
 		case d.snapshot.working(l) == 0:
 			all.leases = append(all.leases, idle(l))
 			for _, w := range d.snapshot.drains(l) {
@@ -150,10 +136,10 @@ func (d *doctor) orphans(ctx context.Context) {
 	case len(orphans) > 0:
 		d.withoutOwner(orphans)
 	case len(deserted.drains) > 0:
-		d.found(LevelWarning, "pgleases undrain CLIENT --reason '...' for each of them, or start another process"+drop,
+		d.found(LevelFault, "pgleases undrain CLIENT --reason '...' for each of them, or start another process"+drop,
 			"no client works on %s; %s", listed(deserted.leases), listed(deserted.drains))
 	case len(deserted.leases) > 0:
-		d.found(LevelWarning, "start a process"+drop, "no client works on %s", listed(deserted.leases))
+		d.found(LevelFault, "start a process"+drop, "no client works on %s", listed(deserted.leases))
 	case len(deserted.left) > 0:
 		d.found(LevelNote, "start a process if one should run now"+drop,
 			"no process runs, as after pgleases run --once: %s", listed(deserted.left))

@@ -80,6 +80,9 @@ type Lease struct {
 	Due        time.Time `json:"due,omitzero"` // when the next plan is due; zero: no plan is due
 	// When the rebalance delay ends, until which partitions with a live owner stay; zero: no delay.
 	Settles time.Time `json:"settles,omitzero"`
+	// Its last member has left in order, for example as pgleases run --once does, so an owner is
+	// not missed.
+	Left bool `json:"left"`
 	// By the last plan, how many partitions have no owner, because all members are at their ceilings.
 	Unowned  int       `json:"unowned"`
 	Awaited  []Awaited `json:"awaited"`  // clients for whose return partitions wait, by ID
@@ -300,6 +303,15 @@ func (s *Snapshot) working(l *Lease) (n int) {
 func (s *Snapshot) works(lease string, c *Client) bool {
 	stops := func(w Override) bool { return w.Verb == VerbDrain || w.Verb == VerbPause }
 	return !c.Superseded && !c.Evicted && !slices.ContainsFunc(s.OverridesOf(lease, c.ID), stops)
+}
+
+// Unowned returns how many partitions of a lease somebody should give an owner. It is 0 if the lease
+// is paused, or if its last member has left in order.
+func (s *Snapshot) Unowned(l *Lease) int {
+	if l.Left || s.Pause(l) != nil {
+		return 0
+	}
+	return s.Orphans(l).Count()
 }
 
 // Orphans returns the partitions of a lease without a live owner, except those that wait for the

@@ -114,12 +114,19 @@ var ofDatabase = []entry[database]{
 		"Partitions of the lease."},
 		leases(func(_ *admin.Snapshot, l *admin.Lease) float64 { return float64(l.Partitions) }), nil},
 	{Metric{"pgleases.database.partitions.unowned", "{partition}", Level, ofLease,
-		"Partitions without a live owner, except those that wait for a client; 0 while the lease is paused."},
-		leases(func(s *admin.Snapshot, l *admin.Lease) float64 {
-			if s.Pause(l) != nil {
-				return 0
+		"Partitions without a live owner, except those that wait for a client; " +
+			"0 while the lease is paused, and after its last member has left in order."},
+		leases(func(s *admin.Snapshot, l *admin.Lease) float64 { return float64(s.Unowned(l)) }), nil},
+	{Metric{"pgleases.database.members", "{client}", Level, ofLease,
+		"Members of the lease whose sessions have not expired."},
+		leases(func(s *admin.Snapshot, l *admin.Lease) (n float64) {
+			for _, m := range l.Members {
+				c := s.Client(m.Session)
+				if c != nil && !c.Expired {
+					n++
+				}
 			}
-			return float64(s.Orphans(l).Count())
+			return n
 		}), nil},
 	{Metric{"pgleases.database.pause.age", "s", Gauge, ofLease,
 		"Time since an operator paused the lease, if the pause has no end; else 0."},

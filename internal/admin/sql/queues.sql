@@ -76,7 +76,7 @@ FROM queues AS q LEFT JOIN pg_attribute AS t ON t.attrelid = q.oid AND t.attname
 WHERE q.waiting > 0 AND NOT q.timed
 UNION ALL SELECT 'consumers', 'dead', s.consumer, s.dead_letters, '', 0, '' FROM s WHERE s.dead_letters > 0
 UNION ALL SELECT 'consumers', 'unhandled', s.consumer, s.unhandled, s.queue, 0, s.queue FROM s WHERE s.unhandled > 0
-UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 60 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
+UNION ALL SELECT 'consumers', CASE WHEN s.blocked_for > 5 * s.long THEN 'blocked' ELSE 'retried' END, s.consumer, s.blocked_keys, b.key, extract(epoch FROM s.blocked_for), b.error FROM s
 CROSS JOIN LATERAL (SELECT b.key, split_part(left(coalesce(b.error, ''), 200), E'\n', 1) AS error FROM pgleases.consumer_blocked AS b
     WHERE b.consumer = s.consumer AND (b.attempts > 0 OR b.crashed IS NOT NULL) ORDER BY b.since LIMIT 1) AS b -- not one that was only snoozed
 UNION ALL SELECT 'consumers', 'late', s.consumer, s.waiting, s.queue, least(extract(epoch FROM s.oldest), 9e9), '' FROM s WHERE s.paused_at IS NULL AND NOT s.lease_paused AND NOT s.unattended AND s.oldest > 10 * s.long
