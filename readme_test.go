@@ -43,7 +43,8 @@ func TestPagesShowCompiledCode(t *testing.T) {
 		"example_middleware_test.go", "example_state_test.go", "leader/example_exit_test.go",
 		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "pgleasesprom/example_test.go",
 		"examples/calls/main.go", "examples/dashboard/main.go", "examples/first/main.go", "examples/gorm/main.go",
-		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/lock/main.go", "examples/quickstart/main.go", "examples/router/main.go",
+		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/lock/main.go",
+		"examples/partners/main.go", "examples/quickstart/main.go", "examples/router/main.go",
 		"examples/service/main.go", "examples/river/move_test.go", "examples/state/main.go",
 		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go",
 	}, programs...)

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/clients"
+)
+
+func TestMain(m *testing.M) { testkit.Main(m) }
+
+// A partner is a receiver that notes what it has taken.
+type partner struct {
+	mu     sync.Mutex // guards the following fields
+	answer http.HandlerFunc
+	bodies []string
+	keys   map[string]string // by body
+}
+
+// newPartner starts a partner, and stores its URL under a name.
+func newPartner(t *testing.T, pool *pgxpool.Pool, name string, answer http.HandlerFunc) *partner {
+	t.Helper()
+	p := &partner{answer: answer, keys: make(map[string]string)}
+	server := httptest.NewServer(p)
+	t.Cleanup(server.Close)
+	t.Cleanup(http.DefaultClient.CloseIdleConnections)
+	testkit.Execute(t, pool, "INSERT INTO partners VALUES ($1, $2)", name, server.URL)
+	return p
+}
+
+func (p *partner) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	body := new(strings.Builder)
+	_ = r.Write(body)
+	_, text, _ := strings.Cut(body.String(), "\r\n\r\n")
+	p.mu.Lock()
+	answer := p.answer
+	p.bodies = append(p.bodies, text)
+	if before := p.keys[text]; before != "" && before != r.Header.Get("Idempotency-Key") {
+		p.bodies = append(p.bodies, "another key")
+	}
+	p.keys[text] = r.Header.Get("Idempotency-Key")
+	p.mu.Unlock()
+	answer(w, r)
+}
+
+// becomes sets another answer.
+func (p *partner) becomes(answer http.HandlerFunc) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.answer = answer
+}
+
+// calls returns the bodies of the calls so far, each once if it came several times in a row.
+func (p *partner) calls() string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []string
+	for _, body := range p.bodies {
+		if len(all) == 0 || all[len(all)-1] != body {
+			all = append(all, body)
+		}
+	}
+	return strings.Join(all, " ")
+}
+
+func answers(status int) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "7")
+		w.WriteHeader(status)
+	}
+}
+
+// start starts the program in a database with the page's tables.
+func start(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	page := string(testkit.Must(os.ReadFile("../../docs/consumer.md"))(t))
+	_, block, _ := strings.Cut(page, "```sql\nCREATE TABLE partners")
+	block, _, found := strings.Cut(block, "```")
+	if !found {
+		t.Fatal("docs/consumer.md has no table partners")
+	}
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t))
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
+	testkit.Execute(t, pool, "CREATE TABLE partners"+block, pgx.QueryExecModeSimpleProtocol)
+	client := clients.New(t, pool)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- deliverAll(ctx, client, pool) }()
+	t.Cleanup(func() { stop(); testkit.Receive(t, "it ends", ended) })
+	return pool
+}
+
+// insert inserts deliveries to a partner, whose payloads are numbers.
+func insert(t *testing.T, pool *pgxpool.Pool, name string, n int) {
+	t.Helper()
+	testkit.Execute(t, pool,
+		"INSERT INTO deliveries (partner, payload) SELECT $1, to_jsonb(n) FROM generate_series(1, $2) AS n", name, n)
+}
+
+// A partner that is down holds up no other one, even in its partition, and gets its rows in order when
+// it is back.
+func TestPartnerThatIsDownHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	pool := start(t)
+	const beside = `SELECT 'p' || n FROM generate_series(1, 100000) AS n
+		WHERE pgleases.partition_for('p' || n, 1024) = pgleases.partition_for('down', 1024) LIMIT 1`
+	up := testkit.Value[string](t, pool, beside)
+	down, other := newPartner(t, pool, "down", answers(503)), newPartner(t, pool, up, answers(204))
+	insert(t, pool, "down", 3)
+	testkit.Becomes(t, pool, "its first row has failed", true,
+		"SELECT count(*) > 0 FROM pgleases.consumer_blocked WHERE key = 'down'")
+	insert(t, pool, up, 3)
+	testkit.Becomes(t, pool, "the other has its rows", 3, "SELECT count(*) FROM deliveries")
+	if got := other.calls(); got != "1 2 3" {
+		t.Errorf("the other got %s", got)
+	}
+	if got := down.calls(); got != "1" {
+		t.Errorf("the one that is down was asked for %s", got)
+	}
+	down.becomes(answers(200))
+	testkit.Becomes(t, pool, "it is back", 0, "SELECT count(*) FROM deliveries")
+	if got := down.calls(); got != "1 2 3" {
+		t.Errorf("it got %s", got)
+	}
+	if n := testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.consumer_dead_letters"); n != 0 {
+		t.Errorf("%d rows are dead", n)
+	}
+}
+
+// What becomes of a row after each answer.
+func TestAnswerDecidesWhatBecomesOfTheRow(t *testing.T) {
+	t.Parallel()
+	pool := start(t)
+	newPartner(t, pool, "taken", answers(202))
+	newPartner(t, pool, "busy", answers(429))
+	newPartner(t, pool, "gone", answers(410))
+	newPartner(t, pool, "never", answers(422))
+	newPartner(t, pool, "down", answers(503))
+	testkit.Execute(t, pool, "INSERT INTO partners VALUES ('refused', 'http://localhost:1')")
+	names := []string{"taken", "busy", "gone", "never", "down", "refused"}
+	for _, name := range names {
+		insert(t, pool, name, 1)
+	}
+	testkit.Becomes(t, pool, "each row has its answer",
+		`busy f snoozed for 7s, `+
+			`down t partner down answered 503 Service Unavailable, refused t Post "http://localhost:1"`,
+		`SELECT coalesce(string_agg(concat_ws(' ', key, attempts > 0, split_part(error, ': ', 1)), ', ' ORDER BY key),
+			'') FROM pgleases.consumer_blocked`)
+	testkit.Becomes(t, pool, "two are dead",
+		"gone partner gone answered 410 Gone, never partner never answered 422 Unprocessable Entity",
+		"SELECT coalesce(string_agg(key || ' ' || error, ', ' ORDER BY key), '') FROM pgleases.consumer_dead_letters")
+	testkit.Becomes(t, pool, "one is handled", "busy down refused",
+		"SELECT coalesce(string_agg(partner, ' ' ORDER BY partner), '') FROM deliveries")
+}
+
+// A partner that does not answer in time, or that keeps asking to wait, has failed.
+func TestPatienceWithAPartnerEnds(t *testing.T) {
+	t.Parallel()
+	row := consumer.Row[Delivery]{Key: "busy", Value: Delivery{CreatedAt: time.Now().Add(-2 * time.Hour)}}
+	err := verdict(row, &http.Response{StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests"})
+	if err == nil || strings.Contains(err.Error(), "snoozed") {
+		t.Errorf("after two hours: %v", err)
+	}
+	row.Value.CreatedAt = time.Now()
+	err = verdict(row, &http.Response{StatusCode: http.StatusTooManyRequests})
+	if err == nil || err.Error() != "snoozed for 1m0s" {
+		t.Errorf("at first: %v", err)
+	}
+	at := time.Now().Add(5 * time.Minute).UTC().Format(http.TimeFormat)
+	for text, most := range map[string]time.Duration{
+		"-1": time.Second, "86400": 10 * time.Minute, "soon": time.Minute, at: 5 * time.Minute,
+	} {
+		got := retryAfter(http.Header{"Retry-After": {text}})
+		if got > most || got < most-10*time.Second && got < time.Second {
+			t.Errorf("Retry-After: %s is %v, not %v", text, got, most)
+		}
+	}
+}
