@@ -212,7 +212,8 @@ func TestREADMECommandsAreVerbs(t *testing.T) {
 	}
 }
 
-// Each alert begins with doctor and leads to the page. The commands in alerts are valid.
+// Each alert begins with doctor, and leads to the section of the page that has its name. The commands in
+// alerts are valid.
 func TestAlertCommandsAreVerbs(t *testing.T) {
 	rules := string(testkit.Must(os.ReadFile("../../pgleasesprom/alerts.yaml"))(t))
 	rules = regexp.MustCompile(`{{ \$labels\.(\w+) }}`).ReplaceAllString(rules, "$1")
@@ -222,14 +223,22 @@ func TestAlertCommandsAreVerbs(t *testing.T) {
 		}
 		expectTaken(t, line[1], nil)
 	}
-	alerts := strings.Split(rules, "- alert: ")[1:]
-	for _, alert := range alerts {
-		if !regexp.MustCompile(`\n +remedy: '?Run "pgleases doctor"[^\n]+\n +runbook_url: .*(docs/troubleshooting\.md|\*troubleshooting)\n`).MatchString(alert) {
-			t.Errorf("it has not both, doctor first and the page: %s", alert)
+	var named []string
+	for _, alert := range strings.Split(rules, "- alert: ")[1:] {
+		name, _, _ := strings.Cut(alert, "\n")
+		named = append(named, name)
+		remedy := regexp.MustCompile(`\n +remedy: '?Run "pgleases doctor"[^\n]+\n +runbook_url: .*/docs/troubleshooting\.md#(.+)\n`).FindStringSubmatch(alert)
+		if remedy == nil || remedy[1] != strings.ToLower(name) {
+			t.Errorf("it has not both, doctor first and its section of the page: %s", alert)
 		}
 	}
-	if len(alerts) < 15 {
-		t.Errorf("only %d alerts found", len(alerts))
+	page := string(testkit.Must(os.ReadFile("../../docs/troubleshooting.md"))(t))
+	var headings []string
+	for _, heading := range regexp.MustCompile(`(?m)^### (Pgleases\w+)$`).FindAllStringSubmatch(page, -1) {
+		headings = append(headings, heading[1])
+	}
+	if len(named) < 15 || !slices.Equal(named, headings) {
+		t.Errorf("the alerts are %q, and the sections %q", named, headings)
 	}
 }
 
