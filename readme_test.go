@@ -24,7 +24,7 @@ import (
 // These files have one Example each, which go doc shows as the function main of a whole program.
 var (
 	programs = []string{
-		"lock/example_program_test.go", "leader/example_test.go", "fence/example_program_test.go",
+		"lock/example_program_test.go", "lock/example_report_test.go", "leader/example_test.go", "fence/example_program_test.go",
 		"schedule/example_program_test.go", "schedule/example_jobs_test.go", "consumer/example_test.go",
 	}
 	exampleOfProgram = regexp.MustCompile(`(?m)^func Example\w*\(\) \{$`)
