@@ -5,6 +5,9 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -34,6 +37,21 @@ CREATE TABLE outbox (
 CREATE INDEX ON outbox (partition, id);
 CREATE TRIGGER consumer_inserted AFTER INSERT ON outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted('orders');`
 
+// placeOrder leaves a message in the outbox, in the transaction that changes the customer.
+func placeOrder(ctx context.Context, pool *pgxpool.Pool, customer string, amount int) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// First lock the row of the customer, so that the IDs of its messages have the order of the commits.
+		_, err := tx.Exec(ctx, "SELECT FROM customers WHERE name = $1 FOR NO KEY UPDATE", customer)
+		if err != nil {
+			return err
+		}
+		// Here your transaction does its own work.
+		_, err = tx.Exec(ctx, "INSERT INTO outbox (customer, payload) VALUES ($1, $2)",
+			customer, map[string]any{"amount": amount})
+		return err
+	})
+}
+
 // The work of the example's program, which the example itself does not run.
 func TestProgramOfExampleAddsUp(t *testing.T) {
 	t.Parallel()
@@ -45,6 +63,8 @@ func TestProgramOfExampleAddsUp(t *testing.T) {
 	testkit.Execute(t, pool, `INSERT INTO outbox (customer, payload)
 		SELECT 'ada', '{"amount": 5}' FROM generate_series(1, 1000)`)
 	testkit.Becomes(t, pool, "all amounts are added", int64(5000), "SELECT coalesce(max(total), 0) FROM customers")
+	testkit.OK(t, placeOrder(t.Context(), pool, "ada", 6))
+	testkit.Becomes(t, pool, "the order is added", int64(5006), "SELECT max(total) FROM customers")
 	stop()
 	if err := testkit.Receive(t, "it ends", ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("it ended with %v", err)
