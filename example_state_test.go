@@ -4,9 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/health"
 )
 
 // balances is the state of one partition.
@@ -60,6 +65,36 @@ func (b *board) with(ctx context.Context, lease *pgleases.Lease, customer string
 	return nil
 }
 
+// loaded reports whether this process owns partitions, and the state of each of them is visible.
+func (b *board) loaded(lease *pgleases.Lease) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	owns := false
+	for n := range lease.NumPartitions() {
+		p, owned := lease.Partition(n) // unlike Values, this delays no handoff
+		_, visible := b.states[stateKey{p.Number, p.Epoch}]
+		if owned && !visible {
+			return false
+		}
+		owns = owns || owned
+	}
+	return owns
+}
+
+// ready is the probe for readiness. It succeeds from the first time on that everything is loaded.
+func (b *board) ready(client *pgleases.Client, lease *pgleases.Lease) http.HandlerFunc {
+	var once atomic.Bool
+	joined := health.Readiness(client)
+	return func(w http.ResponseWriter, r *http.Request) {
+		if !once.Load() && !b.loaded(lease) {
+			http.Error(w, "partitions are being loaded", http.StatusServiceUnavailable)
+			return
+		}
+		once.Store(true)
+		joined.ServeHTTP(w, r)
+	}
+}
+
 // runBoard keeps the states of the partitions that this process owns on the board, until ctx ends.
 func runBoard(ctx context.Context, lease *pgleases.Lease, b *board,
 	load func(context.Context, pgleases.Partition) (balances, error),
@@ -79,7 +114,8 @@ func runBoard(ctx context.Context, lease *pgleases.Lease, b *board,
 func Example_stateForRequests() {
 	x := begin()
 	defer x.end()
-	lease, err := x.client().Lease(x.ctx, "totals", 16)
+	client := x.client()
+	lease, err := client.Lease(x.ctx, "totals", 16)
 	x.Check(err)
 	ada := lease.PartitionFor("ada")
 	b := &board{states: make(map[stateKey]balances)}
@@ -97,9 +133,18 @@ func Example_stateForRequests() {
 	ended := make(chan error, 1)
 	go func() { ended <- runBoard(x.ctx, lease, b, load, flush) }()
 	pay := func() error { return b.with(x.ctx, lease, "ada", func(state balances) { state["ada"] += 5 }) }
+	probe := b.ready(client, lease)
+	ready := func() bool {
+		answer := httptest.NewRecorder()
+		probe(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return answer.Code == http.StatusOK
+	}
 	x.Check(lease.Wait(x.ctx))
-	fmt.Println("before it is loaded:", pay())
+	fmt.Println("before it is loaded:", pay(), ready())
 	close(release)
+	for !ready() { // until all partitions are loaded
+		time.Sleep(time.Millisecond)
+	}
 	for err = errTryAgain; errors.Is(err, errTryAgain); { // until it is loaded
 		err = pay()
 	}
@@ -110,7 +155,7 @@ func Example_stateForRequests() {
 	x.Check(lease.Leave(context.Background()))
 	fmt.Println("after it has moved:", pay())
 	// Output:
-	// before it is loaded: this customer is being loaded or moved: try again
+	// before it is loaded: this customer is being loaded or moved: try again false
 	// paid: <nil>
 	// flushed: 12
 	// after the flush: this customer is being loaded or moved: try again
