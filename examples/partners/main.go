@@ -92,14 +92,12 @@ func deliver(ctx context.Context, pool *pgxpool.Pool, row consumer.Row[Delivery]
 // verdict returns what an answer means for its row: nil, if the partner has taken it.
 func verdict(row consumer.Row[Delivery], answer *http.Response) error {
 	failure := fmt.Errorf("partner %s answered %s", row.Key, answer.Status)
-	switch answer.StatusCode {
-	case http.StatusOK, http.StatusCreated, http.StatusAccepted, http.StatusNoContent:
+	switch code := answer.StatusCode; {
+	case code < 300:
 		return nil
-	case http.StatusTooManyRequests:
-		if time.Since(row.Value.CreatedAt) < time.Hour { // later it counts, so that an operator is alerted
-			return consumer.Snooze(retryAfter(answer.Header))
-		}
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusGone, http.StatusUnprocessableEntity:
+	case code == 429 && time.Since(row.Value.CreatedAt) < time.Hour: // later it counts, so that an operator is alerted
+		return consumer.Snooze(retryAfter(answer.Header))
+	case code == 400, code == 404, code == 410, code == 422:
 		return consumer.Discard(failure) // the partner will never take this row
 	}
 	return failure // 5xx, 401, 403 and the rest: a failed attempt
