@@ -2,6 +2,8 @@ package main
 
 import (
 	"context"
+	"encoding/json"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -165,8 +167,31 @@ func TestAnswerDecidesWhatBecomesOfTheRow(t *testing.T) {
 		"SELECT coalesce(string_agg(partner, ' ' ORDER BY partner), '') FROM deliveries")
 }
 
-// A partner that does not answer in time, or that keeps asking to wait, has failed.
-func TestPatienceWithAPartnerEnds(t *testing.T) {
+// A call ends with its context, and that is a failed attempt.
+func TestCallEndsWithItsTimeout(t *testing.T) {
+	t.Parallel()
+	pool := start(t)
+	hangs := make(chan struct{})
+	newPartner(t, pool, "hangs", func(http.ResponseWriter, *http.Request) { <-hangs })
+	t.Cleanup(func() { close(hangs) })
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	row := consumer.Row[Delivery]{Key: "hangs", Value: Delivery{Payload: json.RawMessage("1")}}
+	go func() { ended <- deliver(ctx, pool, row) }()
+	select {
+	case err := <-ended:
+		t.Fatalf("it ended before its context with %v", err)
+	case <-time.After(200 * time.Millisecond):
+	}
+	stop()
+	err := testkit.Receive(t, "the call ends", ended)
+	if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "snoozed") {
+		t.Errorf("it ended with %v", err)
+	}
+}
+
+// A partner that keeps asking to wait has failed.
+func TestPatienceWithBusyPartnerEnds(t *testing.T) {
 	t.Parallel()
 	row := consumer.Row[Delivery]{Key: "busy", Value: Delivery{CreatedAt: time.Now().Add(-2 * time.Hour)}}
 	err := verdict(row, &http.Response{StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests"})
