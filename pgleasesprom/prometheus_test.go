@@ -90,6 +90,8 @@ func newWorld(t *testing.T) *world {
 		switch row.Key {
 		case "broken":
 			return errors.New("broken")
+		case "discard":
+			return consumer.Discard(errors.New("broken"))
 		case "hang":
 			select {
 			case <-w.hung:
@@ -97,7 +99,7 @@ func newWorld(t *testing.T) *world {
 			}
 		}
 		return nil
-	})))(t)
+	}), consumer.WithOnFailure(consumer.OnFailureDeadLetter)))(t)
 	w.registry.MustRegister(pgleasesprom.NewCollector(w.worker), pgleasesprom.NewScheduleCollector(w.scheduler), pgleasesprom.NewConsumerCollector(w.consumer))
 	w.admin = testkit.Must(admin.New(pool))(t)
 	t.Cleanup(func() {
@@ -422,6 +424,9 @@ func TestAlertsFire(t *testing.T) {
 	story.step("a key is blocked for hours", w.quiet(), "PgleasesConsumerKeysBlocked")
 	testkit.Execute(t, w.pool, "UPDATE public.outbox SET customer = 'good'; UPDATE pgleases.consumer_blocked SET next_at = now()")
 	testkit.Until(t, "no key is blocked", func() bool { return w.consumer.Stats().Rows == 2 })
+	insert("discard")
+	testkit.Until(t, "a row is a dead letter", func() bool { return w.consumer.Stats().DeadLetters == 1 })
+	story.step("a row is a dead letter", w.quiet(), "PgleasesConsumerDeadLetters")
 	insert("hang")
 	testkit.Until(t, "a row waits", func() bool { return count(`pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`) > 3000 })
 	testkit.Until(t, "its batch goes on", func() bool { return w.consumer.Stats().OldestBatch > 0 })
