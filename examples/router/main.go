@@ -7,8 +7,8 @@
 //	curl localhost:8081/count/alice; curl localhost:8082/count/alice
 //
 // Both answers are from one process, with its count. Stop that process: the other one counts on from
-// zero. A service that must not lose its state loads it when it finds a new epoch, and writes it
-// under Guard.
+// zero. A service that must not lose its state follows docs/state.md: Lease.Run loads the state of a
+// partition before requests see it, and flushes it under Guard before the partition moves.
 package main
 
 import (
@@ -72,7 +72,8 @@ type router struct {
 	counts map[string]count
 }
 
-// A count is valid under one epoch: another process may have counted before and after.
+// A count is valid under one epoch: another process may have counted before and after. It needs no
+// load, so a request that finds a new epoch may begin it at zero.
 type count struct {
 	epoch int64
 	n     int
@@ -108,16 +109,20 @@ func (r *router) route(w http.ResponseWriter, req *http.Request) {
 	}
 	owners, err := r.lease.Owners(req.Context())
 	owner, owned := owners[r.lease.PartitionFor(key)]
-	passed := err == nil && owned && r.pass(w, req, owner, body)
+	passed := err == nil && owned && r.isOther(owner) && r.pass(w, req, owner, body)
 	if !passed {
 		owner, owned, err = r.lease.OwnerOf(req.Context(), key)
-		passed = err == nil && owned && r.pass(w, req, owner, body)
+		passed = err == nil && owned && r.isOther(owner) && r.pass(w, req, owner, body)
 	}
 	if !passed { // it moves now, or its owner has crashed: the client may try again
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, "no process owns this key now", http.StatusServiceUnavailable)
 	}
 }
+
+// isOther reports whether an owner is another process. While a partition moves away, this process is
+// still its owner in the database, although its holds do not have the partition any more.
+func (r *router) isOther(owner pgleases.Owner) bool { return owner.ID != r.client.ID() }
 
 // serve answers a request if this process owns its key. The hold keeps the partition here until the
 // answer is complete.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -97,5 +98,25 @@ func TestNotMineIsTriedOnceMore(t *testing.T) {
 	clients.Close(t, a.client)
 	if got, want := b.get(t, "key"), "503 "; !strings.HasPrefix(got, want) {
 		t.Errorf("without an owner b answers %q, not %q", got, want)
+	}
+}
+
+// While a partition moves away, its requests are told to try again, and not passed on to the process
+// that they came to.
+func TestRequestDuringAHandoffIsNotPassedToItself(t *testing.T) {
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	a, b := start(t, pool, "a", 1), start(t, pool, "b", 0)
+	a.owns(t, 8)
+	hold := a.lease.Hold(context.Background())
+	defer hold.Release() // until then no partition moves
+	testkit.OK(t, b.lease.SetWeight(t.Context(), 1))
+	testkit.OK(t, a.lease.SetWeight(t.Context(), 0))
+	a.owns(t, 0)
+	a.refusals.Store(0)
+	if got, want := a.get(t, "key"), "503 "; !strings.HasPrefix(got, want) {
+		t.Errorf("a answers %q, not %q", got, want)
+	}
+	if requests := -a.refusals.Load(); requests != 1 {
+		t.Errorf("a got %d requests", requests)
 	}
 }
