@@ -4,8 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,7 +46,7 @@ func (b *board) show(p pgleases.Partition, loaded balances) (hide func()) {
 }
 
 var (
-	errNotMine  = errors.New("another process owns this customer")
+	errNotMine  = errors.New("this process does not own the customer, or is giving it up")
 	errTryAgain = errors.New("this customer is being loaded or moved: try again")
 )
 
@@ -65,38 +69,52 @@ func (b *board) with(ctx context.Context, lease *pgleases.Lease, customer string
 	return nil
 }
 
-// loaded reports whether this process owns partitions, and the state of each of them is visible.
-func (b *board) loaded(lease *pgleases.Lease) bool {
+// loaded returns how many partitions this process owns, and of how many of them the state is visible.
+func (b *board) loaded(lease *pgleases.Lease) (owned, visible int) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	owns := false
 	for n := range lease.NumPartitions() {
-		p, owned := lease.Partition(n) // unlike Values, this delays no handoff
-		_, visible := b.states[stateKey{p.Number, p.Epoch}]
-		if owned && !visible {
-			return false
+		p, isOwned := lease.Partition(n) // unlike Values, this delays no handoff
+		_, isVisible := b.states[stateKey{p.Number, p.Epoch}]
+		if isOwned {
+			owned++
 		}
-		owns = owns || owned
+		if isOwned && isVisible {
+			visible++
+		}
 	}
-	return owns
+	return owned, visible
 }
 
-// ready is the probe for readiness. It succeeds from the first time on that everything is loaded.
+// ready is the probe for readiness. It waits for the first partitions that this process owns to be
+// loaded. A process that owns none is ready, because otherwise a rollout would wait for it, while it
+// waits for the rollout to end an older process.
 func (b *board) ready(client *pgleases.Client, lease *pgleases.Lease) http.HandlerFunc {
 	var once atomic.Bool
 	joined := health.Readiness(client)
 	return func(w http.ResponseWriter, r *http.Request) {
-		if !once.Load() && !b.loaded(lease) {
-			http.Error(w, "partitions are being loaded", http.StatusServiceUnavailable)
-			return
+		if !once.Load() {
+			owned, visible := b.loaded(lease)
+			if visible < owned {
+				http.Error(w, "partitions are being loaded", http.StatusServiceUnavailable)
+				return
+			}
+			once.Store(owned > 0)
 		}
-		once.Store(true)
 		joined.ServeHTTP(w, r)
 	}
 }
 
-// runBoard keeps the states of the partitions that this process owns on the board, until ctx ends.
-func runBoard(ctx context.Context, lease *pgleases.Lease, b *board,
+// copyOf copies a state, so that it can be written while requests go on.
+func (b *board) copyOf(state balances) balances {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return maps.Clone(state)
+}
+
+// runBoard keeps the states of the partitions that this process owns on the board, until ctx ends. It
+// flushes them in each interval, and when they must move. flush writes a whole state under Guard.
+func runBoard(ctx context.Context, lease *pgleases.Lease, b *board, interval time.Duration,
 	load func(context.Context, pgleases.Partition) (balances, error),
 	flush func(context.Context, pgleases.Partition, balances) error) error {
 	return lease.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
@@ -105,10 +123,40 @@ func runBoard(ctx context.Context, lease *pgleases.Lease, b *board,
 			return err
 		}
 		hide := b.show(p, state)
-		<-ctx.Done() // a real program also flushes now and then, from a copy that it makes under the mutex
-		hide()       // no request changes the state any more
-		return flush(p.Context(), p, state)
+		defer hide() // also if the partition is lost
+		for wait(ctx, interval) {
+			err = flush(p.Context(), p, b.copyOf(state))
+			if lost(p, err) {
+				return err
+			}
+		}
+		hide() // no request changes the state any more
+		for {
+			err = flush(p.Context(), p, state)
+			if err == nil || lost(p, err) {
+				return err
+			}
+			wait(p.Context(), time.Second) // Run does not call again after ctx has ended, so try it here
+		}
 	})
+}
+
+// wait waits for a duration or the end of ctx, and reports whether ctx goes on.
+func wait(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err() == nil
+}
+
+// lost logs an error, and reports whether another process may own the partition now.
+func lost(p pgleases.Partition, err error) bool {
+	if err == nil {
+		return false
+	}
+	log.Printf("partition %d: %v", p.Number, err)
+	return errors.Is(err, pgleases.ErrNotOwner) || p.Context().Err() != nil
 }
 
 func Example_stateForRequests() {
@@ -124,21 +172,37 @@ func Example_stateForRequests() {
 		<-release
 		return balances{"ada": 7}, nil
 	}
+	stored, failed := make(chan int64, 1000), false // what was flushed; only ada's goroutine writes
 	flush := func(_ context.Context, p pgleases.Partition, state balances) error {
-		if p.Number == ada {
-			fmt.Println("flushed:", state["ada"])
+		if p.Number != ada {
+			return nil
 		}
+		if x.ctx.Err() != nil && !failed { // the first of the last flushes
+			failed = true
+			return errors.New("the database is away")
+		}
+		stored <- state["ada"]
 		return nil
 	}
+	log.SetOutput(io.Discard)
+	defer log.SetOutput(os.Stderr)
 	ended := make(chan error, 1)
-	go func() { ended <- runBoard(x.ctx, lease, b, load, flush) }()
+	go func() { ended <- runBoard(x.ctx, lease, b, 10*time.Millisecond, load, flush) }()
 	pay := func() error { return b.with(x.ctx, lease, "ada", func(state balances) { state["ada"] += 5 }) }
-	probe := b.ready(client, lease)
-	ready := func() bool {
+	respondsOK := func(probe http.HandlerFunc) bool {
 		answer := httptest.NewRecorder()
 		probe(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 		return answer.Code == http.StatusOK
 	}
+	probe := b.ready(client, lease)
+	ready := func() bool { return respondsOK(probe) }
+	standby := x.client()
+	idle, err := standby.Lease(x.ctx, "totals", 16, pgleases.WithWeight(0)) // as with a rebalance delay
+	x.Check(err)
+	for probe := new(board).ready(standby, idle); !respondsOK(probe); {
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Println("ready without a partition")
 	x.Check(lease.Wait(x.ctx))
 	fmt.Println("before it is loaded:", pay(), ready())
 	close(release)
@@ -149,15 +213,24 @@ func Example_stateForRequests() {
 		err = pay()
 	}
 	fmt.Println("paid:", err)
+	for <-stored != 12 { // until a flush has written a copy
+	}
+	x.Check(pay())
 	x.stop()
 	<-ended
+	var last int64
+	for len(stored) > 0 {
+		last = <-stored
+	}
+	fmt.Println("flushed:", last)
 	fmt.Println("after the flush:", pay())
 	x.Check(lease.Leave(context.Background()))
 	fmt.Println("after it has moved:", pay())
 	// Output:
+	// ready without a partition
 	// before it is loaded: this customer is being loaded or moved: try again false
 	// paid: <nil>
-	// flushed: 12
+	// flushed: 17
 	// after the flush: this customer is being loaded or moved: try again
-	// after it has moved: another process owns this customer
+	// after it has moved: this process does not own the customer, or is giving it up
 }

@@ -7,15 +7,18 @@
 //
 //	INSERT INTO payments (customer, amount) SELECT 'customer-' || n % 100, n FROM generate_series(1, 1000) AS n;
 //
-// Then start it in several terminals:
+// Then build it, and start it in several terminals. Don't use go run, because a kill -9 of go run
+// leaves the program alive:
 //
-//	DATABASE_URL=postgres://localhost/postgres go run ./examples/state
+//	go build -o totals ./examples/state
+//	DATABASE_URL=postgres://localhost/postgres ./totals
 //
 // Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to DATABASE_URL.
 package main
 
 import (
 	"context"
+	"errors"
 	"log"
 	"maps"
 	"os"
@@ -30,8 +33,11 @@ import (
 )
 
 const (
-	partitions = 16              // as in the tables; in production 10 times the number of processes
-	flushEach  = 5 * time.Second // the most work that a crash repeats
+	partitions   = 16               // as in the tables; in production 10 times the number of processes
+	flushEach    = 5 * time.Second  // a crash repeats the work since the last flush
+	mostApplied  = 10_000           // payments in memory after which it flushes earlier
+	mostFailures = 30               // a second apart, after which Run logs the error and the state is loaded again
+	drainTimeout = 15 * time.Second // how long a last flush may delay a handoff
 )
 
 func main() {
@@ -52,7 +58,7 @@ func main() {
 
 // work keeps the state of the partitions that this process owns, until ctx ends.
 func work(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) error {
-	lease, err := client.Lease(ctx, "totals", partitions)
+	lease, err := client.Lease(ctx, "totals", partitions, pgleases.WithDrainTimeout(drainTimeout))
 	if err != nil {
 		return err
 	}
@@ -75,9 +81,10 @@ func work(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) erro
 // A state is what this process has in memory for one partition. Only the goroutine of the partition
 // uses it.
 type state struct {
-	totals  map[string]int64 // by customer
-	changed map[string]int64 // the totals that the database does not have yet
-	applied []int64          // the payments in them
+	totals   map[string]int64 // by customer
+	changed  map[string]int64 // the totals that the database does not have yet
+	applied  []int64          // the payments in them
+	failures int              // calls of the database that failed one after the other
 }
 
 // load reads the state of a partition that this process has gained. The owner before has ended its
@@ -101,33 +108,59 @@ func load(ctx context.Context, pool *pgxpool.Pool, p pgleases.Partition) (*state
 	return s, nil
 }
 
-// serve adds payments until ctx ends. The partition moves when it has returned, so it flushes last.
+// serve adds payments until ctx ends, and flushes last.
 func (s *state) serve(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
 	flushed := time.Now()
 	for ctx.Err() == nil { // ctx ends if the process stops, or the partition must move
 		err := s.apply(p.Context(), pool, p) // p.Context() ends only if the partition is lost
-		if err != nil {
-			return err
-		}
-		if time.Since(flushed) >= flushEach || len(s.applied) >= 10_000 {
+		if err == nil && (time.Since(flushed) >= flushEach || len(s.applied) >= mostApplied) {
 			err = s.flush(p.Context(), pool, lease, p)
-			if err != nil {
-				return err // the memory is thrown away, and load reads what the database has
+			if err == nil {
+				flushed = time.Now()
 			}
-			flushed = time.Now()
+		}
+		if !s.keep(p, err) {
+			return err // the memory is thrown away, and load reads what the database has
 		}
 		select {
 		case <-time.After(time.Second):
 		case <-ctx.Done():
 		}
 	}
-	return s.flush(p.Context(), pool, lease, p)
+	for {
+		err := s.flush(p.Context(), pool, lease, p)
+		if err == nil || !s.keep(p, err) {
+			return err
+		}
+		select {
+		case <-time.After(time.Second): // Run does not call again after ctx has ended, so try it here
+		case <-p.Context().Done():
+		}
+	}
 }
 
-// apply adds new payments in memory.
+// keep reports whether the memory may be kept after a call of the database, and the call repeated. It
+// may not if another process may own the partition, nor if the error seems to stay.
+func (s *state) keep(p pgleases.Partition, err error) bool {
+	if err == nil {
+		s.failures = 0
+		return true
+	}
+	s.failures++
+	if s.failures >= mostFailures || errors.Is(err, pgleases.ErrNotOwner) || p.Context().Err() != nil {
+		return false
+	}
+	log.Printf("partition %d: tried again in a second: %v", p.Number, err)
+	return true
+}
+
+// apply adds new payments in memory. If it fails, it has added some of them, and the next call adds
+// the others. It looks for all payments that are not in applied, because a payment with a lower ID
+// may commit later.
 func (s *state) apply(ctx context.Context, pool *pgxpool.Pool, p pgleases.Partition) error {
 	rows, err := pool.Query(ctx, `SELECT id, customer, amount FROM payments
-		WHERE partition = $1 AND id <> ALL ($2) ORDER BY id LIMIT 10000`, p.Number, s.applied)
+		WHERE partition = $1 AND id NOT IN (SELECT unnest($2::bigint[])) ORDER BY id LIMIT $3`,
+		p.Number, s.applied, mostApplied-len(s.applied))
 	if err != nil {
 		return err
 	}
@@ -143,7 +176,8 @@ func (s *state) apply(ctx context.Context, pool *pgxpool.Pool, p pgleases.Partit
 }
 
 // flush writes the totals and deletes the payments that are in them, in a transaction that only the
-// owner can commit. So each payment is in the totals once, whatever crashes.
+// owner can commit. So each payment is in the totals once, whatever crashes. A flush that returned an
+// error may have committed. Another one writes the same totals again, or later ones, so it does no harm.
 func (s *state) flush(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease, p pgleases.Partition) error {
 	if len(s.applied) == 0 {
 		return nil
@@ -162,8 +196,8 @@ func (s *state) flush(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.L
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, `INSERT INTO totals SELECT c, $3, t FROM unnest($1::text[], $2::bigint[]) AS u (c, t)
-			ON CONFLICT (customer) DO UPDATE SET total = excluded.total`, customers, totals, p.Number)
+		_, err = tx.Exec(ctx, `INSERT INTO totals (customer, total) SELECT * FROM unnest($1::text[], $2::bigint[])
+			ON CONFLICT (customer) DO UPDATE SET total = excluded.total`, customers, totals)
 		return err
 	})
 	if err == nil {

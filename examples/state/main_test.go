@@ -3,7 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,9 +100,7 @@ func TestLostStateIsNotWritten(t *testing.T) {
 	t.Parallel()
 	pool := tables(t)
 	testkit.Execute(t, pool, "INSERT INTO payments (customer, amount) VALUES ('ada', 7)")
-	lease := testkit.Must(clients.New(t, pool).Lease(t.Context(), "totals", partitions))(t)
-	testkit.OK(t, lease.Wait(t.Context()))
-	p, _ := lease.Partition(lease.PartitionFor("ada"))
+	lease, p := owned(t, pool)
 	s := testkit.Must(load(t.Context(), pool, p))(t)
 	testkit.OK(t, s.apply(t.Context(), pool, p))
 	before := p
@@ -115,5 +115,73 @@ func TestLostStateIsNotWritten(t *testing.T) {
 	testkit.OK(t, s.flush(t.Context(), pool, lease, p))
 	if got := testkit.Value[string](t, pool, both); got != "0 7" {
 		t.Errorf("then payments and totals are %s", got)
+	}
+}
+
+// owned returns the partition of ada in a client of its own.
+func owned(t *testing.T, pool *pgxpool.Pool) (*pgleases.Lease, pgleases.Partition) {
+	t.Helper()
+	lease := testkit.Must(clients.New(t, pool).Lease(t.Context(), "totals", partitions))(t)
+	testkit.OK(t, lease.Wait(t.Context()))
+	p, _ := lease.Partition(lease.PartitionFor("ada"))
+	return lease, p
+}
+
+// A flush that fails is repeated with the same memory, also after the partition was asked to move.
+func TestFailedFlushIsRepeated(t *testing.T) {
+	t.Parallel()
+	pool := tables(t)
+	testkit.Execute(t, pool, `CREATE SEQUENCE attempts;
+		CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN
+			IF nextval('attempts') = 1 THEN RAISE 'the first attempt'; END IF; RETURN new; END$$;
+		CREATE TRIGGER fail BEFORE INSERT ON totals FOR EACH ROW EXECUTE FUNCTION fail();
+		INSERT INTO payments (customer, amount) VALUES ('ada', 7)`, pgx.QueryExecModeSimpleProtocol)
+	lease, p := owned(t, pool)
+	s := testkit.Must(load(t.Context(), pool, p))(t)
+	testkit.OK(t, s.apply(t.Context(), pool, p))
+	ctx, stop := context.WithCancel(t.Context())
+	stop()
+	testkit.OK(t, s.serve(ctx, pool, lease, p))
+	const state = "SELECT last_value || ' ' || (SELECT sum(total) FROM totals) FROM attempts"
+	if got := testkit.Value[string](t, pool, state); got != "2 7" {
+		t.Errorf("attempts and totals are %s", got)
+	}
+}
+
+// A flush may commit and still return an error. Then it is repeated, and counts no payment twice.
+func TestCommittedFlushMayBeRepeated(t *testing.T) {
+	t.Parallel()
+	pool := tables(t)
+	pay := func() { testkit.Execute(t, pool, "INSERT INTO payments (customer, amount) VALUES ('ada', 7)") }
+	lease, p := owned(t, pool)
+	s := testkit.Must(load(t.Context(), pool, p))(t)
+	pay()
+	testkit.OK(t, s.apply(t.Context(), pool, p))
+	applied, changed := slices.Clone(s.applied), maps.Clone(s.changed)
+	testkit.OK(t, s.flush(t.Context(), pool, lease, p))
+	s.applied, s.changed = applied, changed // as after an error
+	pay()
+	testkit.OK(t, s.apply(t.Context(), pool, p))
+	testkit.OK(t, s.flush(t.Context(), pool, lease, p))
+	const both = "SELECT (SELECT count(*) FROM payments) || ' ' || (SELECT sum(total) FROM totals)"
+	if got := testkit.Value[string](t, pool, both); got != "0 14" {
+		t.Errorf("payments and totals are %s", got)
+	}
+}
+
+// The memory is thrown away if the partition is lost, or if an error stays.
+func TestMemoryIsKeptAfterFewErrors(t *testing.T) {
+	t.Parallel()
+	_, p := owned(t, tables(t))
+	away := errors.New("the database is away")
+	s := &state{failures: mostFailures - 2}
+	if !s.keep(p, away) || s.keep(p, away) {
+		t.Errorf("it is not thrown away after %d errors", mostFailures)
+	}
+	if !s.keep(p, nil) || !s.keep(p, away) {
+		t.Error("after a success the errors before count")
+	}
+	if s.keep(p, pgleases.ErrNotOwner) {
+		t.Error("it is kept after ErrNotOwner")
 	}
 }
