@@ -75,7 +75,8 @@ const (
 // The ctx of fn is canceled when the partition is to move, with the cause ErrHandoff. It is also
 // canceled when the ownership ends, when the client closes, and with the ctx of Run. Take no new
 // item then. You may finish an item in hand under p.Context(), which ends only with the ownership.
-// The partition moves when fn has returned.
+// The partition moves when fn has returned. If the ctx of Run has ended, Run does not leave the lease:
+// the partitions move with Client.Close or Lease.Leave, after the last call has returned.
 //
 // If fn returns nil, it is done with this ownership, and Run calls it for the partition again only
 // under a new epoch. If fn returns an error, Run logs it and calls fn again after a pause, unless
