@@ -38,14 +38,14 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	compiled := "\n"
 	sources := append([]string{
 		"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "lock/example_test.go",
-		"fence/recipes_test.go", "schedule/example_test.go", "schedule/example_long_test.go", "schedule/scheduletest/docs_test.go",
+		"fence/recipes_test.go", "schedule/example_test.go", "schedule/example_long_test.go", "schedule/example_databasesql_test.go", "schedule/scheduletest/docs_test.go",
 		"consumer/example_around_test.go", "consumer/example_atleastonce_test.go", "consumer/example_table_test.go", "consumer/program_test.go",
 		"example_middleware_test.go", "example_state_test.go", "leader/example_exit_test.go",
 		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "pgleasesprom/example_test.go",
 		"examples/calls/main.go", "examples/dashboard/main.go", "examples/first/main.go", "examples/gorm/main.go",
 		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/lock/main.go",
 		"examples/partners/main.go", "examples/quickstart/main.go", "examples/router/main.go",
-		"examples/service/main.go", "examples/river/move_test.go", "examples/state/main.go",
+		"examples/service/main.go", "examples/service/loading_test.go", "examples/river/move_test.go", "examples/state/main.go",
 		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go",
 	}, programs...)
 	for _, source := range sources {

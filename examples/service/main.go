@@ -1,15 +1,15 @@
 // Command service is a service with an HTTP server that also runs jobs and a cron schedule. A request
 // stores an order and enqueues a mail in one transaction, and any process of the service sends the
-// mail. Each night one process counts the orders. A process takes orders when it has loaded the prices.
-// On SIGTERM the program ends in good order. docs/service.md shows this program, and its tables.
+// mail. Each night one process counts the orders. On SIGTERM the program ends in good order.
+// docs/service.md shows this program, and its tables.
 //
 // Start it in several terminals, with a port for each, and send orders to any of them:
 //
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/service -listen localhost:8081
 //	DATABASE_URL=postgres://localhost/postgres go run ./examples/service -listen localhost:8082
-//	curl -d customer=ada@example.com -d product=tea localhost:8081/orders
+//	curl -d customer=ada@example.com localhost:8081/orders
 //
-// Behind PgBouncer in transaction mode, add default_query_exec_mode=exec to DATABASE_URL.
+// Behind PgBouncer in transaction mode, make the four settings of docs/pgbouncer.md first.
 package main
 
 import (
@@ -20,7 +20,6 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
-	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -70,9 +69,8 @@ func run(ctx context.Context, url string, listener net.Listener, send mailer) er
 		if err != nil {
 			return err
 		}
-		shop := &shop{pool: pool, mails: mails}
-		server := shop.newServer(client)
-		return together(ctx, s.Run, shop.load, func(ctx context.Context) error { return serve(ctx, server, listener) })
+		server := newServer(client, pool, mails)
+		return together(ctx, s.Run, func(ctx context.Context) error { return serve(ctx, server, listener) })
 	})
 }
 
@@ -112,76 +110,30 @@ func serve(ctx context.Context, server *http.Server, listener net.Listener) erro
 	return nil
 }
 
-// A shop is what requests need.
-type shop struct {
-	pool   *pgxpool.Pool
-	mails  *schedule.Kind[Mail]
-	prices atomic.Pointer[map[string]int] // nil until they are loaded
-}
-
-// load loads the prices, which makes the process ready, and waits until ctx ends.
-func (s *shop) load(ctx context.Context) error {
-	rows, err := s.pool.Query(ctx, "SELECT name, price FROM products")
-	if err != nil {
-		return err
-	}
-	prices := make(map[string]int)
-	var name string
-	var price int
-	_, err = pgx.ForEachRow(rows, []any{&name, &price}, func() error {
-		prices[name] = price
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	s.prices.Store(&prices)
-	<-ctx.Done()
-	return nil
-}
-
 // newServer returns the server. Its handlers use the pool, and need neither the client nor the
 // scheduler to run.
-func (s *shop) newServer(client *pgleases.Client) *http.Server {
+func newServer(client *pgleases.Client, pool *pgxpool.Pool, mails *schedule.Kind[Mail]) *http.Server {
 	mux := http.NewServeMux()
 	mux.Handle("GET /livez", health.Liveness(client))
-	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if s.prices.Load() == nil {
-			http.Error(w, "the prices are not loaded yet", http.StatusServiceUnavailable)
+	mux.HandleFunc("POST /orders", func(w http.ResponseWriter, r *http.Request) {
+		err := takeOrder(r.Context(), pool, mails, r.PostFormValue("customer"))
+		if err != nil {
+			log.Print(err)
+			http.Error(w, "the order was not taken", http.StatusInternalServerError)
+			return
 		}
+		w.WriteHeader(http.StatusCreated)
 	})
-	mux.HandleFunc("POST /orders", s.order)
 	return &http.Server{Handler: mux, ReadHeaderTimeout: 5 * time.Second}
-}
-
-// order answers a request with an order.
-func (s *shop) order(w http.ResponseWriter, r *http.Request) {
-	prices := s.prices.Load()
-	if prices == nil {
-		http.Error(w, "the prices are not loaded yet", http.StatusServiceUnavailable)
-		return
-	}
-	price, known := (*prices)[r.PostFormValue("product")]
-	if !known {
-		http.Error(w, "there is no such product", http.StatusBadRequest)
-		return
-	}
-	err := takeOrder(r.Context(), s.pool, s.mails, r.PostFormValue("customer"), price)
-	if err != nil {
-		log.Print(err)
-		http.Error(w, "the order was not taken", http.StatusInternalServerError)
-		return
-	}
-	w.WriteHeader(http.StatusCreated)
 }
 
 // A Mail is what the handler of jobs gets.
 type Mail struct{ To string }
 
 // takeOrder stores an order and enqueues its mail, both or neither.
-func takeOrder(ctx context.Context, pool *pgxpool.Pool, mails *schedule.Kind[Mail], customer string, price int) error {
+func takeOrder(ctx context.Context, pool *pgxpool.Pool, mails *schedule.Kind[Mail], customer string) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "INSERT INTO orders (customer, price) VALUES ($1, $2)", customer, price)
+		_, err := tx.Exec(ctx, "INSERT INTO orders (customer) VALUES ($1)", customer)
 		if err != nil {
 			return err
 		}
@@ -196,7 +148,7 @@ type Report struct{}
 // countOrders stores how many orders there were at a tick of the schedule. The row and the outcome of
 // the tick commit together.
 func countOrders(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
-	_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*), coalesce(sum(price), 0) FROM orders", r.At)
+	_, err := tx.Exec(ctx, "INSERT INTO reports SELECT $1, count(*) FROM orders", r.At)
 	return err
 }
 
