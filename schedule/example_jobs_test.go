@@ -69,7 +69,7 @@ func takeOrder(ctx context.Context, pool *pgxpool.Pool, mails *schedule.Kind[Wel
 func sendMail(ctx context.Context, r schedule.Run[Welcome]) error {
 	err := deliver(ctx, r.Args.To, r.IdempotencyKey())
 	var network *net.OpError
-	if errors.As(err, &network) {
+	if errors.As(err, &network) && network.Op == "dial" {
 		return schedule.Unavailable(err) // the mail server is away, and no attempt is counted
 	}
 	return err
