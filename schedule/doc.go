@@ -1,6 +1,6 @@
 // Package schedule runs schedules and jobs in an application of many processes. A schedule has a
 // rule, for example each night at two, and each tick of the rule runs once over all processes. A
-// job runs once, as soon as it can or at a time that you choose.
+// job is enqueued, and runs as soon as it can or at a time that you choose.
 //
 //	s, err := schedule.New(ctx, client, pool, "billing") // creates missing tables
 //	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Books]) error {
@@ -29,7 +29,7 @@
 // what the handler writes in its transaction, the step of the schedule's cursor, and the entry in
 // the history. So the effects of a tick that succeeded exist once, and the effects of any other
 // tick do not exist. A process that was frozen in a handler cannot commit after another process
-// owns the partition. Runs under one key never overlap, and [WithKey] sets the key.
+// owns the partition. Runs under one key do not overlap, but for what [WithKey] says.
 //
 // The database's clock decides what is due. No run begins early, and the clocks of the processes
 // do not matter. If the database's clock steps by more than a minute, the scheduler trusts the

@@ -102,8 +102,9 @@ func WithTime(t time.Time) JobOption {
 // have 1.
 func WithPriority(n int) JobOption { return func(j *newJob) { j.Priority = n } }
 
-// WithJobKey sets the key of a job. Runs of one key never overlap, over all schedules and jobs of
-// the group. The default is the key of WithUnique, or otherwise a random key.
+// WithJobKey sets the key of a job. Runs of one key do not overlap, over all schedules and jobs of
+// the group, with the exception that WithKey names. The default is the key of WithUnique, or
+// otherwise a random key.
 func WithJobKey(key string) JobOption { return func(j *newJob) { j.Key = key } }
 
 // OnConflict says what to do if a live job, that is one without an outcome, has the unique key of

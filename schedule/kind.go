@@ -29,7 +29,7 @@ type Run[Args any] struct {
 	Trigger Trigger   // the reason for the run
 	Name    string    // of the schedule; of a job: its unique key, or empty
 	Job     int64     // the ID of the job; 0: a tick of a schedule
-	Key     string    // no other run of this key overlaps
+	Key     string    // runs of one key do not overlap, see WithKey
 	Args    Args      // of the schedule or job
 	At      time.Time // the tick, or the At of the job; not the time of the call
 	// At in the zone of the schedule's rule, also in the runs of Trigger, Backfill and RetryTick. A

@@ -12,7 +12,8 @@ import (
 type Missed int
 
 const (
-	// MissedLatest, the default, runs the latest of them, until the next tick is due.
+	// MissedLatest, the default, runs the latest of them. If another tick passes before that run
+	// begins, that one runs instead.
 	MissedLatest Missed = iota
 	// MissedNone runs none of them. A tick that is at most 1 minute late, or at most the grace, is
 	// late but not missed; of several such ticks the latest runs.

@@ -247,8 +247,10 @@ func WithJitter(d time.Duration) ScheduleOption {
 // 0, is never.
 func WithPauseAfter(n int) ScheduleOption { return func(r *scheduleRow) { r.Policy.PauseAfter = n } }
 
-// WithKey sets the key of a schedule. Runs of one key never overlap, over all schedules and jobs of
-// the group. The default is the schedule's name.
+// WithKey sets the key of a schedule. Runs of one key do not overlap, over all schedules and jobs of
+// the group. The default is the schedule's name. There is one exception: if a process was frozen or
+// cut off, its handler may continue while another process runs the key. A handler of InTx cannot
+// commit then, and what another handler writes with Run.Guarded is refused.
 func WithKey(key string) ScheduleOption { return func(r *scheduleRow) { r.Key = key } }
 
 // inMicros rounds a duration up to whole microseconds, so that a short one is not none.
