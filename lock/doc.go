@@ -42,7 +42,8 @@
 // behind a connection pooler, the client sees its turn at its next heartbeat.
 //
 // A lock is not reentrant. If a client that holds a lock calls Acquire again, the call waits for
-// the client itself, and TryAcquire returns [ErrHeld].
+// the client itself, and TryAcquire returns [ErrHeld]. If the call has the context of the work under
+// that lock, or one derived from it, Acquire returns ErrHeld at once too.
 //
 // # What is not promised
 //

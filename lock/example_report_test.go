@@ -17,7 +17,8 @@ import (
 )
 
 // A whole program that makes a report of many minutes, unless another process makes it. It works
-// behind PgBouncer. It needs tables orders (amount int) and reports (made timestamptz, total bigint).
+// behind PgBouncer. It needs tables orders (id bigint PRIMARY KEY, amount int) and reports (made
+// timestamptz, total bigint).
 func Example_report() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -36,6 +37,9 @@ func Example_report() {
 	if err != nil {
 		log.Fatal(err)
 	}
+	if ctx.Err() != nil {
+		log.Fatal("stopped by a signal, so the report may be missing")
+	}
 }
 
 // report makes the report, unless another process makes it now.
@@ -52,15 +56,30 @@ func report(ctx context.Context, locks *lock.Locks, pool *pgxpool.Pool) error {
 	defer cancel()
 	defer context.AfterFunc(ctx, cancel)() // and if the process is asked to stop
 	err = makeReport(owning, pool, held)
-	return errors.Join(err, held.Release(context.WithoutCancel(ctx)))
+	releasing, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // the database may be away
+	defer done()
+	return errors.Join(err, held.Release(releasing))
 }
 
-// makeReport computes for many minutes, and then stores the result in a short transaction.
+// sumOrders adds up the next 1,000 orders. It is a short query of your report.
+const sumOrders = `SELECT coalesce(sum(amount), 0), max(id)
+	FROM (SELECT id, amount FROM orders WHERE id > $1 ORDER BY id LIMIT 1000) AS next`
+
+// makeReport computes for many minutes, in short queries. Then it stores the result in a short
+// transaction.
 func makeReport(ctx context.Context, pool *pgxpool.Pool, held *lock.Held) error {
-	var total int64
-	err := pool.QueryRow(ctx, "SELECT coalesce(sum(amount), 0) FROM orders").Scan(&total) // your 20 minutes
-	if err != nil {
-		return err
+	var total, done int64
+	for {
+		var sum int64
+		var last *int64 // nil: there are no more orders
+		err := pool.QueryRow(ctx, sumOrders, done).Scan(&sum, &last)
+		if err != nil {
+			return err
+		}
+		if last == nil {
+			break
+		}
+		total, done = total+sum, *last
 	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		err := held.Guard(ctx, tx) // refuses if another process has got the lock meanwhile

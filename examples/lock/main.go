@@ -113,7 +113,9 @@ func (e *events) handle(ctx context.Context, event string) error {
 		return err // ErrHeld, if somebody else has the lock
 	}
 	defer func() {
-		err := held.Release(context.WithoutCancel(ctx))
+		releasing, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second) // the database may be away
+		defer cancel()
+		err := held.Release(releasing)
 		if err != nil {
 			log.Print(err)
 		}
