@@ -40,7 +40,7 @@ func TestPagesShowCompiledCode(t *testing.T) {
 		"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "lock/example_test.go",
 		"fence/recipes_test.go", "schedule/example_test.go", "schedule/example_long_test.go", "schedule/example_databasesql_test.go", "schedule/scheduletest/docs_test.go",
 		"consumer/example_around_test.go", "consumer/example_atleastonce_test.go", "consumer/example_table_test.go", "consumer/program_test.go",
-		"example_middleware_test.go", "example_state_test.go", "leader/example_exit_test.go",
+		"example_middleware_test.go", "example_state_test.go", "leader/example_exit_test.go", "leader/example_probes_test.go",
 		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "pgleasesprom/example_test.go",
 		"examples/calls/main.go", "examples/dashboard/main.go", "examples/first/main.go", "examples/gorm/main.go",
 		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/lock/main.go",

@@ -2,6 +2,8 @@ package leader_test
 
 import (
 	"context"
+	"net/http"
+	"net/http/httptest"
 	"testing"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -28,4 +30,28 @@ func TestProgramOfExampleReports(t *testing.T) {
 	if err := testkit.Receive(t, "it ends", ended); err == nil {
 		t.Error("Run returned no error for a context that was canceled")
 	}
+}
+
+// A pod with the function of the page about Kubernetes is alive and ready, and ends in good order.
+func TestProbesOfExampleOfLeader(t *testing.T) {
+	t.Setenv("POD_NAME", "reports-0")
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
+	ctx, stop := context.WithCancel(t.Context())
+	mux, leads, ended := http.NewServeMux(), make(chan struct{}), make(chan error, 1)
+	go func() {
+		ended <- serveReports(ctx, pool, mux, func(ctx context.Context) {
+			close(leads)
+			<-ctx.Done()
+		})
+	}()
+	testkit.Receive(t, "it leads", leads)
+	for _, path := range []string{"/livez", "/readyz"} {
+		answer := httptest.NewRecorder()
+		mux.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, path, nil))
+		if answer.Code != http.StatusOK {
+			t.Errorf("%s: %d %s", path, answer.Code, answer.Body)
+		}
+	}
+	stop()
+	testkit.OK(t, testkit.Receive(t, "it ends", ended))
 }

@@ -43,6 +43,7 @@ func manifest(t *testing.T, name string) (apps.Deployment, core.Container) {
 func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
 	for name, closing := range map[string]time.Duration{
 		"worker.yaml": drainTimeout + closeTimeout,
+		"leader.yaml": 25*time.Second + 3*time.Second + closeTimeout, // the work, the end of leader.Run
 		"run.yaml":    duration(t, "run.yaml", "--grace") + 2*time.Second,
 		"serve.yaml":  0,
 	} {
@@ -75,13 +76,15 @@ func TestTheManifestsAreDeploymentsThatFitTheirPrograms(t *testing.T) {
 			t.Errorf("%s: a limit of CPU", name)
 		}
 	}
-	_, c := manifest(t, "worker.yaml")
-	if len(c.Ports) != 1 || fmt.Sprintf(":%d", c.Ports[0].ContainerPort) != address {
-		t.Errorf("ports %v, and the program serves at %s", c.Ports, address)
-	}
-	for path, probe := range map[string]*core.Probe{"/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
-		if get := probe.HTTPGet; get.Path != path || get.Port.StrVal != c.Ports[0].Name {
-			t.Errorf("%s: %+v", path, get)
+	for _, name := range []string{"worker.yaml", "leader.yaml"} {
+		_, c := manifest(t, name)
+		if len(c.Ports) != 1 || fmt.Sprintf(":%d", c.Ports[0].ContainerPort) != address {
+			t.Errorf("%s: ports %v, and the program serves at %s", name, c.Ports, address)
+		}
+		for path, probe := range map[string]*core.Probe{"/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+			if get := probe.HTTPGet; get.Path != path || get.Port.StrVal != c.Ports[0].Name {
+				t.Errorf("%s: %s: %+v", name, path, get)
+			}
 		}
 	}
 }
