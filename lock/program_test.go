@@ -1,6 +1,7 @@
 package lock_test
 
 import (
+	"context"
 	"testing"
 
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -24,4 +25,26 @@ func TestProgramOfReportExample(t *testing.T) {
 	expect(t, testkit.Value[string](t, one.pool, reports), "4002", "reports")
 	testkit.OK(t, report(t.Context(), one.Locks, one.pool))
 	expect(t, testkit.Value[string](t, one.pool, reports), "4002 4002", "reports of a later call")
+}
+
+// Without a limit for the release, the program would wait until the database is back.
+func TestReportEndsWhileTheDatabaseIsAway(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	url := direct(t)
+	a := newWorker(t, url)
+	db := testkit.Pool(t, url)
+	testkit.Execute(t, db, "CREATE TABLE orders (id bigint PRIMARY KEY, amount int)")
+	tx := testkit.Must(db.Begin(t.Context()))(t) // the report waits in its query
+	defer func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) }()
+	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE orders"))(t)
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- report(ctx, a.Locks, a.pool) }()
+	const waiting = "SELECT count(*) FROM pg_locks WHERE relation = 'orders'::regclass AND NOT granted"
+	testkit.Becomes(t, db, "it works", 1, waiting)
+	a.own.Cut()
+	a.app.Cut()
+	stop()                                                                             // as SIGTERM does
+	wraps(t, "report", testkit.Receive(t, "it ends", ended), context.DeadlineExceeded) // of the release
 }
