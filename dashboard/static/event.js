@@ -1,7 +1,7 @@
 // An event, as a line of a list.
 
 import { make, mark, name } from "./dom.js";
-import { clock, many, rangesText, sizeOf } from "./words.js";
+import { clock, many, outageText, rangesText, sizeOf } from "./words.js";
 import { leaseLink, whoLink } from "./owners.js";
 
 // kindOf returns the kind of color of a cause.
@@ -10,7 +10,15 @@ export function kindOf(event) {
   return kinds[event.cause] || "quiet";
 }
 
-const kinds = { evicted: "bad", given: "warn", accepted: "warn", "handed over": "calm", joined: "good" };
+const kinds = {
+  evicted: "bad", "no live client": "bad", given: "warn", accepted: "warn", "handed over": "calm", joined: "good",
+};
+
+// outageOf returns the time in which no client lived, of an event about it; otherwise null.
+function outageOf(event) {
+  const [, from, to] = event.cause === "no live client" && /^from (\S+Z) to (\S+Z)$/.exec(event.reason) || [];
+  return from ? { from, to } : null;
+}
 
 // wordsOf returns what a cause means.
 export const wordsOf = cause => cause === "given" ? "taken over" : cause;
@@ -32,6 +40,8 @@ export function eventItem(event, slotOf = () => undefined, lease = "") {
   if (event.from) text.append(event.partitions.length > 0 ? " from " : " ", whoLink(event.from, slotOf(event.from)));
   if (event.to) text.append(" to ", whoLink(event.to, slotOf(event.to)));
   if (event.actor) text.append(" by ", name(event.actor));
-  if (event.reason) text.append(": ", name(event.reason));
+  const outage = outageOf(event);
+  if (outage) text.append(" " + outageText(outage));
+  else if (event.reason) text.append(": ", name(event.reason));
   return make("li", "", time, text);
 }

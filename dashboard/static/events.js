@@ -10,7 +10,7 @@ import { eventItem } from "./event.js";
 const causes = [
   "joined", "left", "evicted", "handed over", "given", "accepted", "drain", "undrain", "cordon", "uncordon", "pause",
   "resume", "freeze", "unfreeze", "pin", "unpin", "evict", "dropped", "replaced", "replaces",
-  "awaited", "over ceilings",
+  "awaited", "over ceilings", "no live client",
 ];
 
 export function events() {

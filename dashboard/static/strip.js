@@ -3,7 +3,7 @@
 
 import { make, row, scroll, setText, table } from "./dom.js";
 import { axis } from "./time.js";
-import { clock, count } from "./words.js";
+import { clock, count, outageText } from "./words.js";
 
 const svg = (tag, attributes) => {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -23,6 +23,7 @@ const rowsOf = {
     ]],
     ["Clients", [
       ["bad", "evicted", ["evicted"]],
+      ["bad", "back after an outage", ["no live client"]],
       ["warn", "server accepted", ["accepted"]],
       ["quiet", "left", ["left"]],
       ["good", "joined", ["joined"]],
@@ -52,7 +53,11 @@ export function drawStrip(told, go) {
   const since = Math.floor(new Date(first.since) / step) * step;
   const steps = Math.ceil((new Date(first.until) - since) / step);
   const rows = strips.flatMap(({ of, strip }) => countRows(rowsOf[of], strip, { since, steps, step }));
-  const empty = rows.every(r => r.parts.every(p => p.total === 0));
+  const stepOf = t => (new Date(t) - since) / step; // in steps from the start
+  for (const r of rows.filter(r => r.label === "Clients")) {
+    r.outages = (told.moves.outages || []).map(o => ({ ...o, first: stepOf(o.from), end: stepOf(o.to) }));
+  }
+  const empty = rows.every(r => r.outages.length === 0 && r.parts.every(p => p.total === 0));
   const isCut = rows.some(r => r.hidden > 0);
   const uncounted = isCut ? "More happened than is counted: in hatched time, only failures. " : "";
   const hint = uncounted + (empty ? "Nothing happened in this period." : "Point at a time, or use the arrow keys.");
@@ -76,6 +81,7 @@ function countRows(rows, strip, { since, steps, step }) {
   return rows.map(([label, parts]) => ({
     label,
     hidden: hidden > 1 ? hidden : 0,
+    outages: [], // times in which no client lived
     parts: parts.map(([kind, words, whats]) => {
       const values = Array.from({ length: steps }, (_, at) => sum(whats, at));
       return { kind, words, values, total: values.reduce((a, b) => a + b, 0) };
@@ -83,11 +89,15 @@ function countRows(rows, strip, { since, steps, step }) {
   }));
 }
 
-function drawRow({ label, parts, hidden }, steps) {
+function drawRow({ label, parts, hidden, outages }, steps) {
   const sums = Array.from({ length: steps }, (_, at) => parts.reduce((n, p) => n + p.values[at], 0));
   const most = Math.max(...sums, 1);
   const picture = svg("svg", { viewBox: `0 0 ${steps} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
   if (hidden > 0) picture.append(svg("rect", { x: 0, y: 0, width: hidden, height, class: "unknown" }));
+  for (const { first, end } of outages) {
+    const x = Math.max(0, first);
+    picture.append(svg("rect", { x, y: 0, width: Math.max(0.2, Math.min(steps, end) - x), height, class: "outage" }));
+  }
   for (let at = 0; at < steps; at++) {
     let bottom = height;
     for (const part of parts) {
@@ -99,7 +109,8 @@ function drawRow({ label, parts, hidden }, steps) {
     }
   }
   const some = parts.filter(p => p.total > 0);
-  const words = some.map(p => make("span", "tally " + p.kind, count(p.total) + " " + p.words));
+  const silence = outages.map(o => make("span", "tally bad", "no client lived " + outageText(o))).slice(-2);
+  const words = [...some.map(p => make("span", "tally " + p.kind, count(p.total) + " " + p.words)), ...silence];
   const facts = words.length > 0 ? words : [make("span", "sub", "none")];
   const peak = make("span", "peak", most > 1 ? "up to " + count(most) : "");
   return make("div", "plot", make("div", "plot-head", make("span", "plot-label", label), ...facts, peak), picture);
@@ -116,6 +127,7 @@ function slider(place, cursor, note, { rows, steps, since, step, hint, go }) {
   const text = at => {
     const said = rows.map(r => {
       const parts = r.parts.filter(p => p.values[at] > 0).map(p => count(p.values[at]) + " " + p.words);
+      if (isSilent(r, at)) parts.push("no client lived");
       return parts.length > 0 ? r.label + ": " + parts.join(", ") : "";
     }).filter(t => t !== "");
     return clock(since + at * step) + ". " + (said.join(". ") || "Nothing") + ".";
@@ -156,9 +168,16 @@ function slider(place, cursor, note, { rows, steps, since, step, hint, go }) {
   });
 }
 
+// isSilent reports whether no client lived in some of a step.
+const isSilent = (r, at) => r.outages.some(o => o.first < at + 1 && o.end > at);
+
 // tableOf has the numbers of the picture, for screen readers and for copying. Steps without any are left out.
 function tableOf(rows, steps, since, step) {
   const columns = rows.flatMap(r => r.parts.filter(p => p.total > 0).map(p => [r.label + ": " + p.words, p.values]));
+  for (const r of rows.filter(r => r.outages.length > 0)) {
+    const values = Array.from({ length: steps }, (_, at) => isSilent(r, at) ? 1 : 0);
+    columns.push([r.label + ": in a time in which none lived", values]);
+  }
   const details = make("details", "numbers", make("summary", "", "The numbers as a table"));
   details.addEventListener("toggle", () => {
     if (!details.open || details.children.length > 1) return;

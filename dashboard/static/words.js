@@ -30,6 +30,10 @@ export const isTime = time => !!time && !time.startsWith("0001-01-01");
 // ago is how long ago a time was, by this browser's clock.
 export const ago = time => span(Math.max(0, Date.now() - new Date(time))) + " ago";
 
+// outageText says from when to when no client lived.
+export const outageText = ({ from, to }) =>
+  "from " + clock(from) + " to " + clock(to) + ", for " + span(new Date(to) - new Date(from));
+
 export function rangesText(ranges, most = 12) {
   const words = ranges.slice(0, most)
     .map(([first, last]) => first === last ? count(first) : count(first) + "–" + count(last));

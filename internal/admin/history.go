@@ -24,6 +24,9 @@ const (
 	stripMost = 20_000 // events, and entries of the history, that a strip of time counts
 	eventMost = 2_000  // events that the life of a lease is made from
 
+	outagesMost  = 200 // events about outages of all clients, in a period
+	outagesAfter = 20  // and after it
+
 	// stepsMost is the maximum number of steps of a strip of time.
 	stepsMost = 170
 )
@@ -59,6 +62,43 @@ type Strip struct {
 	// From is the start of what is counted. It is later than Since if more happened than is read.
 	From time.Time `json:"from"`
 	Bars []Bar     `json:"bars"` // by time
+	// Outages are the times of the period in which no client lived. Only Moves returns them.
+	Outages []Outage `json:"outages,omitempty"`
+}
+
+// An Outage is a time in which no client lived, in whole seconds.
+type Outage struct {
+	From time.Time `json:"from"` // the last heartbeat before it
+	To   time.Time `json:"to"`   // when the next session was registered
+}
+
+// outageOf returns the outage that an event is about. Its text is what a client has written.
+func outageOf(e Event) (o Outage, ok bool) {
+	var from, to string
+	if e.Cause != causeOutage {
+		return o, false
+	}
+	if _, err := fmt.Sscanf(e.Reason, "from %s to %s", &from, &to); err != nil {
+		return o, false
+	}
+	var noFrom, noTo error
+	o.From, noFrom = time.Parse(time.RFC3339, from)
+	o.To, noTo = time.Parse(time.RFC3339, to)
+	return o, noFrom == nil && noTo == nil && o.From.Before(o.To)
+}
+
+// causeOutage is the cause of the event that the first client after an outage writes.
+const causeOutage = "no live client"
+
+// outages returns the events about outages that touch a period, the newest first. That of an outage
+// which ended after the period is later than the period.
+func (a *Admin) outages(ctx context.Context, tx pgx.Tx, since, until time.Time) ([]Event, error) {
+	rows, _ := tx.Query(ctx, a.statement("outages"), since, until, outagesMost, outagesAfter)
+	all, err := pgx.CollectRows(rows, pgx.RowTo[Event])
+	return slices.DeleteFunc(all, func(e Event) bool {
+		o, ok := outageOf(e)
+		return !ok || !o.From.Before(until) || !o.To.After(since)
+	}), err
 }
 
 // A Bar is the number of events of one kind in one step.
@@ -83,28 +123,38 @@ func stepOf(d time.Duration) int {
 
 // Moves counts the events of a period by cause: each with the number of its partitions, or 1.
 func (a *Admin) Moves(ctx context.Context, p Period) (*Strip, error) {
-	return a.strip(ctx, p, "moves", "count the events")
+	return a.strip(ctx, p, "moves", "count the events", func(tx pgx.Tx, s *Strip) error {
+		events, err := a.outages(ctx, tx, s.Since, s.Until)
+		for _, e := range slices.Backward(events) {
+			o, _ := outageOf(e)
+			s.Outages = append(s.Outages, o)
+		}
+		return err
+	})
 }
 
 // Runs counts the ticks and jobs of a period by outcome. It returns ErrNoSchedules if the database
 // has no tables of package schedule.
 func (a *Admin) Runs(ctx context.Context, p Period) (*Strip, error) {
-	s, err := a.strip(ctx, p, "runs", "count the ticks and jobs")
+	s, err := a.strip(ctx, p, "runs", "count the ticks and jobs", func(pgx.Tx, *Strip) error { return nil })
 	if store.Undefined(err) {
 		return nil, a.noSchedules(err)
 	}
 	return s, err
 }
 
-func (a *Admin) strip(ctx context.Context, p Period, name, doing string) (strip *Strip, err error) {
+func (a *Admin) strip(
+	ctx context.Context, p Period, name, doing string, complete func(pgx.Tx, *Strip) error,
+) (strip *Strip, err error) {
 	err = a.past(ctx, p, doing, func(tx pgx.Tx, since, until time.Time) error {
 		step := stepOf(until.Sub(since))
 		err := tx.QueryRow(ctx, a.statement(name), since, until, step, stripMost).Scan(&strip)
-		if err == nil {
-			strip.Since, strip.Until = since, until
-			strip.Step = step
+		if err != nil {
+			return err
 		}
-		return err
+		strip.Since, strip.Until = since, until
+		strip.Step = step
+		return complete(tx, strip)
 	})
 	return strip, err
 }
@@ -151,7 +201,8 @@ type Happened struct {
 	More bool `json:"more"`
 }
 
-// Happened returns the events of a period that match a filter, at most 1000.
+// Happened returns the events of a period that match a filter, at most 1000. Those about an outage
+// of all clients also belong to the periods that the outage touches.
 func (a *Admin) Happened(ctx context.Context, p Period, f EventFilter) (*Happened, error) {
 	h := new(Happened)
 	err := a.past(ctx, p, "read the events", func(tx pgx.Tx, since, until time.Time) (err error) {
@@ -159,6 +210,12 @@ func (a *Admin) Happened(ctx context.Context, p Period, f EventFilter) (*Happene
 		args := []any{since, until, f.Lease, nil, f.Client, f.Cause, stripMost, eventPage + 1}
 		rows, _ := tx.Query(ctx, a.statement("happened"), args...)
 		h.Events, err = pgx.CollectRows(rows, pgx.RowTo[Event])
+		if err != nil || f.Client != "" || f.Cause != "" && f.Cause != causeOutage {
+			return err
+		}
+		outages, err := a.outages(ctx, tx, since, until)
+		later := slices.DeleteFunc(outages, func(e Event) bool { return e.At.Before(until) })
+		h.Events = append(later, h.Events...)
 		return err
 	})
 	if len(h.Events) > eventPage {
@@ -290,16 +347,35 @@ func (l *Life) live(now *present, only int, events []Event) {
 	if len(events) == eventMost {
 		l.Since = events[len(events)-1].At
 	}
+	var outages []Outage // the latest first
+	for _, e := range events {
+		o, ok := outageOf(e)
+		if ok && len(outages) < outagesMost {
+			outages = append(outages, o)
+		}
+	}
 	spells := make(map[spellKey][]Range)
-	end := func(t *tenure, p int, at time.Time, owner, cause string) {
-		since, until := at, t.until
+	add := func(p int, since, until time.Time, owner, cause string) {
 		if since.Before(l.Since) {
 			since = l.Since
 		}
-		if t.known && since.Before(until) {
+		if since.Before(until) {
 			key := spellKey{since.UnixMicro(), until.UnixMicro(), owner, cause}
 			spells[key] = append(spells[key], Range{p, p})
 		}
+	}
+	end := func(t *tenure, p int, at time.Time, owner, cause string) {
+		until := t.until
+		if !t.known {
+			return
+		}
+		for _, o := range outages { // its owner died when the first of these began
+			if owner != "" && !o.From.Before(at) && o.From.Before(until) {
+				add(p, o.From, until, "", causeOutage)
+				until = o.From
+			}
+		}
+		add(p, at, until, owner, cause)
 	}
 	moved := 0
 	for _, e := range events {

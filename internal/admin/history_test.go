@@ -180,6 +180,69 @@ func TestHappenedFindsByLeaseClientCauseAndPeriod(t *testing.T) {
 	}
 }
 
+// An outage of all clients is written down when it is over. It belongs to each period that it touches.
+func TestOutageOfAllClientsIsShownInItsHours(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.clients VALUES (1, 'b', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
+		INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES
+			('l', 0, 1, 1, 3, 'b', now()), ('l', 1, 1, 1, 3, 'b', now());
+		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions, reason)
+		SELECT v.at::timestamptz, v.lease, v.cause, v.f, v.t, v.p::int4multirange, v.why FROM (VALUES
+			('2031-05-01 02:30:00Z', 'l', 'given', NULL, 'a', '{[0,1)}', NULL),
+			('2031-05-01 05:00:06Z', NULL, 'evicted', 'a', NULL, NULL, 'host h, pid 1'),
+			('2031-05-01 05:00:06Z', NULL, 'no live client', NULL, NULL, NULL, 'from 2031-05-01T03:30:00Z to 2031-05-01T05:00:00Z'),
+			('2031-05-01 05:00:07Z', 'l', 'given', 'a', 'b', '{[0,2)}', NULL),
+			('2031-05-01 05:00:08Z', NULL, 'no live client', NULL, NULL, NULL, 'from time immemorial'),
+			('2031-05-01 05:00:09Z', NULL, 'no live client', NULL, NULL, NULL, NULL)) AS v (at, lease, cause, f, t, p, why)`)
+	a := newAdmin(t, newPool(t, url))
+	clock := func(hour, minute int) time.Time { return time.Date(2031, 5, 1, hour, minute, 0, 0, time.UTC) }
+	outage := admin.Outage{From: clock(3, 30), To: clock(5, 0)}
+	for _, test := range []struct {
+		from, to time.Time
+		touched  bool
+	}{
+		{clock(2, 0), clock(3, 30), false}, {clock(3, 0), clock(4, 0), true}, {clock(4, 0), clock(4, 30), true},
+		{clock(4, 30), clock(6, 0), true}, {clock(2, 0), clock(6, 0), true}, {clock(5, 0), clock(5, 1), false},
+	} {
+		p := admin.Period{From: test.from, To: test.to}
+		s := testkit.Must(a.Moves(t.Context(), p))(t)
+		if told := slices.Equal(s.Outages, []admin.Outage{outage}); told != test.touched || !told && len(s.Outages) > 0 {
+			t.Errorf("from %v to %v the outages are %v", test.from, test.to, s.Outages)
+		}
+		for _, filter := range []admin.EventFilter{{}, {Cause: "no live client"}, {Lease: "l"}} {
+			h := testkit.Must(a.Happened(t.Context(), p, filter))(t)
+			n := 0
+			for _, e := range h.Events {
+				if e.Cause == "no live client" && e.Reason == "from 2031-05-01T03:30:00Z to 2031-05-01T05:00:00Z" {
+					n++
+				}
+			}
+			within := test.to.After(clock(5, 0)) // its event was written in the period
+			if want := test.touched || within; (n == 1) != want {
+				t.Errorf("from %v to %v, %+v: %d events about the outage: %+v", test.from, test.to, filter, n, h.Events)
+			}
+		}
+		for _, filter := range []admin.EventFilter{{Client: "a"}, {Cause: "evicted"}} {
+			h := testkit.Must(a.Happened(t.Context(), p, filter))(t)
+			if slices.ContainsFunc(h.Events, func(e admin.Event) bool { return e.Cause == "no live client" }) {
+				t.Errorf("from %v to %v, %+v: %+v", test.from, test.to, filter, h.Events)
+			}
+		}
+	}
+	// Nobody owned the partition from the last heartbeat on, although its owner was evicted later.
+	life := testkit.Must(a.Life(t.Context(), admin.Period{From: clock(2, 0), To: clock(6, 0)}, "l", 0))(t)
+	var got []string
+	for _, s := range life.Spells {
+		got = append(got, fmt.Sprintf("%s..%s %s %s", s.Since.Format("15:04:05"), s.Until.Format("15:04:05"), s.Owner, s.Cause))
+	}
+	want := []string{"05:00:07..06:00:00 b given", "05:00:06..05:00:07  evicted", "03:30:00..05:00:06  no live client", "02:30:00..03:30:00 a given"}
+	if !slices.Equal(got, want) {
+		t.Errorf("the spells are %q, want %q", got, want)
+	}
+}
+
 func TestStripsCountInSteps(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)

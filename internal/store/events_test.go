@@ -85,7 +85,7 @@ func TestEventsOfOperatorsHaveAnActor(t *testing.T) {
 
 	f.exec("SET ROLE " + role)
 	defer f.exec("RESET ROLE")
-	for _, cause := range []string{"joined", "left", "evicted", "handed over", "given", "accepted"} {
+	for _, cause := range []string{"joined", "left", "evicted", "handed over", "given", "accepted", "no live client"} {
 		f.exec("INSERT INTO events (cause) VALUES ($1)", cause)
 	}
 	for _, cause := range []string{"drain", "undrain", "pause", "resume", "evict", "dropped", "replaced", "replaces", "Joined", "", "odd"} {
@@ -93,6 +93,98 @@ func TestEventsOfOperatorsHaveAnActor(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), `violates check constraint "events_actor"`) {
 			t.Errorf("an application inserts the event %q: %v", cause, err)
 		}
+	}
+}
+
+// After an outage of all clients, whoever comes back says once from when to when none lived.
+func TestATimeWithoutALiveClientIsAnEvent(t *testing.T) {
+	t.Parallel()
+	start := time.Now().UTC().Truncate(time.Second)
+	minute := func(n int) time.Time { return start.Add(time.Duration(n) * time.Minute) }
+	at := func(f *fixture, n int) { f.setClock(minute(n)) }
+	outage := func(from, to int) string {
+		return "from " + minute(from).Format(time.RFC3339) + " to " + minute(to).Format(time.RFC3339)
+	}
+	// beat renews sessions up to a minute, as heartbeats do that are more frequent than the TTL.
+	beat := func(f *fixture, n int, clients ...*client) {
+		at(f, n)
+		for _, c := range clients {
+			c.beat()
+		}
+	}
+	// evict lets all of these clients check, after they have lived for their TTL.
+	evict := func(f *fixture, n int, clients ...*client) {
+		beat(f, n, clients...)
+		f.checkNow()
+		for _, c := range clients {
+			c.evict()
+		}
+	}
+	tests := []struct {
+		name string
+		run  func(f *fixture)
+		want []string
+	}{
+		{"killed, then two start at once", func(f *fixture) {
+			a, b := f.client("a"), f.client("b")
+			beat(f, 3, a)
+			beat(f, 5, b)
+			at(f, 60)
+			c, d := f.client("c"), f.client("d")
+			evict(f, 61, c, d)
+			evict(f, 90, d)
+		}, []string{outage(5, 60)}},
+		{"killed, then started with the same ID", func(f *fixture) {
+			f.client("a")
+			at(f, 60)
+			evict(f, 61, f.client("a"))
+		}, []string{outage(0, 60)}},
+		{"started and killed again before it could evict", func(f *fixture) {
+			f.client("a")
+			at(f, 60)
+			f.client("b")
+			at(f, 70)
+			evict(f, 71, f.client("c"))
+		}, []string{outage(0, 60), outage(60, 70)}},
+		{"ended in good order", func(f *fixture) {
+			a := f.client("a")
+			expect(f, testkit.Must(a.End(f.ctx, a.session))(f), true, "closed")
+			at(f, 60)
+			evict(f, 61, f.client("b"))
+		}, nil},
+		{"another lived", func(f *fixture) {
+			a, b := f.client("a"), f.client("b")
+			for n := 1; n <= 60; n++ {
+				beat(f, n, b)
+			}
+			c := f.client("c")
+			evict(f, 61, b, c)
+			expect(f, f.text("SELECT from_id FROM events WHERE cause = 'evicted'"), a.id, "evicted")
+		}, nil},
+		{"started again before it had expired", func(f *fixture) {
+			f.client("a")
+			f.setClock(start.Add(usualTTL / 2))
+			c := f.client("c")
+			evict(f, 60, c)
+		}, nil},
+		{"away from the database, and back", func(f *fixture) {
+			a, b := f.client("a"), f.client("b")
+			at(f, 60)
+			a.beat()
+			c := f.client("c")
+			evict(f, 61, a, c)
+			expect(f, f.text("SELECT from_id FROM events WHERE cause = 'evicted'"), b.id, "evicted")
+		}, nil},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			f := stoppedFixture(t)
+			at(f, 0)
+			test.run(f)
+			got := f.text("SELECT reason FROM events WHERE cause = 'no live client' ORDER BY id")
+			expect(t, got, strings.Join(test.want, "\n"), "events")
+		})
 	}
 }
 

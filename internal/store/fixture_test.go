@@ -54,6 +54,7 @@ func stoppedFixture(t testing.TB) *fixture {
 		CREATE FUNCTION public.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS 'SELECT at FROM public.clock';`, byHand.Replace(string(schema))))
 	f := fixtureIn(t, url, "pgleases")
 	f.byHand = true
+	f.exec("ALTER TABLE clients ALTER begun_at SET DEFAULT public.clock()")
 	f.setClock(time.Now())
 	return f
 }

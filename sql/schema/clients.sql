@@ -14,7 +14,8 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     metadata    pg_catalog.jsonb NOT NULL DEFAULT '{}',
     role        pg_catalog.text NOT NULL DEFAULT CURRENT_USER,
     lost_locks  pg_catalog.text[] NOT NULL DEFAULT '{}',
-    refused_leases pg_catalog.jsonb NOT NULL DEFAULT '{}'
+    refused_leases pg_catalog.jsonb NOT NULL DEFAULT '{}',
+    begun_at    pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
 COMMENT ON TABLE pgleases.clients IS 'The live sessions, with one row for each run of a client, which its heartbeat renews.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client. A restart is a new session.';
@@ -29,6 +30,7 @@ COMMENT ON COLUMN pgleases.clients.role IS 'The role whose rights it has in the 
 COMMENT ON COLUMN pgleases.clients.metadata IS 'Data of the application about this client, for example an address. Written once, when the session begins.';
 COMMENT ON COLUMN pgleases.clients.lost_locks IS 'Names of locks that the client has lost and not released, at most 100. The work under them may go on, so they stay with the client.';
 COMMENT ON COLUMN pgleases.clients.refused_leases IS 'Leases that the client had joined and cannot join again, because they have another number of partitions now. Each with the number that the client was started with.';
+COMMENT ON COLUMN pgleases.clients.begun_at IS 'When the session was registered, by the clock of the database.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.clients EXECUTE FUNCTION pgleases.emptied();
 

@@ -19,16 +19,16 @@ CREATE TABLE IF NOT EXISTS pgleases.events (
     rows       int,
     PRIMARY KEY (tx, id),
     -- Clients may write events, but no actor. So what an operator is said to have done has passed through a verb.
-    CONSTRAINT events_actor CHECK (actor IS NOT NULL OR cause OPERATOR(pg_catalog.=) ANY ('{joined,left,evicted,handed over,given,over ceilings,awaited,accepted}'::pg_catalog.text[]))
+    CONSTRAINT events_actor CHECK (actor IS NOT NULL OR cause OPERATOR(pg_catalog.=) ANY ('{joined,left,evicted,handed over,given,over ceilings,awaited,accepted,no live client}'::pg_catalog.text[]))
 );
 COMMENT ON TABLE pgleases.events IS 'Changes of members and partitions, with their reasons. Rows older than events_kept are deleted.';
 COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote the event. To follow the events, read on from the last (tx, id), and only below pg_snapshot_xmin: no more rows are written there.';
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When the event was written.';
 COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name. It is null if the event concerns all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), over ceilings (a plan leaves another number of partitions without an owner than before, because all members are at their ceilings), awaited (a client with a restart grace has left or was evicted, and its partitions wait for it), accepted (a promoted server), dropped; replaced, replaces (of the new lease); or an operator''s verb, of a consumer for example row skipped.';
+COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), over ceilings (a plan leaves another number of partitions without an owner than before, because all members are at their ceilings), awaited (a client with a restart grace has left or was evicted, and its partitions wait for it), accepted (a promoted server), no live client (the first client after a time in which none lived has evicted those before), dropped; replaced, replaces (of the new lease); or an operator''s verb, of a consumer for example row skipped.';
 COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it, or ordered the override that has expired. It is null if the protocol did it automatically.';
-COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of an accepted server: its generation.';
+COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of an accepted server: its generation. Of no live client: the last heartbeat before that time, and when the next session was registered.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of the owner before; or of the client that left, was evicted or is awaited.';
 COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of the owner after (null: no owner); or of the client that joined.';
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';

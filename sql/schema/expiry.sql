@@ -48,7 +48,7 @@ BEGIN
 
     -- Evict, in one statement, so that all of it has one snapshot.
     WITH sessions AS MATERIALIZED ( -- which have expired, by the watch of the caller
-        SELECT c.session, c.id, c.ttl, c.expires_at,
+        SELECT c.session, c.id, c.ttl, c.expires_at, c.begun_at,
                c.expires_at < cutoff AND c.ttl <= watched AS expired,
                c.expires_at < cutoff AND c.ttl > watched AS unwatched -- it may have expired: a client that has watched for longer evicts it
         FROM pgleases.clients AS c
@@ -74,6 +74,21 @@ BEGIN
         RETURNING c.session, c.id, c.incarnation, c.host, c.pid
     ), recorded AS ( -- with where to look for the process
         INSERT INTO pgleases.events (cause, reason, from_id) SELECT 'evicted', concat('host ', e.host, ', pid ', e.pid), e.id FROM evicted AS e ORDER BY e.id
+    ), lives AS ( -- of each session, and of all that were registered before it: until when did they live, and are all evicted now?
+        SELECT s.begun_at,
+               max(s.until) OVER before AS until,
+               max(s.until - s.ttl) OVER before AS heard_at,
+               bool_and(s.session IN (SELECT e.session FROM evicted AS e)) OVER before AS ended
+        FROM (SELECT o.session, o.ttl, o.begun_at,
+                     CASE WHEN o.expires_at = 'epoch' THEN now -- evict_disconnected has set it, after it saw the session live
+                          ELSE greatest(o.expires_at, o.begun_at + o.ttl) END AS until
+              FROM sessions AS o WHERE EXISTS (SELECT FROM evicted)) AS s
+        WINDOW before AS (ORDER BY s.begun_at ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
+    ), silent AS ( -- no client lived before this session. Sessions that ended in good order have no row, and do not count
+        INSERT INTO pgleases.events (cause, reason)
+        SELECT 'no live client', concat('from ', to_char(l.heard_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'),
+                                        ' to ', to_char(l.begun_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+        FROM lives AS l WHERE l.ended AND l.until < l.begun_at ORDER BY l.begun_at
     ), awaited AS ( -- as begin_graces, which would not see what this statement has deleted
         INSERT INTO pgleases.graces AS g (lease, client, weight, max_partitions, generation, since, until)
         SELECT DISTINCT ON (m.lease, e.id) m.lease, e.id, CASE WHEN m.weight = 0 THEN b.weight ELSE m.weight END, m.max_partitions, l.generation,
