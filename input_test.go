@@ -140,6 +140,7 @@ func TestMigrateAndSchemaRejectUnrelatedOptions(t *testing.T) {
 		"WithLogger":       pgleases.WithLogger(nil),
 		"WithoutMigration": pgleases.WithoutMigration(),
 		"WithPolling":      pgleases.WithPolling(),
+		"WithoutSamples":   pgleases.WithoutSamples(),
 		"WithConnConfig":   pgleases.WithConnConfig(pool.Config().ConnConfig),
 	} {
 		options := []pgleases.Option{pgleases.WithSchema("s"), option}

@@ -104,6 +104,13 @@ func WithoutMigration() Option {
 // polls without this option.
 func WithPolling() Option { return Option{"WithPolling", func(o *options) { o.Polling = true }} }
 
+// WithoutSamples keeps the client from writing samples. Otherwise one of the clients writes once a
+// minute how much waits, and what is late, failing or without an owner, for the curves of the
+// dashboard. The page docs/dashboard.md says what that costs.
+func WithoutSamples() Option {
+	return Option{"WithoutSamples", func(o *options) { o.NoSamples = true }}
+}
+
 // WithConnConfig sets where the client's own connection goes, for example past a pooler. The
 // default is where the pool's connections go. It has to lead to the same database as the pool, on
 // whose connections Guard runs. pgx.ParseConfig returns the configuration, and the client copies

@@ -183,6 +183,7 @@ var notCrashed = map[string]string{
 	"owners":        "it only reads",
 	"report":        "it changes what operators see of the client, and is sent again if it may be lost",
 	"reaches":       "it only reads",
+	"sample":        "it writes what only people read, and a later call writes what is missing",
 }
 
 // A client crashes or loses its connection at any statement of the protocol, applied or not.

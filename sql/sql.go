@@ -10,7 +10,7 @@ import (
 
 // Schema lists the files of schema, in the order of execution.
 var Schema = []string{
-	"server", "clients", "leases", "plans", "notify", "events", "expiry", "liveness", "locks",
+	"server", "clients", "leases", "plans", "notify", "events", "samples", "expiry", "liveness", "locks",
 	"operators", "application", "views", "version",
 }
 

@@ -49,7 +49,7 @@ const (
 	// a role without rights on tables.
 	forAll = `announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() heartbeat_many() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() watch_liveness() notify() notify_channel() part() partition_for()
-		present_database() read() release() session_ends() settings() snapshot() tables_number() tidy() timeline()`
+		present_database() read() release() sample() session_ends() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock() schedule_close() schedule_close_late()
 		schedule_create() schedule_declare() schedule_do_backfill() schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete()
 		schedule_do_lock() schedule_do_pause() schedule_do_resume() schedule_do_retry_failed() schedule_do_retry_job()
@@ -72,17 +72,17 @@ const (
 		jobs.outages jobs.partition jobs.priority jobs.retry_at jobs.revision`
 	forAllConsumers = `consumer_backlog() consumer_begin() consumer_content() consumer_end() consumer_expect() consumer_inserted() consumer_look()`
 	// These run with the rights of their owner, and lock rows that clients need.
-	forApplications = `end_overrides() trim_events()`
+	forApplications = `end_overrides() trim_events() trim_samples()`
 	forOperators    = `cordon() drain() drop_lease() evict_client() freeze() new_server_generation() pause() pin() replace_lease() resume() uncordon() undrain() unfreeze() unpin()`
 	forReaders      = `consumer_backlog() leases_of() lock_list() schedule_clock() schedule_entry_json() schedule_history() schedule_job() schedule_jobs() schedule_json() schedule_since() schedule_status_json() schedule_list()
 		present_database() snapshot() tables_number() timeline()`
 
-	everything = `clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept graces history identities jobs jobs_status leases locks locks_status members members_status partitions presences
+	everything = `samples clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept graces history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker installation present_marker status overrides`
-	clientsRead   = `clients events graces identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
+	clientsRead   = `samples clients events graces identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
 	clientsWrite  = `boot_marker clients graces identities leases locks members partitions presences `
-	clientsInsert = clientsWrite + `events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
+	clientsInsert = clientsWrite + `samples events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
 	clientsDelete = `clients graces identities locks members presences `
 )
 

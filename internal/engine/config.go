@@ -25,6 +25,7 @@ type Config struct {
 	Heartbeat    time.Duration
 	Polling      bool // never listen for notifications
 	FastFailover bool
+	NoSamples    bool // never write samples
 	Schema       string
 	Log          *slog.Logger
 	Errors       Errors
@@ -112,6 +113,7 @@ type Conn interface {
 
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error)
 	Tidy(ctx context.Context) (toPlan []string, err error)
+	Sample(ctx context.Context) (store.Sampled, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error)
 	Apply(

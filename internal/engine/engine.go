@@ -40,6 +40,7 @@ type engine struct {
 	watch      watch          // observations of the database's clock
 	server     server         // the server that the connection leads to
 	expiry     expiry         // when to check for expired sessions
+	samples    samples        // when to write samples for people
 	liveness   liveness.State // with fast failover: liveness locks
 	members    members        // the memberships of leases, and their ownerships
 	releases   releases       // partitions to release and to announce
@@ -59,7 +60,7 @@ func newEngine(c *Client, first Conn) *engine {
 	e := &engine{
 		client: c, config: c.config, log: c.config.Log, wakeAt: now,
 		progress: newProgress(), connection: connection{prepareAt: when.Never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
-		expiry: expiry{at: when.Never}, liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
+		expiry: expiry{at: when.Never}, samples: newSamples(c.config.NoSamples, now), liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
 		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: newClosing(),
 		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
 	}

@@ -189,7 +189,7 @@ func (w *world) executed(client, op string, answer any) {
 		return
 	}
 	switch op {
-	case "heartbeat", "read", "snapshot", "claim":
+	case "heartbeat", "read", "snapshot", "claim", "sample": // without an effect, or of no interest
 	default:
 		w.event("%s: %s: %+v", client, op, answer)
 	}

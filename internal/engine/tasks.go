@@ -75,6 +75,7 @@ var tasks = []*task{
 	{"plan", accepted, planDue, beginPlan, 0},
 	{"report", serverKnown, reportDue, beginReport, untilEnds},
 	{"tidy", accepted, tidyDue, beginTidy, untilEnds},
+	{"sample", accepted, sampleDue, beginSample, untilEnds | yields},
 	{"listen", serverKnown, listenDue, beginListen, untilEnds},
 	{"prepare", serverKnown, prepareDue, beginPrepare, untilEnds},
 	{"end the session", serverKnown, endDue, beginEnd, 0},
@@ -172,6 +173,8 @@ func reportDue(e *engine, _ time.Time) time.Time {
 }
 
 func tidyDue(e *engine, _ time.Time) time.Time { return when.AtOnceIf(e.expiry.toTidy) }
+
+func sampleDue(e *engine, _ time.Time) time.Time { return e.samples.at }
 
 func listenDue(e *engine, _ time.Time) time.Time {
 	return when.AtOnceIf(!e.connection.probed && !e.config.Polling)

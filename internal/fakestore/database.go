@@ -47,6 +47,7 @@ type Database struct {
 	guards  map[place]map[*guard]struct{} // open
 	history []state                       // the newest is the present state
 	tokens  int64                         // the number of tokens drawn for locks
+	sampled int64                         // the last minute that has samples
 }
 
 // Tables are the data that survives a restart. Times are microseconds since 1970 of the server's
@@ -474,4 +475,11 @@ func (t *Tables) create(name string, l Lease) {
 	t.Partitions[name] = rows
 	// of a lease that was deleted by hand
 	maps.DeleteFunc(t.Graces, func(key GraceKey, _ Grace) bool { return key.Lease == name })
+}
+
+// Sampled is the last minute that has samples, counted from 1970.
+func (db *Database) Sampled() int64 {
+	db.mu.Lock()
+	defer db.mu.Unlock()
+	return db.sampled
 }

@@ -844,6 +844,15 @@ func (c *Conn) Evict(
 	})
 }
 
+// Sample is sample.sql, without the samples, because no client reads them.
+func (c *Conn) Sample(ctx context.Context) (store.Sampled, error) {
+	return execute(ctx, c, "sample", false, func(db *Database, _ *Tables, clock int64) (store.Sampled, bool) {
+		wrote := db.sampled != clock/minute
+		db.sampled = clock / minute
+		return store.Sampled{Wrote: wrote}, false
+	})
+}
+
 // Tidy is tidy.sql, for the whole tables.
 func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	return execute(ctx, c, "tidy", true, func(_ *Database, t *Tables, clock int64) ([]string, bool) {

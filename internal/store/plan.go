@@ -108,6 +108,22 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	return got.ToPlan, err
 }
 
+// sampleLimit bounds Sample on the server, because the other statements of the client wait for it.
+const sampleLimit = 100 * time.Millisecond
+
+// Sampled says what a call of Sample has done.
+type Sampled struct {
+	Wrote   bool // otherwise another client has written them, or writes them
+	Remains bool // some of this minute remain for the next call
+}
+
+// Sample writes samples of this minute, unless another client does it. See sample.sql.
+func (c *Conn) Sample(ctx context.Context) (Sampled, error) {
+	limit := fmt.Sprintf("SET LOCAL statement_timeout = %d", sampleLimit.Milliseconds())
+	settings := append(slices.Clone(c.Settings), limit)
+	return send(ctx, c.Pgx, settings, theOne(pgx.RowToStructByPos[Sampled]), c.statements.Sample, c.lockWait)
+}
+
 // Claim claims the planning of those of the leases that need a plan, and returns them. It tries a
 // lease that another statement has locked up to four times; a lock that lasts longer is another
 // client's plan. See claim.sql.

@@ -20,7 +20,7 @@ type Statements struct {
 
 	Register, Superseder, Heartbeat, HeartbeatMany, Report, Marker, Accept, Reject, Close string
 	Join, Read, Release, Announce, Fence                                                  string
-	Evict, Tidy, Claim, Snapshot, Apply                                                   string
+	Evict, Tidy, Sample, Claim, Snapshot, Apply                                           string
 	Guard, Reaches, Owners                                                                string
 	Liveness, Watch, EvictDisconnected                                                    string
 

@@ -242,6 +242,7 @@ BEGIN
           AND o.id NOT IN (SELECT c.id FROM pgleases.clients AS c)
         FOR UPDATE OF o SKIP LOCKED)); -- a locked ID is in use
     PERFORM pgleases.trim_events();
+    PERFORM pgleases.trim_samples();
     IF EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.until < 'infinity') THEN
         to_plan := to_plan || pgleases.end_overrides();
     END IF;
