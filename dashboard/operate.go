@@ -39,6 +39,7 @@ var (
 		"history":   (*handler).history,
 		"consumers": (*handler).consumers,
 		"consumer":  (*handler).consumer,
+		"curves":    (*handler).curves,
 	}
 	changes = map[string]question{
 		"preview":  (*handler).preview,

@@ -126,6 +126,32 @@ func (h *handler) happened(r *http.Request, _ string) (any, error) {
 	})
 }
 
+// sampled are the kinds of samples that a curve of a thing shows.
+var sampled = map[string][]string{
+	"all":      {"clients", "leases", "unowned", "waiting", "failing", "late", "locks"},
+	"consumer": {"waiting", "oldest", "blocked"},
+}
+
+// curves returns the samples of a period: of=all, or of=consumer and a name.
+func (h *handler) curves(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	period, err := periodOf(q)
+	if err != nil {
+		return nil, err
+	}
+	of, name := q.Get("of"), q.Get("name")
+	kinds := sampled[of]
+	switch {
+	case kinds == nil:
+		return nil, bad("There are no curves of %q: ask for those of all, or of consumer.", of)
+	case (of == "all") != (name == ""):
+		return nil, bad("Curves of a consumer need its name, and those of all have none.")
+	}
+	return h.shared(r, keptSamples, func(ctx context.Context) (any, error) {
+		return h.hub.admin.Curves(ctx, period, name, kinds...)
+	})
+}
+
 // checkText returns an error for a query that the database cannot take as text.
 func checkText(q url.Values) error {
 	for key, values := range q {

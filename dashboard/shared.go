@@ -13,7 +13,9 @@ import (
 const (
 	kept     = 2 * time.Second // an answer about the present is kept so long
 	keptPast = 5 * time.Second // an answer about the past is kept so long
-	mostKept = 16 << 20        // bytes of all answers
+	// An answer about samples is kept so long. They are written once a minute.
+	keptSamples = 20 * time.Second
+	mostKept    = 16 << 20 // bytes of all answers
 )
 
 // An answered question is an answer as it is sent. All viewers get the same bytes, so a viewer that

@@ -5,8 +5,9 @@ import {
 } from "./dom.js";
 import { addressOf, link } from "./address.js";
 import { operating, reading } from "./state.js";
-import { ago, clock, count, firstLine, isTime, many, ofNs } from "./words.js";
+import { ago, clock, count, firstLine, isTime, many, ofNs, span } from "./words.js";
 import { operateButton, operateButtons } from "./verbs.js";
+import { newCurves } from "./curve.js";
 import { isBehind, marksOf, most1000 } from "./consumers.js";
 
 export function consumer({ names: [of] }) {
@@ -17,7 +18,11 @@ export function consumer({ names: [of] }) {
   const acts = make("span", "acts");
   const state = make("p", "marks");
   const why = make("p", "note");
-  const now = card("Now", acts, state, tiles, why);
+  const curves = newCurves(tiles, [
+    ["Waiting", ["waiting"], "", most1000], ["Oldest row", ["oldest"], "", s => span(s * 1000)], ["Blocked keys", ["blocked"]],
+  ]);
+  let sampled = null;
+  const now = card("Now", acts, state, tiles, curves.element, why);
   const blocked = newRows(of, {
     title: "Blocked keys", id: "blocked-rows", kind: "blocked", verbs: ["retry_rows", "skip_rows"],
     heads: ["Key", ["n", "Row"], ["n", "Attempts"], "Since", "Next try", "Error"], cells: blockedCells,
@@ -41,7 +46,9 @@ export function consumer({ names: [of] }) {
     fill(acts, JSON.stringify(operated), ...operateButtons(operated));
     const marks = marksOf(c);
     fill(state, JSON.stringify(marks), ...marks.flatMap(([kind, text]) => [mark(text, kind), " "]));
+    const had = tiles.children.length;
     drawTiles(tiles, tilesOf(c));
+    if (sampled && had === 0) curves.draw(sampled); // the samples came first
     const by = paused ? plain(c.paused_by) + " since " + clock(c.paused_at) + ": " + plain(c.paused_reason) : "";
     const pause = paused ? "Paused by " + by + ". " : "";
     const table = ["Its table is ", name(c.queue), ". Its partitions are those of the lease ",
@@ -50,6 +57,10 @@ export function consumer({ names: [of] }) {
     blocked.update(c.blocked || [], c.blocked_keys);
     letters.update(c.letters || [], c.dead_letters);
     changes.update(c.changes || []);
+  });
+  reading("curves", () => ({ of: "consumer", name: of, since: "24h" }), 30_000, answer => {
+    sampled = answer;
+    curves.draw(sampled);
   });
   return { element: make("div", "", failure, rest), parts: [], end: read.end, draw() {} };
 }

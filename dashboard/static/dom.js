@@ -10,6 +10,13 @@ export function make(tag, className, ...children) {
   return element;
 }
 
+// svg creates an element of a picture.
+export function svg(tag, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
+}
+
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

@@ -9,6 +9,7 @@ import { isBehind } from "./consumers.js";
 import { factsOf, isMissed } from "./leases.js";
 import { newOverrides } from "./overrides.js";
 import { drawStrip } from "./strip.js";
+import { newCurves } from "./curve.js";
 
 const rank = { fault: 0, warning: 1, note: 2, ok: 3 };
 const levels = { fault: ["bad", "fault"], warning: ["warn", "warning"], note: ["", "note"], ok: ["good", "ok"] };
@@ -26,22 +27,29 @@ export function overview() {
   fine.id = "fine-list";
   const well = make("details", "", make("summary", ""), fine);
   const overrides = newOverrides(() => true);
-  const element = make("div", "", verdict, tiles,
+  const curves = newCurves(tiles, curvesOfAll);
+  const element = make("div", "", verdict, tiles, curves.element,
     card("What happened", picker("1h", ["1h", "24h", "7d"]), strips),
     overrides.element,
     card("Findings of doctor", null, findings, well));
-  let consumers = null;
+  let consumers = null, sampled = null;
   reading("past", () => periodOf(here().query), 10_000, answer => drawPast(strips, answer));
   reading("consumers", () => ({}), 10_000, answer => {
     consumers = answer;
     drawNumbers(tiles, consumers);
+  });
+  reading("curves", () => ({ of: "all", since: "24h" }), 30_000, answer => {
+    sampled = answer;
+    curves.draw(sampled);
   });
   return {
     element,
     parts: ["clients", "leases", "ages", "locks", "schedules", "overrides", "health", "state"],
     draw() {
       drawVerdict(verdict);
+      const had = tiles.children.length;
       drawNumbers(tiles, consumers);
+      if (sampled && had === 0) curves.draw(sampled); // the samples came first
       drawFindings(findings, fine, well);
       overrides.draw();
     },
@@ -66,6 +74,12 @@ function drawVerdict(element) {
 }
 
 // ---- The tiles.
+
+const curvesOfAll = [
+  ["Clients", ["clients"]], ["Leases", ["leases"]], ["Without owner", ["unowned"]],
+  ["Consumers", ["waiting"], "rows waiting"], ["Schedules", ["failing", "late"], "failing or late"],
+  ["Locks held", ["locks"]],
+];
 
 function drawNumbers(element, consumers) {
   if (!state.status?.seen) return;

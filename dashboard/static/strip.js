@@ -1,15 +1,9 @@
 // The strip of time: rows of bars over one axis. With the keyboard it is a slider over the steps. The same
 // numbers are in a table.
 
-import { make, row, scroll, setText, table } from "./dom.js";
+import { make, row, scroll, setText, svg, table } from "./dom.js";
 import { axis } from "./time.js";
 import { clock, count, outageText } from "./words.js";
-
-const svg = (tag, attributes) => {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  return element;
-};
 
 const height = 44; // of a row, in CSS pixels
 

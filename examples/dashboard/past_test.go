@@ -24,11 +24,40 @@ func TestOutageOfAllClientsIsSeenAndHeard(t *testing.T) {
 	x.until(said + ` === "1 Mar, 03:00:00. Nothing."`)
 	x.press(kb.End)
 	x.until(said + ` === "1 Mar, 03:59:00. Clients: no client lived."`)
-	eval[bool](x, `(document.querySelector(".numbers").open = true)`)
-	x.until(`document.querySelectorAll(".numbers tbody tr").length === 30`)
+	eval[bool](x, `(document.querySelector(".strip .numbers").open = true)`)
+	x.until(`document.querySelectorAll(".strip .numbers tbody tr").length === 30`)
 	x.press(kb.Enter)
 	x.until(`location.pathname.endsWith("/events") && ` + rows("#event-list li") + `.length === 1`)
 	x.until(rows("#event-list li") + `.every(text => /no live client from 1 Mar, 03:30:00 to 1 Mar, 05:00:00, for 90 min$/.test(text))`)
 	x.isNamed()
 	readable(x)
+}
+
+// The tiles of the overview and of a consumer show their last 24 hours, with gaps, and as a table.
+func TestCurvesShowTheLastDay(t *testing.T) {
+	t.Parallel()
+	pool := startFleet(t)
+	testkit.Must(pool.Exec(t.Context(), `INSERT INTO pgleases.samples (at, kind, name, value)
+		SELECT date_trunc('minute', now()) - n * interval '1 minute', k.kind, k.name, CASE k.kind WHEN 'oldest' THEN 60 ELSE 1 END * (n % 200)
+		FROM generate_series(1, 1200) AS n, (VALUES ('clients', ''), ('leases', ''), ('unowned', ''), ('waiting', ''), ('failing', ''), ('late', ''), ('locks', ''),
+			('waiting', 'outbox'), ('oldest', 'outbox'), ('blocked', 'outbox')) AS k (kind, name)
+		WHERE n NOT BETWEEN 400 AND 500 ON CONFLICT DO NOTHING`))(t)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "")
+	x.until(`document.querySelectorAll("#summary .curve path").length === 6`)
+	x.until(`[...document.querySelectorAll("#summary .curve path")].every(e => e.getAttribute("d").split("M").length === 3)`) // one gap
+	x.until(rows("#summary .curve") + `.join() === "24 h: up to 199,24 h: up to 199,24 h: up to 199,24 h: up to 199,24 h: up to 398,24 h: up to 199"`)
+	x.isNamed()
+	eval[bool](x, `(document.querySelector(".curves .numbers").open = true)`)
+	x.until(rows(".curves tbody tr") + `.length > 78 && ` + rows(".curves tbody tr") + `.some(text => text.includes("no sample"))`)
+	x.isNamed()
+	readable(x)
+
+	x.show("consumers/outbox")
+	x.until(`document.querySelectorAll(".summary .curve path").length === 3`)
+	x.until(rows(".summary .curve") + `.join() === "24 h: up to 199,24 h: up to 3 h,24 h: up to 199"`)
+	x.isNamed()
+	readable(x)
+	x.show("consumers/none")
+	x.until(`document.querySelector("main").textContent.includes('There is no consumer "none".')`)
 }
