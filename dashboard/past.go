@@ -145,7 +145,7 @@ func (h *handler) curves(r *http.Request, _ string) (any, error) {
 	case kinds == nil:
 		return nil, bad("There are no curves of %q: ask for those of all, or of consumer.", of)
 	case (of == "all") != (name == ""):
-		return nil, bad("Curves of a consumer need its name, and those of all have none.")
+		return nil, bad("Curves of a consumer need its name, and those of all take no name.")
 	}
 	return h.shared(r, keptSamples, func(ctx context.Context) (any, error) {
 		return h.hub.admin.Curves(ctx, period, name, kinds...)

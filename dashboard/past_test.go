@@ -60,7 +60,7 @@ func TestPastRefusesWhatItCannotAnswer(t *testing.T) {
 		{"curves", "of=all&since=x", 400, "is invalid"},
 		{"curves", "of=none", 400, `There are no curves of \"none\"`},
 		{"curves", "of=consumer", 400, "need its name"},
-		{"curves", "of=all&name=x", 400, "those of all have none"},
+		{"curves", "of=all&name=x", 400, "those of all take no name"},
 		{"curves", "of=consumer&name=none", 200, `{"kind":"waiting","points":[]}`},
 		{"explain", "lease=none&partition=1", 404, "there is no such partition"},
 		{"explain", "lease=none&partition=", 400, "is not a number from 0"},

@@ -2,6 +2,7 @@ package dashboard
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"iter"
@@ -53,6 +54,8 @@ func rest(took time.Duration) time.Duration { return max(counted, 20*took) }
 type list[T any] struct {
 	Rows []T  `json:"rows"`
 	More bool `json:"more"`
+	// Next is where the next page begins; 0: after the last row.
+	Next int64 `json:"next,omitzero"`
 }
 
 // manage returns the scheduler of a group.
@@ -104,6 +107,8 @@ func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	switch {
 	case err != nil:
 		return nil, err
+	case q.Get("kind") != "" || q.Get("key") != "":
+		return h.filtered(r, after)
 	case q.Get("which") == "failed":
 		return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.HistoryEntry, error] {
 			return s.FailedJobs(ctx, after)
@@ -112,6 +117,51 @@ func (h *handler) jobs(r *http.Request, _ string) (any, error) {
 	return listed(h, r, func(ctx context.Context, s *schedule.Scheduler) iter.Seq2[schedule.Job, error] {
 		return s.Jobs(ctx, schedule.JobFilter{State: schedule.State(q.Get("which")), After: after})
 	})
+}
+
+// states are what a page may ask for with a kind or a key.
+var states = []string{"", "planned", "due", "running", "retrying", "blocked", "failed"}
+
+// filtered returns the jobs of a kind, or with a key.
+func (h *handler) filtered(r *http.Request, after int64) (any, error) {
+	q := r.URL.Query()
+	f := admin.JobFilter{
+		Group: q.Get("group"), State: q.Get("which"), Kind: q.Get("kind"), Key: q.Get("key"), After: after,
+	}
+	if !slices.Contains(states, f.State) {
+		return nil, bad("%q is not a state of jobs, which are %s.", f.State, strings.Join(states[1:], ", "))
+	}
+	return h.shared(r, kept, func(ctx context.Context) (any, error) {
+		if f.State == "failed" {
+			found, err := h.hub.admin.FailedJobs(ctx, f, perPage+1)
+			if err != nil {
+				return nil, err
+			}
+			return pageOf(found, 0, func(e schedule.HistoryEntry) int64 { return e.ID })
+		}
+		found, end, err := h.hub.admin.Jobs(ctx, f, perPage+1)
+		if err != nil {
+			return nil, err
+		}
+		return pageOf(found, end, func(j schedule.Job) int64 { return j.ID })
+	})
+}
+
+// pageOf returns a page of rows. If the search ended before the last row, the next page begins at
+// end, so a page may be short, or even empty, and not be the last.
+func pageOf[T any](found []json.RawMessage, end int64, idOf func(T) int64) (list[T], error) {
+	page := list[T]{Rows: []T{}, More: end != 0 || len(found) > perPage, Next: end}
+	for _, text := range found[:min(len(found), perPage)] {
+		var row T
+		if err := json.Unmarshal(text, &row); err != nil {
+			return page, err
+		}
+		page.Rows = append(page.Rows, row)
+		if len(found) > perPage {
+			page.Next = idOf(row)
+		}
+	}
+	return page, nil
 }
 
 func (h *handler) history(r *http.Request, _ string) (any, error) {

@@ -204,3 +204,90 @@ func TestScheduleShowsItsPastAndFuture(t *testing.T) {
 		t.Errorf("of no schedule: %d %s", status, body)
 	}
 }
+
+// Jobs are found by kind and by key, page by page, also if few of many match.
+func TestJobsAreFoundByKindAndKey(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	owner := pgtest.OwnerURL(url)
+	pool := newPool(t, owner)
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	exec(t, owner, `INSERT INTO pgleases.schedule_groups VALUES ('mail', 4)`,
+		`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+			SELECT 'mail', 'k' || n % 7, pgleases.partition_for('k' || n % 7, 4), CASE WHEN n % 450 = 0 THEN 'rare' ELSE 'welcome' END, '', 'api', '{}', 1, now(), now() + '1 hour'
+			FROM generate_series(1, 45000) AS n`,
+		`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due, blocked_reason, blocked_since)
+			VALUES ('mail', 'k1', pgleases.partition_for('k1', 4), 'welcome', '', 'api', '{}', 1, now(), now() - interval '1 hour', 'why', now())`,
+		`INSERT INTO pgleases.history (source, job, group_name, name, kind, key, since, until, ticks, outcome, ended_at)
+			SELECT 'job', n, 'mail', '', CASE WHEN n % 2 = 0 THEN 'rare' ELSE 'welcome' END, 'k' || n % 3, now(), now(), 1, 'failed', now() FROM generate_series(1, 120) AS n`,
+		`ANALYZE`)
+	h := newHandler(t, pool, dashboard.Options{})
+	type answer struct {
+		Rows []struct {
+			ID, Job        int64
+			Kind, Key      string
+			State, Outcome string
+		}
+		More bool
+		Next int64
+		Text string
+	}
+	pages := func(query string) (sizes []int, found answer) {
+		t.Helper()
+		after := int64(0)
+		for {
+			var a answer
+			w := do(t, h, "GET", fmt.Sprintf("/data/jobs?group=mail&%s&after=%d", query, after))
+			testkit.OK(t, json.Unmarshal(w.Body.Bytes(), &a))
+			if w.Code != http.StatusOK {
+				t.Fatalf("%s: %d %s", query, w.Code, a.Text)
+			}
+			sizes = append(sizes, len(a.Rows))
+			found.Rows = append(found.Rows, a.Rows...)
+			if !a.More {
+				return sizes, found
+			}
+			after = a.Next
+			if after == 0 {
+				after = a.Rows[len(a.Rows)-1].ID
+			}
+		}
+	}
+	for query, want := range map[string]string{
+		"kind=rare":                      "[44 44 12]", // of 20,000 that are searched at a time
+		"kind=rare&key=k0":               "[14]",
+		"key=none":                       "[0]",
+		"kind=none":                      "[0 0 0]",
+		"key=k1&which=blocked":           "[1]",
+		"kind=rare&which=blocked":        "[0 0 0]",
+		"kind=rare&which=failed":         "[50 10]",
+		"kind=rare&which=failed&key=k0":  "[20]",
+		"kind=welcome&which=due&key=k1":  "[0]",
+		"kind=rare&which=planned&key=k3": "[14]",
+	} {
+		sizes, found := pages(query)
+		if got := fmt.Sprint(sizes); got != want {
+			t.Errorf("%s: pages of %s rows, want %s", query, got, want)
+		}
+		seen := make(map[int64]bool)
+		for _, row := range found.Rows {
+			if seen[row.ID] {
+				t.Errorf("%s: job %d is listed twice", query, row.ID)
+			}
+			seen[row.ID] = true
+			failed := strings.Contains(query, "failed")
+			if strings.Contains(query, "kind=rare") && row.Kind != "rare" || !failed && strings.Contains(query, "key=") && !strings.Contains(query, "key="+row.Key) {
+				t.Errorf("%s: %+v", query, row)
+			}
+		}
+	}
+	if w := do(t, h, "GET", "/data/jobs?group=mail&kind=x&which=asleep"); w.Code != http.StatusBadRequest {
+		t.Errorf("of an unknown state: %d", w.Code)
+	}
+	if sizes, _ := pages("key=k1&which="); len(sizes) < 100 {
+		t.Errorf("%d pages of all jobs with a key", len(sizes))
+	}
+	if w := do(t, h, "GET", "/data/jobs?group=none&key=x"); w.Code != http.StatusOK {
+		t.Errorf("of a group that has never run: %d %s", w.Code, w.Body)
+	}
+}

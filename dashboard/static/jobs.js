@@ -33,7 +33,10 @@ export function jobs({ names: [group] }) {
 
 function newJobs(group, groups) {
   const all = table("Jobs", ["Job", "State", "For", "Of", ["n", "Late"], unseen("Operate")]);
-  const query = () => ({ group, which: here().query.state || "" });
+  const query = () => {
+    const { state: which = "", kind, key } = here().query;
+    return { group, which, ...(kind && { kind }), ...(key && { key }) };
+  };
   const list = newList({
     path: "jobs", table: all, query, keyOf: j => j.id, next: j => j.id, empty: "There is no such job.",
     update: (element, j) => updateJob(element, j, group),
@@ -44,7 +47,20 @@ function newJobs(group, groups) {
   });
   const names = [...new Set([group, ...groups])].map(g => [g, g]);
   const of = choice("of", names, group, () => go(addressOf("jobs", [of.value], here().query)));
-  const filters = make("div", "filters", make("label", "", "Group ", of), make("label", "", "Show ", which));
+  let typing = 0;
+  const field = (name, label) => {
+    const input = make("input", "");
+    Object.assign(input, { id: "job-" + name, type: "search", autocomplete: "off", spellcheck: false });
+    input.value = here().query[name] || "";
+    input.addEventListener("input", () => {
+      alter({ [name]: input.value });
+      clearTimeout(typing);
+      typing = setTimeout(list.first, 300);
+    });
+    return make("label", "", label + " ", input);
+  };
+  const labels = [make("label", "", "Group ", of), make("label", "", "Show ", which)];
+  const filters = make("div", "filters", ...labels, field("kind", "Kind"), field("key", "Key"));
   filters.setAttribute("role", "group");
   filters.setAttribute("aria-label", "Show only some jobs");
   const element = make("div", "", filters, list.element);

@@ -17,19 +17,20 @@ export function newList({ path, table, query, keyOf, next, update, empty = "The 
     const rows = told.rows || [];
     const asked = JSON.stringify(query());
     if (told.rows) keyed(table.tBodies[0], rows, r => asked + keyOf(r), () => make("tr"), update);
-    const end = rows.length === 0 ? empty : endOf(list, told);
+    const end = rows.length > 0 ? endOf(list, told) : told.more ? "No match up to here, and there are more." : empty;
     setText(note, told.text ? "This cannot be read: " + plain(told.text) : end);
     const choices = [];
     if (list.pages.length > 1) choices.push(["First page", () => list.first()]);
+    const after = told.more && (told.next || next(rows.at(-1))); // a page without rows says where the next begins
     if (told.more) {
       choices.push(["Next page", () => {
-        list.pages.push(next(rows.at(-1)));
+        list.pages.push(after);
         read.now();
       }]);
     }
     const buttons = choices.flatMap(([text, press]) => [button(text, press), " "]);
     // With where the next page begins, because the rows of this page may change.
-    fill(turns, JSON.stringify([list.pages, told.more && next(rows.at(-1))]), ...buttons);
+    fill(turns, JSON.stringify([list.pages, after]), ...buttons);
   });
   list.first = () => {
     list.pages = [""];

@@ -132,6 +132,29 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	x.until(`document.querySelector("#schedule-list .note").textContent !== ""`)
 }
 
+// Jobs are shown by kind and key, and the address holds both.
+func TestJobsAreFilteredByKindAndKey(t *testing.T) {
+	t.Parallel()
+	pool := startFleet(t)
+	testkit.Must(pool.Exec(t.Context(), `INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+		SELECT 'mail', 'customer ' || n % 2, 0, 'goodbye', '', 'api', '{}', 1, now(), now() + '1 hour' FROM generate_series(1, 60) AS n`))(t)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "jobs/mail?kind=goodbye")
+	x.until(`document.querySelectorAll("#job-list tbody tr").length === 50 && document.querySelector("#job-kind").value === "goodbye"`)
+	eval[bool](x, `[...document.querySelectorAll("#job-list .pages button")].find(e => e.textContent === "Next page").click() || true`)
+	x.until(`document.querySelectorAll("#job-list tbody tr").length === 10 && document.querySelector("#job-list .note").textContent === "Page 2."`)
+	x.run(chromedp.SendKeys("#job-key", "customer 1", chromedp.ByQuery))
+	x.until(`location.search === "?kind=goodbye&key=customer+1" && document.querySelectorAll("#job-list tbody tr").length === 30`)
+	x.isNamed()
+	readable(x)
+	x.show("jobs/mail?kind=goodbye&key=none")
+	x.until(`document.querySelector("#job-list .note").textContent === "There is no such job." && document.querySelector("#job-key").value === "none"`)
+	x.show("jobs/mail?kind=goodbye&state=failed")
+	x.until(`document.querySelector("#job-list .note").textContent === "There is no such job."`)
+	x.run(chromedp.EmulateViewport(390, 800))
+	readable(x)
+}
+
 // What is cut is told.
 func TestListsSayWhereTheyEnd(t *testing.T) {
 	t.Parallel()

@@ -62,11 +62,11 @@ type Strip struct {
 	// From is the start of what is counted. It is later than Since if more happened than is read.
 	From time.Time `json:"from"`
 	Bars []Bar     `json:"bars"` // by time
-	// Outages are the times of the period in which no client lived. Only Moves returns them.
+	// Outages are the times without a live client. Only Moves returns them.
 	Outages []Outage `json:"outages,omitempty"`
 }
 
-// An Outage is a time in which no client lived, in whole seconds.
+// An Outage is a time without a live client, in whole seconds.
 type Outage struct {
 	From time.Time `json:"from"` // the last heartbeat before it
 	To   time.Time `json:"to"`   // when the next session was registered
@@ -178,8 +178,8 @@ func (a *Admin) past(
 		return read(tx, since, until)
 	})
 	if store.Code(err) == "57014" {
-		const late = "pgleases: %s: the server took longer than %v: choose a shorter period, or ask again when the " +
-			"server is less busy: %w"
+		const late = "pgleases: %s: the server took longer than %v: choose a shorter period or another filter, " +
+			"or ask again when the server is less busy: %w"
 		return wrap.Errorf(late, doing, pastLimit, err)
 	}
 	return a.failure(doing, err)

@@ -231,7 +231,7 @@ func TestOutageOfAllClientsIsShownInItsHours(t *testing.T) {
 			}
 		}
 	}
-	// Nobody owned the partition from the last heartbeat on, although its owner was evicted later.
+	// The partition had no owner from the last heartbeat on, although its owner was evicted later.
 	life := testkit.Must(a.Life(t.Context(), admin.Period{From: clock(2, 0), To: clock(6, 0)}, "l", 0))(t)
 	var got []string
 	for _, s := range life.Spells {

@@ -21,7 +21,7 @@ type Curves struct {
 // A Curve has the samples of one kind.
 type Curve struct {
 	Kind   string  `json:"kind"`
-	Points []Point `json:"points"` // by time; a step without a sample has none
+	Points []Point `json:"points"` // by time; a step without a sample is left out
 }
 
 // A Point is the highest of the samples of one step.

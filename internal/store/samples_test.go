@@ -16,7 +16,7 @@ func (f *fixture) samples(kind string) string {
 	return f.text("SELECT name, value FROM samples WHERE kind = $1 ORDER BY at, name", kind)
 }
 
-// sampleAll calls Sample until nothing of this minute is left.
+// sampleAll calls Sample until all of this minute is written.
 func (c *client) sampleAll() (calls int) {
 	c.f.Helper()
 	for remains := true; remains && calls < 1000; calls++ {
@@ -56,7 +56,7 @@ func TestSamplesCountOnceAMinute(t *testing.T) {
 	expect(t, f.text("SELECT count(DISTINCT at), bool_and(at = date_trunc('minute', at)) FROM samples"), "3|true", "minutes")
 }
 
-// Of clients that write samples at once, one does it, and none waits for it.
+// Of clients that write samples at once, one does it, and the others do not wait for it.
 func TestSamplesOfOneMinuteAreWrittenByOneClient(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
