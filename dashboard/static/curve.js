@@ -1,7 +1,7 @@
 // Curves: the samples of the last 24 hours, as a small line in each tile, and as a table. A gap in a line is a time
 // without samples, for example because no client lived.
 
-import { make, plain, row, scroll, setText, svg, table } from "./dom.js";
+import { fill, make, plain, row, scroll, svg, table } from "./dom.js";
 import { clock, count } from "./words.js";
 
 const height = 26; // in the units of the picture
@@ -10,18 +10,18 @@ const height = 26; // in the units of the picture
 // columns has the label of a tile, the kinds of samples that are added up, what they count, and how they are said.
 export function newCurves(tiles, columns) {
   const details = make("details", "numbers", make("summary", "", "The last 24 hours as a table"));
-  const note = make("p", "note");
-  details.hidden = note.hidden = true;
+  details.hidden = true;
+  const element = make("div", "curves", details);
   let shown = null;
   const fillTable = () => {
     if (details.open && shown) details.replaceChildren(details.firstChild, scroll(tableOf(shown, columns)));
   };
   details.addEventListener("toggle", fillTable);
   return {
-    element: make("div", "curves", details, note),
+    element,
     draw(told) {
-      note.hidden = !told.text;
-      setText(note, told.text ? "The curves cannot be read: " + plain(told.text) : "");
+      const failure = told.text ? [make("p", "failure", "The curves cannot be read: " + plain(told.text))] : [];
+      fill(element, told.text || "", details, ...failure);
       if (told.text) return;
       shown = { ...stepsOf(told), lines: columns.map(([, kinds]) => valuesOf(told, kinds)) };
       details.hidden = shown.lines.every(line => line.every(v => v === null));
