@@ -40,6 +40,7 @@ var (
 		"consumers": (*handler).consumers,
 		"consumer":  (*handler).consumer,
 		"curves":    (*handler).curves,
+		"calendar":  (*handler).calendar,
 	}
 	changes = map[string]question{
 		"preview":  (*handler).preview,

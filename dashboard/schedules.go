@@ -222,6 +222,15 @@ func (h *handler) schedule(r *http.Request, _ string) (any, error) {
 	})
 }
 
+// calendar counts the ticks of a schedule in its last 30 days, and those of today.
+func (h *handler) calendar(r *http.Request, _ string) (any, error) {
+	q := r.URL.Query()
+	period := admin.Period{Last: mostPeriod}
+	return h.shared(r, keptSamples, func(ctx context.Context) (any, error) {
+		return h.hub.admin.Ticks(ctx, period, q.Get("group"), q.Get("name"))
+	})
+}
+
 // readTicks reads the latest ticks, and as many more as it takes to know since when it fails.
 func (told *shownSchedule) readTicks(ctx context.Context, s *schedule.Scheduler) error {
 	failing := told.Schedule.Failures > 0

@@ -8,6 +8,7 @@ import { who } from "./owners.js";
 import { operateButtons } from "./verbs.js";
 import { newList } from "./list.js";
 import { kindOf, noted } from "./schedules.js";
+import { drawCalendar } from "./calendar.js";
 
 export function schedule({ names: [group, of] }) {
   const failure = make("p", "failure");
@@ -19,7 +20,9 @@ export function schedule({ names: [group, of] }) {
   const next = make("ol", "next");
   const past = make("div", "");
   const pair = make("div", "pair", card("Last ticks", null, bars), card("Next ticks", null, next));
-  const element = make("div", "", now, pair, past);
+  const days = make("div", "");
+  const element = make("div", "", now, pair, card("Last 30 days", null, days), past);
+  reading("calendar", () => ({ group, name: of }), 30_000, told => drawCalendar(days, told));
   reading("schedule", () => ({ group, name: of }), 5000, told => {
     setText(failure, told.text ? plain(told.text) : "");
     if (told.text) return;

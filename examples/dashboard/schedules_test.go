@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -130,6 +131,37 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	x.until(`document.querySelector("main .failure").textContent.includes('schedule "none"')`)
 	x.show("schedules/none")
 	x.until(`document.querySelector("#schedule-list .note").textContent !== ""`)
+}
+
+// The calendar of a schedule has a cell for each of 30 days, which is read by the keyboard and as a table.
+func TestCalendarShowsTheWorstOfEachDay(t *testing.T) {
+	t.Parallel()
+	pool := startFleet(t)
+	testkit.Must(pool.Exec(t.Context(), `INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)
+		SELECT 'tick', s.id, 'billing', s.name, s.kind, at, at, n, outcome, at FROM pgleases.schedules AS s, (VALUES (10, 3, 'succeeded'), (10, 2, 'skipped'), (11, 4, 'succeeded'),
+			(12, 1, 'succeeded'), (12, 1, 'unknown'), (40, 1, 'failed')) AS v (days, n, outcome), LATERAL (SELECT date_trunc('day', now()) + interval '12 hours' - v.days * interval '1 day' AS at) AS a
+		WHERE s.name = 'invoices'`))(t)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "schedules/billing/invoices")
+	x.until(`document.querySelectorAll(".calendar .day").length === 30`)
+	const kinds = `[...document.querySelectorAll(".calendar .swatch")].map(e => e.className.replace("swatch ", ""))`
+	x.until(kinds + `.at(-11) === "warn" && ` + kinds + `.at(-12) === "good" && ` + kinds + `.at(-13) === "bad" && ` + kinds + `.at(-14) === "" && ` + kinds + `[0] === ""`)
+	x.run(chromedp.Focus(".calendar", chromedp.ByQuery))
+	const said = `document.querySelector(".calendar").getAttribute("aria-valuetext")`
+	x.press(kb.End, kb.ArrowUp, kb.ArrowLeft, kb.ArrowLeft, kb.ArrowLeft)
+	x.until(`/^\w+,? \d+ \w+: 2 skipped, 3 succeeded$/.test(` + said + `)`)
+	x.press(kb.ArrowLeft, kb.ArrowLeft)
+	x.until(said + `.endsWith(": 1 unknown, 1 succeeded")`)
+	x.press(kb.Home)
+	x.until(said + `.endsWith(": no tick")`)
+	eval[bool](x, `(document.querySelector(".calendar ~ .numbers").open = true)`)
+	x.until(rows(".calendar ~ .numbers tbody tr") + `.length === 30`)
+	x.isNamed()
+	readable(x)
+	x.run(chromedp.EmulateViewport(390, 800))
+	readable(x)
+	x.show("schedules/billing/none")
+	x.until(`document.querySelector("main .failure").textContent.includes('schedule "none"')`)
 }
 
 // Jobs are shown by kind and key, and the address holds both.

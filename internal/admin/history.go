@@ -143,6 +143,31 @@ func (a *Admin) Runs(ctx context.Context, p Period) (*Strip, error) {
 	return s, err
 }
 
+const (
+	// ticksMost is the maximum number of entries that Ticks reads: a tick each minute, for 31 days.
+	ticksMost = 31 * 24 * 60
+	// ticksStep is in seconds. Midnight is the start of a step in nearly all zones.
+	ticksStep = 1800
+)
+
+// Ticks counts the ticks of a schedule by outcome, in steps of half an hour. It returns
+// ErrNoSchedules if the database has no tables of package schedule.
+func (a *Admin) Ticks(ctx context.Context, p Period, group, name string) (strip *Strip, err error) {
+	doing := fmt.Sprintf("count the ticks of schedule %q of group %q", name, group)
+	err = a.past(ctx, p, doing, func(tx pgx.Tx, since, until time.Time) error {
+		err := tx.QueryRow(ctx, a.statement("ticks"), group, name, since, ticksStep, ticksMost).Scan(&strip)
+		if err == nil {
+			strip.Since, strip.Until = since, until
+			strip.Step = ticksStep
+		}
+		return err
+	})
+	if store.Undefined(err) {
+		return nil, a.noSchedules(err)
+	}
+	return strip, err
+}
+
 func (a *Admin) strip(
 	ctx context.Context, p Period, name, doing string, complete func(pgx.Tx, *Strip) error,
 ) (strip *Strip, err error) {

@@ -278,3 +278,38 @@ func TestStripsCountInSteps(t *testing.T) {
 		}
 	}
 }
+
+func TestTicksCountTheOutcomesOfASchedule(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	owner := newPool(t, pgtest.OwnerURL(url)) // who may read the schedules
+	a := newAdmin(t, owner)
+	day := time.Date(2031, 5, 1, 0, 0, 0, 0, time.UTC)
+	p := admin.Period{From: day, To: day.Add(31 * 24 * hour)}
+	if _, err := a.Ticks(t.Context(), p, "g", "n"); !errors.Is(err, admin.ErrNoSchedules) {
+		t.Errorf("without the tables of package schedule: %v", err)
+	}
+	testkit.OK(t, schedule.Migrate(t.Context(), owner))
+	exec(t, url, `INSERT INTO pgleases.history (source, schedule, job, group_name, name, since, until, ticks, outcome, ended_at)
+		SELECT v.source, 1, v.job, v.g, v.n, v.at::timestamptz, v.at::timestamptz, v.ticks, v.outcome, now() FROM (VALUES
+			('tick', NULL, 'g', 'n', '2031-04-30 23:59:59Z', 1, 'failed'), ('tick', NULL, 'g', 'n', '2031-05-01 00:00:00Z', 3, 'skipped'), ('tick', NULL, 'g', 'n', '2031-05-01 00:29:59Z', 2, 'skipped'),
+			('tick', NULL, 'g', 'n', '2031-05-01 00:30:00Z', 1, 'succeeded'), ('extra', 7, 'g', 'n', '2031-05-01 00:30:00Z', 1, 'failed'), ('tick', NULL, 'g', 'other', '2031-05-01 00:30:00Z', 1, 'failed'),
+			('tick', NULL, 'other', 'n', '2031-05-01 00:30:00Z', 1, 'failed')) AS v (source, job, g, n, at, ticks, outcome)`)
+	s := testkit.Must(a.Ticks(t.Context(), p, "g", "n"))(t)
+	if want := []admin.Bar{{day.Unix(), "skipped", 5}, {day.Unix() + 1800, "succeeded", 1}}; !slices.Equal(s.Bars, want) || !s.From.Equal(day) {
+		t.Errorf("%+v, want %+v", s, want)
+	}
+	// A tick each 30 s has twice as many entries as are read.
+	exec(t, url, `INSERT INTO pgleases.history (source, schedule, group_name, name, since, until, ticks, outcome, started_at, ended_at)
+		SELECT 'tick', 1, 'g', 'often', at, at, 1, 'succeeded', at, at FROM generate_series(1, 89280) AS n, LATERAL (SELECT '2031-05-01'::timestamptz + n * interval '30 seconds' AS at) AS a`, "ANALYZE pgleases.history")
+	began := time.Now()
+	often := testkit.Must(a.Ticks(t.Context(), p, "g", "often"))(t)
+	t.Logf("it took %v", time.Since(began))
+	sum := int64(0)
+	for _, bar := range often.Bars {
+		sum += bar.Count
+	}
+	if sum != 44640 || often.From.Before(day.Add(15*24*hour)) {
+		t.Errorf("%d ticks are counted, from %v", sum, often.From)
+	}
+}
