@@ -237,11 +237,15 @@ func TestJobsAreFoundByKindAndKey(t *testing.T) {
 		after := int64(0)
 		for {
 			var a answer
-			w := do(t, h, "GET", fmt.Sprintf("/data/jobs?group=mail&%s&after=%d", query, after))
-			testkit.OK(t, json.Unmarshal(w.Body.Bytes(), &a))
-			if w.Code != http.StatusOK {
-				t.Fatalf("%s: %d %s", query, w.Code, a.Text)
-			}
+			// A server that is busy with other tests may take longer, so the question is asked again.
+			testkit.Until(t, query+" is answered within the limit", func() bool {
+				w := do(t, h, "GET", fmt.Sprintf("/data/jobs?group=mail&%s&after=%d", query, after))
+				testkit.OK(t, json.Unmarshal(w.Body.Bytes(), &a))
+				if w.Code != http.StatusOK && !strings.Contains(a.Text, "took longer") {
+					t.Fatalf("%s: %d %s", query, w.Code, a.Text)
+				}
+				return w.Code == http.StatusOK
+			})
 			sizes = append(sizes, len(a.Rows))
 			found.Rows = append(found.Rows, a.Rows...)
 			if !a.More {

@@ -25,7 +25,7 @@ WITH read AS MATERIALIZED (
     SELECT r.id FROM read AS r
     WHERE $3::text IN ('', r.kind)
       AND CASE WHEN $2::text IN ('due', 'running') THEN r.due <= pgleases.schedule_clock() WHEN $2::text = 'blocked' THEN r.blocked_reason IS NOT NULL ELSE true END
-    ORDER BY r.id LIMIT $8::int
+    ORDER BY r.id LIMIT CASE WHEN $2::text = '' THEN $9::int ELSE $8::int END
 ), shown AS MATERIALIZED (
     SELECT m.id, pgleases.schedule_status_json(to_jsonb(v), v.lateness) AS job
     FROM matched AS m CROSS JOIN LATERAL (SELECT s.* FROM pgleases.jobs_status AS s WHERE s.id = m.id OFFSET 0) AS v
