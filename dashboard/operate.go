@@ -269,16 +269,22 @@ func refusalOf(err error) *refusal {
 func (h *handler) explain(r *http.Request, _ string) (any, error) {
 	q := r.URL.Query()
 	lease := q.Get("lease")
+	partition := 0
 	if !q.Has("key") {
-		partition, err := partitionOf(q)
+		var err error
+		partition, err = partitionOf(q)
 		if err != nil {
 			return nil, err
 		}
-		return h.hub.admin.Explain(r.Context(), lease, partition)
 	}
-	partitions, err := h.hub.admin.Partitions(r.Context(), lease)
-	if err != nil {
-		return nil, err
-	}
-	return h.hub.admin.Explain(r.Context(), lease, store.PartitionFor(q.Get("key"), partitions))
+	return h.shared(r, kept, func(ctx context.Context) (any, error) {
+		if q.Has("key") {
+			partitions, err := h.hub.admin.Partitions(ctx, lease)
+			if err != nil {
+				return nil, err
+			}
+			partition = store.PartitionFor(q.Get("key"), partitions)
+		}
+		return h.hub.admin.Explain(ctx, lease, partition)
+	})
 }

@@ -187,6 +187,37 @@ func TestViewersOfAnAddressShareItsPast(t *testing.T) {
 	}
 }
 
+// Viewers of one address also share why it has no answer, and why a partition has its owner.
+func TestViewersOfAnAddressShareItsFailure(t *testing.T) {
+	t.Parallel()
+	c := new(testkit.Wire)
+	pool := testkit.Pool(t, pgtest.MigratedDatabase(t), c.Carry)
+	h := newHandler(t, pool, dashboard.Options{})
+	lease := testkit.Must(newClient(t, pool, "one").Lease(t.Context(), "l", 2))(t)
+	testkit.Until(t, "it owns all", func() bool { return len(lease.Values()) == 2 })
+	for _, test := range []struct {
+		path  string
+		query map[string]string
+		want  int
+	}{
+		{"life", map[string]string{"lease": "none"}, http.StatusNotFound},
+		{"explain", map[string]string{"lease": "none", "partition": "1"}, http.StatusNotFound},
+		{"explain", map[string]string{"lease": "l", "partition": "1"}, http.StatusOK},
+	} {
+		before := c.Counted()
+		look(t, h, test.path, test.query)
+		one := c.Counted() - before
+		for range 200 {
+			if status, body := look(t, h, test.path, test.query); status != test.want {
+				t.Fatalf("%s %v: %d %s", test.path, test.query, status, body)
+			}
+		}
+		if all := c.Counted() - before; all > 20*one {
+			t.Errorf("%s %v: 201 looks are %d messages, and one is %d", test.path, test.query, all, one)
+		}
+	}
+}
+
 // newRole returns a pool whose role has only a right.
 func newRole(t *testing.T, url, right string) *pgxpool.Pool {
 	t.Helper()

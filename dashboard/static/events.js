@@ -43,7 +43,7 @@ export function events() {
     draw() { // the polls bring the latest events, so a new one is shown at once
       if (seen === state.events) return;
       seen = state.events;
-      read.now();
+      read.soon();
     },
   };
 }

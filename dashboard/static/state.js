@@ -152,18 +152,27 @@ export async function post(path, content, signal) {
 const readings = new Set();
 
 // reading asks a question now, and each time after a pause in ms. show gets the content, or an object whose
-// text is the reason why there is none. now() asks at once, for example after a change of its query.
+// text is the reason why there is none. now() asks at once, for example after a change of its query. soon() asks
+// when the question under way is answered, so answers are shown also if it is called more often than they come.
 export function reading(path, query, every, show) {
-  let turn = 0, again = 0;
+  let turn = 0, again = 0, asking = false, wanted = false;
   const self = {
     async now() {
       clearTimeout(again);
       if (document.hidden) return;
       const mine = ++turn;
+      asking = true;
+      wanted = false;
       const answer = await get(path, query());
       if (mine !== turn) return; // another one has started, or the screen has ended
+      asking = false;
       again = setTimeout(self.now, answer.text ? Math.min(every, 5000) : every); // sooner if it failed
       show(answer);
+      if (wanted) self.now();
+    },
+    soon() {
+      if (asking) wanted = true;
+      else self.now();
     },
     end() {
       turn++;

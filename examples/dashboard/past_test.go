@@ -1,7 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
@@ -60,4 +64,31 @@ func TestCurvesShowTheLastDay(t *testing.T) {
 	readable(x)
 	x.show("consumers/none")
 	x.until(`document.querySelector("main").textContent.includes('There is no consumer "none".')`)
+}
+
+// Events are shown also if they come more often than answers do.
+func TestEventsAreShownBetweenOthers(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	handler := must(pages(pool, newLogin("secret", "look")))
+	server, front := fronted(t, handler)
+	slow := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case strings.HasSuffix(r.URL.Path, "/data/happened"):
+			select {
+			case <-time.After(2500 * time.Millisecond): // the time that an answer takes
+			case <-r.Context().Done():
+				return
+			}
+		case strings.HasSuffix(r.URL.Path, "/data/poll"):
+			_, _ = pool.Exec(r.Context(), "INSERT INTO pgleases.events (lease, cause) VALUES ('l', 'joined')")
+		}
+		handler.ServeHTTP(w, r)
+	})
+	front.Store(&slow)
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL, "events")
+	x.until(rows("#event-list li") + `.length > 3`)
+	first := eval[int](x, rows("#event-list li")+`.length`)
+	x.until(fmt.Sprintf(rows("#event-list li")+`.length > %d`, first))
 }
