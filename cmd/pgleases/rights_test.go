@@ -90,7 +90,7 @@ func TestDoctorFindsRevokedRights(t *testing.T) {
 		{"SELECT ON q.outbox", "", "SELECT on q.outbox"},
 		{"UPDATE ON q.outbox", "", "UPDATE on q.outbox"},
 		{"DELETE ON q.outbox", "", "DELETE on q.outbox"},
-		{"ALL ON q.outbox", "", "DELETE, SELECT, UPDATE on q.outbox"},
+		{"ALL ON q.outbox", "", "SELECT, UPDATE, DELETE on q.outbox"},
 	} {
 		execute(t, database, "REVOKE "+test.revoked+" FROM "+role+test.from)
 		all := faults()

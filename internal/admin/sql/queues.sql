@@ -27,13 +27,13 @@ lacking AS MATERIALIZED ( -- columns that a queue table lacks, or has with a typ
     WHERE w.name IS NOT NULL AND (a.atttypid = ANY (w.types::oid[])) IS NOT TRUE
 ),
 rights AS MATERIALIZED ( -- on queue tables, of the roles that run the consumer or may do so
-    SELECT q.consumer, q.queue, r.rolname, o.runs, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ' ORDER BY k.kind) FILTER (WHERE NOT k.held) AS lacks,
+    SELECT q.consumer, q.queue, r.rolname, o.runs, bool_or(k.held AND k.kind IN ('UPDATE', 'DELETE')) AS handles, string_agg(k.kind, ', ' ORDER BY k.number) FILTER (WHERE NOT k.held) AS lacks,
            concat_ws('; ', min(format('GRANT USAGE ON SCHEMA %I TO %I', q.nspname, r.rolname)) FILTER (WHERE k.kind = 'USAGE' AND NOT k.held),
-               'GRANT ' || string_agg(k.kind, ', ' ORDER BY k.kind) FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
+               'GRANT ' || string_agg(k.kind, ', ' ORDER BY k.number) FILTER (WHERE k.kind <> 'USAGE' AND NOT k.held) || format(' ON %s TO %I', q.queue, min(r.rolname))) AS grants
     FROM queues AS q JOIN pg_roles AS r ON r.rolname = ANY ($2::text[])
     CROSS JOIN LATERAL (SELECT EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = 'consumer/' || q.consumer AND c.role = r.rolname AND c.expires_at > clock_timestamp())) AS o (runs)
-    CROSS JOIN LATERAL (VALUES ('USAGE', has_schema_privilege(r.oid, q.nspname, 'USAGE')), ('SELECT', has_table_privilege(r.oid, q.oid, 'SELECT')),
-        ('UPDATE', has_any_column_privilege(r.oid, q.oid, 'UPDATE')), ('DELETE', has_table_privilege(r.oid, q.oid, 'DELETE'))) AS k (kind, held)
+    CROSS JOIN LATERAL (VALUES (1, 'USAGE', has_schema_privilege(r.oid, q.nspname, 'USAGE')), (2, 'SELECT', has_table_privilege(r.oid, q.oid, 'SELECT')),
+        (3, 'UPDATE', has_any_column_privilege(r.oid, q.oid, 'UPDATE')), (4, 'DELETE', has_table_privilege(r.oid, q.oid, 'DELETE'))) AS k (number, kind, held)
     WHERE o.runs OR has_table_privilege(r.oid, 'pgleases.consumers'::regclass, 'UPDATE')
     GROUP BY q.consumer, q.queue, r.rolname, o.runs
 ),
