@@ -202,12 +202,20 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	case a.tx.Conn().PgConn().IsClosed():
 		return a.cutOff(o, err)
 	default:
-		o.verdict, o.at, o.err = verdictOfCommit(err), -1, hinted(err)
+		return o.ofBatch(verdictOfCommit(err), hinted(err))
 	}
 	return o
 }
 
-var errIgnored = errors.New("the handler returned nil after its connection was closed: it ignored the error of a statement")
+// ofBatch returns the outcome of a batch in which it is not known which row is at fault.
+func (o outcome) ofBatch(v verdict, err error) outcome {
+	o.verdict, o.at = v, -1
+	o.err = err
+	return o
+}
+
+var errIgnored = errors.New("the handler returned nil after its connection was closed: " +
+	"it ignored the error of a statement")
 
 // checked returns the outcome of the calls in a transaction. If its connection is lost, most of
 // what a handler returns is a consequence of that. gone is true if the server lacks the
@@ -236,16 +244,19 @@ func (a *attempt) checked(o outcome, gone bool) outcome {
 // because they were idle for too long, or took too long.
 var timeLimits = []string{"25P03", "25P04"}
 
+const idleTooLong = "%w; the transaction was idle for longer than %v, or open for too long: see WithIdleTimeout"
+
 // cutOff returns the outcome of an attempt that lost its connection. A row is at fault if the
 // server names a time limit, and its call took that long. Otherwise the length of a call says
 // nothing: it may have waited for a statement.
 func (a *attempt) cutOff(o outcome, err error) outcome {
-	o.verdict, o.at, o.err = broke, -1, err
 	if o.long && slices.Contains(timeLimits, store.Code(err)) {
-		o.verdict, o.slow, o.at = failed, true, o.longAt
-		o.err = fmt.Errorf("%w; the transaction was idle for longer than %v, or open for too long: see WithIdleTimeout", err, a.options.idle)
+		o.verdict, o.at = failed, o.longAt
+		o.err = fmt.Errorf(idleTooLong, err, a.options.idle)
+		o.slow = true
+		return o
 	}
-	return o
+	return o.ofBatch(broke, err)
 }
 
 // queueRemoval queues the removal of handled rows, or of a blocked row that is gone or handled.
@@ -292,12 +303,13 @@ func (a *attempt) removeSame(o outcome) outcome {
 // value, a constraint, or the code of a trigger.
 func verdictOfCommit(err error) verdict {
 	code := store.Code(err)
+	refusesRow := len(code) == 5 && slices.Contains([]string{"0A", "22", "23", "P0"}, code[:2])
 	switch {
 	case code == "PC002":
 		return ended
 	case slices.Contains([]string{"PC001", "25P02", "25006"}, code):
 		return failed
-	case len(code) == 5 && slices.Contains([]string{"0A", "22", "23", "P0"}, code[:2]) && worker.Whose(err) == worker.Refused:
+	case refusesRow && worker.Whose(err) == worker.Refused:
 		return failed
 	}
 	return broke
@@ -328,7 +340,8 @@ func (h *inHand) next(partition int, id int64) (ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !h.abandoned {
-		h.known, h.partition, h.id = true, partition, id
+		h.known = true
+		h.partition, h.id = partition, id
 	}
 	return !h.abandoned
 }
@@ -393,7 +406,8 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
 		}
 		if a.job.isRetry {
-			a.db.queueReadBlocked(batch, a.parts[0], a.job.retry.id, r.collect(&r.attempts, &r.crashes, &r.same, &r.behind))
+			read := r.collect(&r.attempts, &r.crashes, &r.same, &r.behind)
+			a.db.queueReadBlocked(batch, a.parts[0], a.job.retry.id, read)
 		} else {
 			a.db.queueRead(batch, a.parts, high, a.limit, r.collect())
 		}
@@ -437,7 +451,8 @@ func (r *reader) collect(further ...any) func(pgx.Rows) error {
 		return nil
 	}
 	how.add = func(value any, unreadable error) {
-		r.row.partition, r.row.value, r.row.err = r.at[r.number], value, unreadable
+		r.row.partition = r.at[r.number]
+		r.row.value, r.row.err = value, unreadable
 		r.out.rows = append(r.out.rows, r.row)
 	}
 	return func(rows pgx.Rows) error {

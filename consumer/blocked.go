@@ -33,7 +33,8 @@ func endingOf(r row, failure error, final bool, o *options) ending {
 	verdict, snooze := worker.Verdict(failure)
 	switch {
 	case verdict == worker.Snoozed:
-		e.attempts, e.again, e.wait, e.failed = r.attempts, true, snooze, false
+		e.attempts, e.failed = r.attempts, false // it does not count
+		e.again, e.wait = true, snooze
 	case final:
 	case verdict == worker.Discarded || e.attempts >= o.attempts:
 		e.dead = o.onFailure == OnFailureDeadLetter
@@ -119,7 +120,8 @@ func (e *execution) retry() {
 	} else {
 		settled = e.retryRow()
 	}
-	if p := e.parts[0]; !settled && !p.lost {
+	p := e.parts[0]
+	if !settled && !p.lost {
 		e.db.putOff(p, e.job.retry.id)
 	}
 }
@@ -157,7 +159,8 @@ func (e *execution) retryRow() (settled bool) {
 // skip moves the blocked row of the job, which an operator skips, to the dead letters, and reports
 // whether it is done. See consumer_skip.
 func (e *execution) skip() bool {
-	p, id, text := e.parts[0], e.job.retry.id, ""
+	p, id := e.parts[0], e.job.retry.id
+	var text string
 	err := e.db.guarded(e.parts, func(ctx context.Context, tx *handlers.Transaction, xact string) (err error) {
 		text, err = e.db.killSkipped(ctx, tx, p, id, xact)
 		return err

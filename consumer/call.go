@@ -171,15 +171,18 @@ func (c *calling) checkTx() (goesOn bool, err error) {
 
 // judge sets what the calls came to, after an error of the handler.
 func (c *calling) judge(err error) {
-	o, cause, fault := c.out, context.Cause(c.ctx), worker.Whose(err)
-	o.verdict, o.err, o.slow = failed, err, cause == ErrTimeout
+	cause, fault := context.Cause(c.ctx), worker.Whose(err)
+	o := c.out
+	o.verdict, o.err = failed, err
+	o.slow = cause == ErrTimeout
 	if !c.handler.calls.oneRow() {
 		o.at = c.rowIn(err)
 	}
 	over := c.endedBy(err)
 	switch {
 	case over != nil:
-		o.verdict, o.err, o.slow = ended, over, false
+		o.verdict, o.err = ended, over
+		o.slow = false
 	case c.ctx.Err() != nil && !o.slow && cause != worker.ErrGone:
 		o.verdict = refused
 	case fault == worker.Away:

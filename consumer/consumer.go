@@ -52,7 +52,10 @@ const leaseOf = "consumer/"
 //
 // New returns an error for an invalid option, and for a table that cannot be consumed safely; it
 // says what to change. It also returns pgleases.ErrSchema, or an error of the database.
-func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool, name string, queue Queue, h Handler[T], opts ...Option) (*Consumer, error) {
+func New[T any](
+	ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool,
+	name string, queue Queue, h Handler[T], opts ...Option,
+) (*Consumer, error) {
 	o, err := newOptions(opts)
 	nameErr := store.CheckName("lease of the consumer", leaseOf+name)
 	if err := errors.Join(
@@ -62,11 +65,22 @@ func New[T any](ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 	); err != nil {
 		return nil, err
 	}
-	c := &Consumer{client: client, pool: pool, name: name, source: queue.withDefaults(), options: o, sql: statementsFor(o.schema, strings.NewReplacer()), times: defaultTimings, log: o.log.With(slog.String("consumer", name))}
+	c := &Consumer{
+		client:  client,
+		pool:    pool,
+		name:    name,
+		source:  queue.withDefaults(),
+		options: o,
+		sql:     statementsFor(o.schema, strings.NewReplacer()),
+		times:   defaultTimings,
+		log:     o.log.With(slog.String("consumer", name)),
+	}
 	size := int(pool.Config().MaxConns)
 	if o.limited && o.maxRunning >= size {
-		return nil, fmt.Errorf("consumer: %d batches at once need a pool of more than %d connections, not %d: see WithMaxRunning",
-			o.maxRunning, o.maxRunning, size)
+		return nil, fmt.Errorf(
+			"consumer: %d batches at once need a pool of more than %d connections, not %d: see WithMaxRunning",
+			o.maxRunning, o.maxRunning, size,
+		)
 	}
 	err = bridge.Engine(client).Reaches(ctx, pool, o.schema)
 	if err != nil {
@@ -109,22 +123,35 @@ func (c *Consumer) inspectBy(ctx context.Context, conn *pgxpool.Conn, fits func(
 	if err := fits(t.Columns); err != nil {
 		return err
 	}
-	c.source, c.sql, c.announced = q, statementsFor(c.options.schema, namesIn(t, q, c.handler)), t.Announced
-	c.table = t
+	c.source, c.table = q, t
+	c.sql = statementsFor(c.options.schema, namesIn(t, q, c.handler))
+	c.announced = t.Announced
 	if q.Key != "" && t.N == 0 { // otherwise generated from the key alone
-		var id int64
-		var stored, key string
-		var wanted int
-		err := conn.QueryRow(ctx, c.sql.Misplaced, q.Partitions).Scan(&id, &stored, &key, &wanted)
-		switch {
-		case err == nil:
-			return fmt.Errorf("table %s: row %d with key %.100q is in partition %s, but partition_for(key, %d) is %d: correct column %q first, or Partitions",
-				t.Name, id, key, stored, q.Partitions, wanted, q.Partition)
-		case !errors.Is(err, pgx.ErrNoRows):
+		if err := c.findMisplaced(ctx, conn); err != nil {
 			return err
 		}
 	}
-	return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error { return c.sql.register(ctx, tx, c.name, t, q) })
+	return pgx.BeginTxFunc(ctx, conn, handlers.ReadCommitted, func(tx pgx.Tx) error {
+		return c.sql.register(ctx, tx, c.name, t, q)
+	})
+}
+
+// findMisplaced returns an error if it finds a row whose partition is not that of its key.
+func (c *Consumer) findMisplaced(ctx context.Context, conn *pgxpool.Conn) error {
+	var id int64
+	var stored, key string
+	var wanted int
+	n := c.source.Partitions
+	err := conn.QueryRow(ctx, c.sql.Misplaced, n).Scan(&id, &stored, &key, &wanted)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return nil
+	case err != nil:
+		return err
+	}
+	return fmt.Errorf("table %s: row %d with key %.100q is in partition %s, but partition_for(key, %d) is %d: "+
+		"correct column %q first, or Partitions",
+		c.table.Name, id, key, stored, n, wanted, c.source.Partition)
 }
 
 var schemaPart = store.PartOf("consumer", sql.Files)
@@ -152,7 +179,11 @@ func Schema(opts ...Option) (string, error) {
 	return schemaPart.DDL(o.schema), nil
 }
 
-func withConn(ctx context.Context, pool *pgxpool.Pool, doing, schema string, f func(context.Context, *pgx.Conn, string) error) error {
+// withConn calls f with a connection and the schema. doing is for an error.
+func withConn(
+	ctx context.Context, pool *pgxpool.Pool, doing, schema string,
+	f func(context.Context, *pgx.Conn, string) error,
+) error {
 	err := pool.AcquireFunc(ctx, func(c *pgxpool.Conn) error { return f(ctx, c.Conn(), schema) })
 	return bridge.OpenError(ctx, "consumer", doing, schema, err)
 }
@@ -199,13 +230,16 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 		return failed(errors.New("another Consumer of this client runs it"))
 	}
 	defer running.Delete(mine)
-	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.source.Partitions, append([]pgleases.LeaseOption{pgleases.WithDrainTimeout(c.options.drain)}, c.options.lease...)...)
+	drain := pgleases.WithDrainTimeout(c.options.drain)
+	opts := append([]pgleases.LeaseOption{drain}, c.options.lease...)
+	lease, err := c.client.Lease(ctx, leaseOf+c.name, c.source.Partitions, opts...)
 	if err != nil {
 		return failed(err)
 	}
 	life, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	defer context.AfterFunc(life, func() { _ = lease.Leave(life) })() // at once: each partition moves when its batch has ended
+	// At once, so that each partition moves when its batch has ended.
+	defer context.AfterFunc(life, func() { _ = lease.Leave(life) })()
 	share := c.share()
 	defer share.Leave()
 	if crowded, handlers, places := share.Crowded(); crowded {

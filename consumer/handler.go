@@ -57,7 +57,8 @@ func Each[T any](handler func(ctx context.Context, tx pgx.Tx, row Row[T]) error)
 	if handler == nil {
 		return Handler[T]{}
 	}
-	return Handler[T]{calls: each, call: func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error { return handler(ctx, tx, rows[0]) }}
+	call := func(ctx context.Context, tx pgx.Tx, rows []Row[T]) error { return handler(ctx, tx, rows[0]) }
+	return Handler[T]{calls: each, call: call}
 }
 
 // InTx returns a handler of a batch, in its transaction. Rows of one key are in the order of their
@@ -77,7 +78,8 @@ func AtLeastOnce[T any](handler func(ctx context.Context, rows []Row[T]) error) 
 	if handler == nil {
 		return Handler[T]{}
 	}
-	return Handler[T]{calls: atLeastOnce, call: func(ctx context.Context, _ pgx.Tx, rows []Row[T]) error { return handler(ctx, rows) }}
+	call := func(ctx context.Context, _ pgx.Tx, rows []Row[T]) error { return handler(ctx, rows) }
+	return Handler[T]{calls: atLeastOnce, call: call}
 }
 
 // ByKey returns the rows of a batch by key, so that a handler can work on keys side by side. The
@@ -174,7 +176,8 @@ func untyped[T any](h Handler[T], columns []string) (*handler, error) {
 			return nil, fmt.Errorf("the columns of the table do not fit %v: %w", of, err)
 		}
 	default:
-		return nil, fmt.Errorf("rows are read into %v: it must be a struct with a field for each column that the handler needs, or a map[string]any", of)
+		return nil, fmt.Errorf("rows are read into %v: it must be a struct with a field for each column "+
+			"that the handler needs, or a map[string]any", of)
 	}
 	return u, nil
 }
@@ -212,7 +215,8 @@ func (r *rawRow) RawValues() [][]byte                          { return r.values
 func (r *rawRow) Scan(dest ...any) error {
 	for i, d := range dest {
 		field := r.fields[i]
-		if of := reflect.TypeOf(d); r.plans[i].of != of {
+		of := reflect.TypeOf(d)
+		if r.plans[i].of != of {
 			r.plans[i] = scanPlan{r.types.PlanScan(field.DataTypeOID, field.Format, d), of}
 		}
 		if err := r.plans[i].Scan(r.values[i], d); err != nil {
@@ -288,7 +292,8 @@ func (h *handler) collect(rows pgx.Rows, r *reading) (n int, bytes int64, err er
 
 // split splits a row into its first columns and its value, and returns the size of that.
 func (r *reading) split(h *handler, rows pgx.Rows) (size int64, err error) {
-	fields, raw, at := rows.FieldDescriptions(), rows.RawValues(), len(r.first)
+	fields, raw := rows.FieldDescriptions(), rows.RawValues()
+	at := len(r.first)
 	if r.raw[0].fields == nil {
 		if len(raw) != at+len(h.columns) {
 			return 0, fmt.Errorf("%d columns instead of %d", len(raw), at+len(h.columns))

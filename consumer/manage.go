@@ -166,6 +166,12 @@ func (m *Manager) explained(ctx context.Context, err error) error {
 	return store.Advised(store.Caused(ctx, err))
 }
 
+// Rights that a role lacks.
+const (
+	onQueue   = "as the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema"
+	onLibrary = "give the role what pgleases grants ROLE --for=consumer-operators prints for schema %q"
+)
+
 // missing says which rights to give to a role that may not make a change.
 func (m *Manager) missing(ctx context.Context) string {
 	var queue string
@@ -174,9 +180,9 @@ func (m *Manager) missing(ctx context.Context) string {
 		return conn.QueryRow(ctx, m.granted, m.name).Scan(&queue, &executes, &uses)
 	})
 	if err == nil && executes && !uses {
-		return fmt.Sprintf("as the table's owner: GRANT SELECT, INSERT ON %s TO your role, and USAGE on its schema", queue)
+		return fmt.Sprintf(onQueue, queue)
 	}
-	return fmt.Sprintf("give the role what pgleases grants ROLE --for=consumer-operators prints for schema %q", m.schema)
+	return fmt.Sprintf(onLibrary, m.schema)
 }
 
 // A refusal is a refused change, in the words of the server, with its hint on a line of its own.

@@ -169,7 +169,9 @@ var defaultBackoff = Backoff(time.Second, 10*time.Minute)
 
 func newOptions(opts []Option) (options, error) {
 	o := options{
-		schema: "pgleases", batch: 100, mostRows: 400, bytes: 16 << 20, poll: defaultPoll, timeout: time.Minute, idle: 30 * time.Second,
+		schema: "pgleases",
+		batch:  100, mostRows: 400, bytes: 16 << 20,
+		poll: defaultPoll, timeout: time.Minute, idle: 30 * time.Second,
 		attempts: 15, backoff: defaultBackoff, crashes: 3,
 	}
 	for _, opt := range opts {
@@ -187,19 +189,52 @@ func newOptions(opts []Option) (options, error) {
 	}
 	o.log = logqueue.Logger(cmp.Or(o.log, slog.Default()))
 	return o, errors.Join(
-		wrong(o.schema == "", `consumer: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`),
-		wrong(o.batch < 1 || o.batch > 10_000, "consumer: WithBatch: a batch of %d rows is out of range: 1 to 10,000", o.batch),
-		wrong(o.bytes < 1, "consumer: WithBatch: a batch of %d bytes is out of range: 1 or more", o.bytes),
-		wrong(o.limited && o.maxRunning < 1, "consumer: WithMaxRunning: at most %d batches at once is out of range: 1 or more", o.maxRunning),
-		wrong(o.poll < 10*time.Millisecond, "consumer: WithPoll: a poll each %v is out of range: 10ms or more", o.poll),
-		wrong(o.timeout < 10*time.Millisecond, "consumer: WithTimeout: a timeout of %v is out of range: 10ms or more", o.timeout),
-		wrong(o.idle < 100*time.Millisecond || o.idle > 24*time.Hour, "consumer: WithIdleTimeout: an idle timeout of %v is out of range: 100ms to 24h", o.idle),
-		wrong(o.drain < time.Millisecond, "consumer: WithDrainTimeout: a drain timeout of %v is out of range: 1ms or more", o.drain),
-		wrong(o.crashes < 1 || o.crashes > 100, "consumer: WithMaxCrashes: %d crashes is out of range: 1 to 100", o.crashes),
-		wrong(o.attempts < 1 || o.attempts > 1000, "consumer: WithMaxAttempts: %d attempts is out of range: 1 to 1,000", o.attempts),
+		wrong(
+			o.schema == "",
+			`consumer: schema name "" is empty: give an identifier, or leave WithSchema out for "pgleases"`,
+		),
+		wrong(
+			o.batch < 1 || o.batch > 10_000,
+			"consumer: WithBatch: a batch of %d rows is out of range: 1 to 10,000", o.batch,
+		),
+		wrong(
+			o.bytes < 1,
+			"consumer: WithBatch: a batch of %d bytes is out of range: 1 or more", o.bytes,
+		),
+		wrong(
+			o.limited && o.maxRunning < 1,
+			"consumer: WithMaxRunning: at most %d batches at once is out of range: 1 or more", o.maxRunning,
+		),
+		wrong(
+			o.poll < 10*time.Millisecond,
+			"consumer: WithPoll: a poll each %v is out of range: 10ms or more", o.poll,
+		),
+		wrong(
+			o.timeout < 10*time.Millisecond,
+			"consumer: WithTimeout: a timeout of %v is out of range: 10ms or more", o.timeout,
+		),
+		wrong(
+			o.idle < 100*time.Millisecond || o.idle > 24*time.Hour,
+			"consumer: WithIdleTimeout: an idle timeout of %v is out of range: 100ms to 24h", o.idle,
+		),
+		wrong(
+			o.drain < time.Millisecond,
+			"consumer: WithDrainTimeout: a drain timeout of %v is out of range: 1ms or more", o.drain,
+		),
+		wrong(
+			o.crashes < 1 || o.crashes > 100,
+			"consumer: WithMaxCrashes: %d crashes is out of range: 1 to 100", o.crashes,
+		),
+		wrong(
+			o.attempts < 1 || o.attempts > 1000,
+			"consumer: WithMaxAttempts: %d attempts is out of range: 1 to 1,000", o.attempts,
+		),
 		prefixed(worker.CheckBackoff(o.backoff)),
-		wrong(o.onFailure != OnFailureBlockKey && o.onFailure != OnFailureDeadLetter,
-			"consumer: WithOnFailure: OnFailure %d is unknown: use OnFailureBlockKey or OnFailureDeadLetter", o.onFailure),
+		wrong(
+			o.onFailure != OnFailureBlockKey && o.onFailure != OnFailureDeadLetter,
+			"consumer: WithOnFailure: OnFailure %d is unknown: use OnFailureBlockKey or OnFailureDeadLetter",
+			o.onFailure,
+		),
 	)
 }
 

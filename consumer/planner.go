@@ -33,9 +33,19 @@ type timings struct {
 	rows        int           // the most that a poll looks at
 }
 
-var defaultTimings = timings{sweep: time.Minute, suspectHold: 5 * time.Second, pauses: worker.OutagePauses, outage: 100 * time.Millisecond,
-	quiet: 10 * time.Second, leave: 2 * time.Second, record: 2 * time.Second, answer: answerTime,
-	look: 5 * time.Second, overrun: drainMargin, rows: rowsOfPoll}
+var defaultTimings = timings{
+	sweep:       time.Minute,
+	suspectHold: 5 * time.Second,
+	pauses:      worker.OutagePauses,
+	outage:      100 * time.Millisecond,
+	quiet:       10 * time.Second,
+	leave:       2 * time.Second,
+	record:      2 * time.Second,
+	answer:      answerTime,
+	look:        5 * time.Second,
+	overrun:     drainMargin,
+	rows:        rowsOfPoll,
+}
 
 // A planner knows all parts of a Run, and passes the results of each part to the others. The parts
 // do not know each other: the poller decides when to ask what there is to do, the queue decides
@@ -65,7 +75,8 @@ type planner struct {
 
 // newPlanner returns the planner of a Run, which ends with life.
 func newPlanner(
-	life context.Context, c *Consumer, lease *pgleases.Lease, share *worker.Share, untilEmpty bool, stop context.CancelCauseFunc,
+	life context.Context, c *Consumer, lease *pgleases.Lease,
+	share *worker.Share, untilEmpty bool, stop context.CancelCauseFunc,
 ) *planner {
 	p := &planner{
 		Consumer: c, lease: lease, share: share, untilEmpty: untilEmpty, stop: stop, life: life,
@@ -374,10 +385,11 @@ const shortBatch = 50 * time.Millisecond
 // beyond the limit of bytes would be read for nothing. Of rows that are not known yet, a few.
 func (c *Consumer) batch() int {
 	rows, fitting := int64(c.options.batch), int64(10)
-	if pace := c.counts.pace.Load(); pace > 0 {
+	pace, size := c.counts.pace.Load(), c.counts.size.Load()
+	if pace > 0 {
 		rows = max(rows, min(int64(c.options.mostRows), int64(shortBatch)/pace))
 	}
-	if size := c.counts.size.Load(); size > 0 {
+	if size > 0 {
 		fitting = 1 + (c.options.bytes-1)/size
 	}
 	return int(min(rows, fitting))

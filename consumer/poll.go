@@ -27,7 +27,13 @@ const (
 
 // afterNotice are the times after the last notification at which to poll: other inserts send none
 // for a while, and may commit later.
-var afterNotice = [...]time.Duration{10 * time.Millisecond, 30 * time.Millisecond, 70 * time.Millisecond, 150 * time.Millisecond, 210 * time.Millisecond}
+var afterNotice = [...]time.Duration{
+	10 * time.Millisecond,
+	30 * time.Millisecond,
+	70 * time.Millisecond,
+	150 * time.Millisecond,
+	210 * time.Millisecond,
+}
 
 // A pace is the times at which a process sends polls.
 type pace struct {
@@ -78,7 +84,8 @@ func (p *pace) answered(took, poll time.Duration) {
 	asked := !p.at.After(now) // while it was under way
 	p.earliest = now.Add(max(pollPause, min(pollShare*took, p.every)))
 	for _, d := range afterNotice {
-		if again := p.heard.Add(d).Sub(now); again > 0 {
+		again := p.heard.Add(d).Sub(now)
+		if again > 0 {
 			poll = min(poll, again)
 			break
 		}
@@ -347,7 +354,8 @@ func (d *db) ask(ctx context.Context, conn *listen.Listener, q *poll, partitions
 		return err
 	}
 	began := time.Now()
-	q.has, q.seen, q.blockedDue = make(map[int]bool), make(map[int]sight), make(map[int][]blockedRow)
+	q.has, q.seen = make(map[int]bool), make(map[int]sight)
+	q.blockedDue = make(map[int][]blockedRow)
 	batch := new(pgx.Batch)
 	batch.BeginTx(handlers.ReadCommitted)
 	batch.Queue(d.sql.Ours)

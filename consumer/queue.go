@@ -265,7 +265,8 @@ func (q *queue) fresh() (all []*partition) {
 
 // began notes that the begin of a partition is recorded, or that this has failed.
 func (q *queue) began(p *partition, o state, ok bool) {
-	if p.begun = ok; ok {
+	p.begun = ok
+	if ok {
 		p.watched, p.lost = o.watched, o.lost
 	}
 	q.free(p)
@@ -292,7 +293,8 @@ func (q *queue) next(now time.Time, r room) (*job, time.Duration) {
 		return nil, wait
 	}
 	t := &q.rows
-	if q.retried = j.isRetry; q.retried {
+	q.retried = j.isRetry
+	if j.isRetry {
 		t = &q.blocked
 	}
 	for _, p := range j.of {
@@ -444,14 +446,16 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 		}
 		p.besideSlow = p.besideSlow || slowed
 		if back.answered && !back.slow && !j.isRetry {
-			p.answeredAt, p.dueAt, p.besideSlow, p.hung = now, now, false, false
+			p.answeredAt, p.hung = now, false
+			p.dueAt, p.besideSlow = now, false
 		}
 		p.state = back.state
 		if j.isRetry && p.found && !p.due {
 			p.becomeDue(now)
 		}
 		p.found = false
-		if p.wasBlocked = j.isRetry; p.wasBlocked {
+		p.wasBlocked = j.isRetry
+		if j.isRetry {
 			p.blockedEnd = q.ended
 			p.blockedDue = slices.DeleteFunc(p.blockedDue, func(b blockedRow) bool { return b.id == j.retry.id })
 		}
@@ -460,8 +464,8 @@ func (q *queue) end(j *job, r result, now time.Time, size int) (poll bool) {
 	if r.recovered {
 		q.endPauses(now)
 	}
-	waiting := slices.ContainsFunc(q.partitions, func(p *partition) bool { return !p.busy && p.due && p.rows.notBefore.IsZero() })
-	return (r.handled || q.untilEmpty) && !waiting
+	waits := func(p *partition) bool { return !p.busy && p.due && p.rows.notBefore.IsZero() }
+	return (r.handled || q.untilEmpty) && !slices.ContainsFunc(q.partitions, waits)
 }
 
 // endPauses lets all paused partitions be tried, because one has succeeded: at once, or one after

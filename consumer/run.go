@@ -51,7 +51,8 @@ func (x *executor) execution(j *job) *execution {
 	return &execution{executor: x, job: j, parts: parts, result: result{parts: parts}}
 }
 
-var errJobEnded = errors.New("the code of the application ended the goroutine of a job, for example in a hook of the pool")
+var errJobEnded = errors.New("the code of the application ended the goroutine of a job, " +
+	"for example in a hook of the pool")
 
 // run does the job. A hook or tracer of the application's pool may panic in it, or end the
 // goroutine.
@@ -243,7 +244,8 @@ func (e *execution) settleSlow(parts []*part, o outcome) {
 			r.partition.charged = e.failed(r, o.err, false)
 			return
 		}
-		suspects = slices.DeleteFunc(slices.Clone(o.rows[:o.at+1]), func(before row) bool { return before.partition != r.partition })
+		elsewhere := func(before row) bool { return before.partition != r.partition }
+		suspects = slices.DeleteFunc(slices.Clone(o.rows[:o.at+1]), elsewhere)
 	}
 	for _, r := range suspects {
 		r.partition.singly++

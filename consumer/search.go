@@ -116,10 +116,16 @@ func (s *search) ended(to int64, q *poll) {
 	s.tail, s.round = to, round{at: to}
 	switch {
 	case to < s.from, to == s.next && s.from == s.next: // its last rows are gone, or nothing came
-		s.from, s.next, s.after, s.swept = to, to, 0, false
+		s.know(to, to, 0)
 	case s.from == s.next, r.before >= s.after, r.reach == sweep && s.swept:
-		s.from, s.next, s.after, s.swept = min(s.next, to), to, after, false
+		s.know(min(s.next, to), to, after)
 	case r.reach == sweep:
 		s.swept = true
 	}
+}
+
+// know notes which rows are behind blocked keys, and which transactions may insert others there.
+func (s *search) know(from, next, after int64) {
+	s.from, s.next = from, next
+	s.after, s.swept = after, false
 }

@@ -40,17 +40,22 @@ type Stats struct {
 }
 
 type counts struct {
-	rows, batches, failures, snoozed, dead, pauses, brokenOff, polls, pollErrors, overdue atomic.Int64
-	handlerTime, pollTime                                                                 atomic.Int64
-	slow                                                                                  worker.SlowCounts
-	polled                                                                                worker.Moment // when the last successful poll was sent
-	oldest                                                                                worker.Moment // when the oldest batch began
-	pace, size                                                                            atomic.Int64  // nanoseconds that the handler takes for a row, and bytes that it had; 0: not known
+	rows, batches, failures, snoozed, dead atomic.Int64
+	pauses, brokenOff, overdue             atomic.Int64
+	polls, pollErrors                      atomic.Int64
+	handlerTime, pollTime                  atomic.Int64 // nanoseconds
+	slow                                   worker.SlowCounts
+
+	polled worker.Moment // when the last successful poll was sent
+	oldest worker.Moment // when the oldest batch began
+	pace   atomic.Int64  // nanoseconds that the handler takes for a row; 0: not known
+	size   atomic.Int64  // bytes that a row has; 0: not known
 }
 
 // follow follows a value that differs from one time to the next.
 func follow(of *atomic.Int64, value int64) {
-	if now := of.Load(); now > 0 {
+	now := of.Load()
+	if now > 0 {
 		value = now + (value-now)/4
 	}
 	of.Store(max(1, value))
@@ -87,9 +92,24 @@ func (c *counts) handler(took time.Duration, o outcome) {
 func (c *Consumer) Stats() Stats {
 	n := &c.counts
 	return Stats{
-		Rows: n.rows.Load(), Batches: n.batches.Load(), HandlerTime: time.Duration(n.handlerTime.Load()), Failures: n.failures.Load(), Snoozed: n.snoozed.Load(), DeadLetters: n.dead.Load(),
-		SlowByTimeout: n.slow.Of(worker.TimedOut), SlowByLock: n.slow.Of(worker.Locked), SlowByConnection: n.slow.Of(worker.Hung),
-		Overdue: n.overdue.Load(), SinceLastPoll: n.polled.Since(), OldestBatch: n.oldest.Since(),
-		Pauses: n.pauses.Load(), BrokenOff: n.brokenOff.Load(), Polls: n.polls.Load(), PollErrors: n.pollErrors.Load(), PollTime: time.Duration(n.pollTime.Load()),
+		Rows:        n.rows.Load(),
+		Batches:     n.batches.Load(),
+		HandlerTime: time.Duration(n.handlerTime.Load()),
+		Failures:    n.failures.Load(),
+		Snoozed:     n.snoozed.Load(),
+		DeadLetters: n.dead.Load(),
+		Pauses:      n.pauses.Load(),
+		BrokenOff:   n.brokenOff.Load(),
+		Polls:       n.polls.Load(),
+		PollErrors:  n.pollErrors.Load(),
+		PollTime:    time.Duration(n.pollTime.Load()),
+
+		SinceLastPoll: n.polled.Since(),
+		OldestBatch:   n.oldest.Since(),
+		Overdue:       n.overdue.Load(),
+
+		SlowByTimeout:    n.slow.Of(worker.TimedOut),
+		SlowByLock:       n.slow.Of(worker.Locked),
+		SlowByConnection: n.slow.Of(worker.Hung),
 	}
 }

@@ -104,9 +104,12 @@ func (d *db) open(
 	return tx, xact, err
 }
 
+// A guardedFunc works in a transaction under guard, which xact identifies.
+type guardedFunc func(ctx context.Context, tx *handlers.Transaction, xact string) error
+
 // guarded runs f in a transaction under guard of those of the partitions that are owned, and
 // commits it if f did not. If none is owned, the error is ErrNotOwner.
-func (d *db) guarded(parts []*part, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
+func (d *db) guarded(parts []*part, f guardedFunc) error {
 	for {
 		owned := ownedOf(parts)
 		if len(owned) == 0 {
@@ -119,7 +122,7 @@ func (d *db) guarded(parts []*part, f func(ctx context.Context, tx *handlers.Tra
 	}
 }
 
-func (d *db) guardedOnce(owned []*part, f func(ctx context.Context, tx *handlers.Transaction, xact string) error) error {
+func (d *db) guardedOnce(owned []*part, f guardedFunc) error {
 	var tx *handlers.Transaction
 	var xact string
 	conn, release, err := d.acquire(func(_ context.Context, conn *pgxpool.Conn) (err error) {
@@ -191,7 +194,8 @@ func (d *db) begin(ctx context.Context, tx pgx.Tx, owned []*part) (all []beginni
 // noteCrash queues that the rows which an owner had in hand are suspect. It sets whether the
 // partition is watched.
 func (d *db) noteCrash(batch *pgx.Batch, b beginning, watched *bool) {
-	batch.Queue(d.sql.Crash, d.name, b.number, b.epoch, b.first, b.last).QueryRow(func(row pgx.Row) error { return row.Scan(watched) })
+	queued := batch.Queue(d.sql.Crash, d.name, b.number, b.epoch, b.first, b.last)
+	queued.QueryRow(func(row pgx.Row) error { return row.Scan(watched) })
 }
 
 // end records the end of ownerships.
@@ -202,7 +206,8 @@ func (d *db) end(ctx context.Context, numbers []int32, epochs []int64) error {
 // note notes which rows of a partition are handled next. found is false if there are none.
 func (d *db) note(ctx context.Context, tx pgx.Tx, p *part, limit int) (found bool, err error) {
 	var first, last *int64
-	err = tx.QueryRow(ctx, d.sql.Note, d.name, p.Number, p.Epoch, limit, p.rows.leaveOut()).Scan(&first, &last, &p.watched)
+	row := tx.QueryRow(ctx, d.sql.Note, d.name, p.Number, p.Epoch, limit, p.rows.leaveOut())
+	err = row.Scan(&first, &last, &p.watched)
 	if err == nil && first != nil {
 		p.noted, found = *last, true
 	}
@@ -255,7 +260,8 @@ func (d *db) queueRemoveSame(batch *pgx.Batch, rows []row, xact string, removed 
 	for i, r := range rows {
 		versions[i] = fmt.Sprint(r.version)
 	}
-	batch.Queue(d.sql.RemoveSame, numbers, ids, versions, xact).QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
+	queued := batch.Queue(d.sql.RemoveSame, numbers, ids, versions, xact)
+	queued.QueryRow(func(row pgx.Row) error { return row.Scan(removed, nil) })
 }
 
 // queueUnblock queues that a row no longer blocks its key.
@@ -277,8 +283,8 @@ func (d *db) block(ctx context.Context, tx pgx.Tx, r row, e ending) error {
 
 // kill moves a row to the dead letters, unless it was changed since its last attempt.
 func (d *db) kill(ctx context.Context, tx pgx.Tx, r row, e ending, xact string) error {
-	p := r.partition
-	return tx.QueryRow(ctx, d.sql.Kill, d.name, p.Number, r.id, fmt.Sprint(r.version), e.attempts, e.text, xact).Scan(nil)
+	p, version := r.partition, fmt.Sprint(r.version)
+	return tx.QueryRow(ctx, d.sql.Kill, d.name, p.Number, r.id, version, e.attempts, e.text, xact).Scan(nil)
 }
 
 // killSkipped moves a blocked row that an operator skips to the dead letters, even if it was
