@@ -61,7 +61,9 @@ func (h *HostileTracer) seen(text string) {
 }
 
 // TraceQueryStart is of a pgx.QueryTracer.
-func (h *HostileTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+func (h *HostileTracer) TraceQueryStart(
+	ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData,
+) context.Context {
 	h.seen(data.SQL)
 	return ctx
 }
@@ -70,7 +72,9 @@ func (h *HostileTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data p
 func (h *HostileTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // TraceBatchStart is of a pgx.BatchTracer.
-func (h *HostileTracer) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+func (h *HostileTracer) TraceBatchStart(
+	ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData,
+) context.Context {
 	for _, q := range data.Batch.QueuedQueries {
 		h.seen(q.SQL)
 	}

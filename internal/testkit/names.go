@@ -27,6 +27,9 @@ var HostileNames = []string{
 	strings.Repeat("é", 31) + "x",
 }
 
+// backslashesEscape makes a backslash in a string escape what follows it.
+const backslashesEscape = "SET LOCAL standard_conforming_strings = off; SET LOCAL escape_string_warning = off;\n"
+
 // RunPrinted runs SQL that was printed for people, by the driver and by psql, and whatever a
 // backslash means in a string. The test fails if the text fails, or if a part of a hostile name
 // ran.
@@ -41,9 +44,10 @@ func RunPrinted(t testing.TB, pool *pgxpool.Pool, text string) {
 			_, _ = conn.Conn().PgConn().Exec(context.Background(), "ROLLBACK").ReadAll() // it may be no transaction
 		}
 	}
-	run("with backslashes that escape", "BEGIN; SET LOCAL standard_conforming_strings = off; SET LOCAL escape_string_warning = off;\n"+text+"\n;ROLLBACK")
+	run("with backslashes that escape", "BEGIN; "+backslashesEscape+text+"\n;ROLLBACK")
 	if psql, err := exec.LookPath("psql"); err == nil {
-		c := exec.CommandContext(t.Context(), psql, "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", pool.Config().ConnString())
+		args := []string{"-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", pool.Config().ConnString()}
+		c := exec.CommandContext(t.Context(), psql, args...)
 		c.Stdin = strings.NewReader("BEGIN;\n" + text + "\n;ROLLBACK;\n")
 		if out, err := c.CombinedOutput(); err != nil {
 			t.Errorf("psql: %v: %s\n%s", err, out, text)

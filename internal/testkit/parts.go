@@ -36,7 +36,8 @@ func NoPartCallsAnother(t *testing.T, of string, least int, except ...string) {
 			receiver := p.info.Selections[s].Recv()
 			other := partOf(receiver, parts)
 			if nameOf(receiver) == of || other != "" && other != mine {
-				t.Errorf("%v: %s.%s uses %s.%s", p.set.Position(n.Pos()), mine, f.Name.Name, nameOf(receiver), s.Sel.Name)
+				at := p.set.Position(n.Pos())
+				t.Errorf("%v: %s.%s uses %s.%s", at, mine, f.Name.Name, nameOf(receiver), s.Sel.Name)
 			}
 			return true
 		})
@@ -66,8 +67,10 @@ func NoPartWritesAnother(t *testing.T, of string, further ...string) {
 				return false
 			}
 			for _, to := range written(n) {
-				if owner, field := p.fieldOf(to, parts); owner != "" && owner != mine && !isNew(f, owner) {
-					t.Errorf("%v: %s writes %s.%s", p.set.Position(to.Pos()), strings.TrimPrefix(mine+"."+f.Name.Name, "."), owner, field)
+				owner, field := p.fieldOf(to, parts)
+				if owner != "" && owner != mine && !isNew(f, owner) {
+					at, who := p.set.Position(to.Pos()), strings.TrimPrefix(mine+"."+f.Name.Name, ".")
+					t.Errorf("%v: %s writes %s.%s", at, who, owner, field)
 				}
 			}
 			return true
@@ -173,7 +176,8 @@ func (p parsedPackage) fieldOf(of ast.Expr, parts map[string]bool) (part, field 
 			if s == nil || s.Kind() != types.FieldVal {
 				return "", ""
 			}
-			if part = nameOf(s.Recv()); parts[part] {
+			part = nameOf(s.Recv())
+			if parts[part] {
 				return part, x.Sel.Name
 			}
 			if _, pointer := s.Recv().(*types.Pointer); pointer {
@@ -209,7 +213,8 @@ func partOf(t types.Type, parts map[string]bool) string {
 	if p, ok := t.(*types.Pointer); ok {
 		t = p.Elem()
 	}
-	if name := nameOf(t); parts[name] {
+	name := nameOf(t)
+	if parts[name] {
 		return name
 	}
 	s, ok := t.Underlying().(*types.Struct)
@@ -220,7 +225,8 @@ func partOf(t types.Type, parts map[string]bool) string {
 		if !s.Field(i).Embedded() {
 			continue
 		}
-		if part := partOf(s.Field(i).Type(), parts); part != "" {
+		part := partOf(s.Field(i).Type(), parts)
+		if part != "" {
 			return part
 		}
 	}

@@ -27,16 +27,13 @@ const perProcessor = 2
 // Main runs the tests of a package for its TestMain, and exits. It fails if they leave goroutines.
 func Main(m *testing.M) {
 	flag.Parse()
-	if f := flag.Lookup("test.parallel"); f.Value.String() == f.DefValue {
-		_ = flag.Set(f.Name, strconv.Itoa(perProcessor*runtime.GOMAXPROCS(0)))
-	}
-	if f := flag.Lookup("rapid.checks"); f != nil && f.Value.String() == f.DefValue {
-		_ = flag.Set(f.Name, strconv.Itoa(Rounds(100)))
-	}
+	setDefault("test.parallel", perProcessor*runtime.GOMAXPROCS(0))
+	setDefault("rapid.checks", Rounds(100))
 	if os.Getenv("PGCONNECT_TIMEOUT") == "" { // a busy machine may need longer than the 5 s of a client
 		_ = os.Setenv("PGCONNECT_TIMEOUT", fmt.Sprintf("%.0f", Patience.Seconds()))
 	}
-	if spared := pgtest.Spared(); spared != "" {
+	spared := pgtest.Spared()
+	if spared != "" {
 		_ = flag.Set("test.skip", spared)
 	}
 	end := pgtest.Keep()
@@ -50,6 +47,14 @@ func Main(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// setDefault sets a flag of the test, if the test has it and it was not given.
+func setDefault(name string, value int) {
+	f := flag.Lookup(name)
+	if f != nil && f.Value.String() == f.DefValue {
+		_ = flag.Set(name, strconv.Itoa(value))
+	}
 }
 
 // OnlyInCI skips a test that keeps the processors busy for long, or that waits for what a machine
@@ -91,7 +96,8 @@ func Leftover(expected ...goleak.Option) (err error) {
 		expected = append(expected, goleak.IgnoreAnyFunction(name))
 	}
 	for late := time.Now().Add(Patience); time.Now().Before(late); { // Find itself tries for 1 s
-		if err = goleak.Find(expected...); err == nil {
+		err = goleak.Find(expected...)
+		if err == nil {
 			return nil
 		}
 	}

@@ -146,7 +146,8 @@ func SameAsFile(t testing.TB, path, text string, write bool, advice string) {
 func Until(t testing.TB, what string, is func() bool) {
 	t.Helper()
 	for began := time.Now(); !is(); {
-		if err := lacks(t); err != nil && !is() { // what the program did last may have made it true
+		err := lacks(t)
+		if err != nil && !is() { // what the program did last may have made it true
 			t.Fatalf("not so: %s: %v", what, err)
 		}
 		waited := time.Since(began)
@@ -195,7 +196,11 @@ func Receive[T any](t testing.TB, what string, from <-chan T) T {
 func Modes(databaseURL string) []pgx.QueryExecMode {
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	if _, pooled := pgtest.DirectURL(databaseURL); !pooled { // the others prepare statements
-		modes = append(modes, pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec)
+		modes = append(modes,
+			pgx.QueryExecModeCacheStatement,
+			pgx.QueryExecModeCacheDescribe,
+			pgx.QueryExecModeDescribeExec,
+		)
 	}
 	return modes
 }

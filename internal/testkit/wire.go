@@ -54,7 +54,8 @@ func (w *Wire) Dial(ctx context.Context, network, address string) (net.Conn, err
 	if err != nil {
 		return nil, err
 	}
-	if tcp, is := conn.(*net.TCPConn); is && w.ReadBuffer > 0 {
+	tcp, is := conn.(*net.TCPConn)
+	if is && w.ReadBuffer > 0 {
 		_ = tcp.SetReadBuffer(w.ReadBuffer)
 	}
 	w.mu.Lock()
@@ -177,8 +178,10 @@ func (w *Wire) Strand(text, answered string) (deliver func() error) {
 			defer c.Conn.Close()
 			_ = c.Conn.SetDeadline(time.Now().Add(Patience))
 			answer, n := make([]byte, 1<<10), 0
-			for err == nil && !bytes.Contains(answer[:n], []byte(answered)) { // until the sender's attempt to cancel it has passed
-				if _, err = c.Conn.Write(message); err == nil {
+			// Until the sender's attempt to cancel it has passed.
+			for err == nil && !bytes.Contains(answer[:n], []byte(answered)) {
+				_, err = c.Conn.Write(message)
+				if err == nil {
 					n, err = c.Conn.Read(answer)
 				}
 			}
@@ -334,7 +337,8 @@ func (c *wired) Write(b []byte) (int, error) {
 	case stranded: // the message that ends the connection
 		return 0, net.ErrClosed
 	}
-	if meet := c.wire.sent(c, b); meet != nil && !meet(c, b) {
+	meet := c.wire.sent(c, b)
+	if meet != nil && !meet(c, b) {
 		return len(b), nil
 	}
 	return c.Conn.Write(b)
@@ -357,7 +361,8 @@ func (c *wired) Read(b []byte) (int, error) {
 	case state == deaf: // the server has executed it
 		_ = c.Conn.Close()
 		return 0, io.ErrUnexpectedEOF
-	case state == mute && err != nil: // the statement was given up; otherwise its user would wait for the server to end the connection
+	case state == mute && err != nil:
+		// The statement was given up. Otherwise its user would wait for the server to end the connection.
 		_ = c.Close()
 	}
 	return n, err
