@@ -32,7 +32,8 @@ type Gap struct {
 func (g Gap) Length() time.Duration { return g.After.First.Sub(g.Before.Last) }
 
 func (r Report) String() string {
-	return fmt.Sprintf("%d overlaps, %d violations in all, %d clients, %d intervals, %d reads", r.Overlaps, len(r.Violations), r.Clients, r.Intervals, r.Reads)
+	return fmt.Sprintf("%d overlaps, %d violations in all, %d clients, %d intervals, %d reads",
+		r.Overlaps, len(r.Violations), r.Clients, r.Intervals, r.Reads)
 }
 
 // Check compares the logs of all clients of one lease, or of all clients that took the same locks.
@@ -122,7 +123,8 @@ func (r *Report) epochs(intervals []Interval) {
 func (r *Report) gaps(intervals []Interval) {
 	latest := intervals[0]
 	for _, i := range intervals[1:] {
-		if g := (Gap{latest, i}); g.Length() > 0 {
+		g := Gap{latest, i}
+		if g.Length() > 0 {
 			r.Gaps = append(r.Gaps, g)
 		}
 		if i.Last > latest.Last {

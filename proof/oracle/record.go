@@ -145,10 +145,19 @@ func Read(path string) (Log, error) {
 	if word(0) != magic {
 		return log, fmt.Errorf("oracle: %s is no log", path)
 	}
-	log.Began, log.Last, log.Reads, log.Stale, log.Untold = Instant(word(1)), Instant(word(2)), word(3), word(4), word(5)
+	log.Began, log.Last = Instant(word(1)), Instant(word(2))
+	log.Reads = word(3)
+	log.Stale, log.Untold = word(4), word(5)
 	for at := headerSize; at+recordSize <= len(text); at += recordSize {
 		i := at / 8
-		interval := Interval{log.Client, int(word(i)), word(i + 1), word(i+2) != 0, Instant(word(i + 3)), Instant(word(i + 4)), false}
+		interval := Interval{
+			Client:    log.Client,
+			Partition: int(word(i)),
+			Epoch:     word(i + 1),
+			Shared:    word(i+2) != 0,
+			First:     Instant(word(i + 3)),
+			Last:      Instant(word(i + 4)),
+		}
 		if interval.Last == 0 {
 			interval.Last, interval.Open = log.Last, true
 		}
@@ -184,7 +193,8 @@ func ReadAll(pattern string) ([]Log, error) {
 	}
 	logs := make([]Log, len(paths))
 	for i, path := range paths {
-		if logs[i], err = Read(path); err != nil {
+		logs[i], err = Read(path)
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -46,7 +46,8 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return err
 	}
 	v := newVerdict(progress)
-	if v.commit = *tested; v.commit == "" {
+	v.commit = *tested
+	if v.commit == "" {
 		v.commit = commit(ctx)
 	}
 	var err error
@@ -82,8 +83,10 @@ func (v *verdict) test(ctx context.Context, args []string) error {
 		return err
 	}
 	read := v.read(output)
-	var failed *exec.ExitError // the events say which test failed
-	if err := command.Wait(); err != nil && (!errors.As(err, &failed) || len(v.rows) == 0) {
+	err = command.Wait()
+	var failed *exec.ExitError
+	tested := errors.As(err, &failed) && len(v.rows) > 0 // the events say which test failed
+	if err != nil && !tested {
 		return errors.Join(read, fmt.Errorf("go test: %w", err))
 	}
 	return read
@@ -102,8 +105,8 @@ func (v *verdict) readFiles(pattern string) error {
 		if err != nil {
 			return err
 		}
-		err = v.read(file)
-		if err = errors.Join(err, file.Close()); err != nil {
+		err = errors.Join(v.read(file), file.Close())
+		if err != nil {
 			return fmt.Errorf("%s: %w", path, err)
 		}
 	}

@@ -21,11 +21,14 @@ func (v *verdict) table(list func(map[string]int) string) string {
 	var b strings.Builder
 	b.WriteString("| attack | time | faults that hit | checked | violations | result |\n|---|---|---|---|---|---|\n")
 	for _, r := range v.attacks() {
-		fmt.Fprintf(&b, "| %s | %v | %s | %s | %s | %s |\n", r.name, r.took.Round(time.Second), list(r.faults), list(r.checked), r.found(), r.result())
+		fmt.Fprintf(&b, "| %s | %v | %s | %s | %s | %s |\n",
+			r.name, r.took.Round(time.Second), list(r.faults), list(r.checked), r.found(), r.result())
 	}
 	all := v.sum()
-	fmt.Fprintf(&b, "\n%s faults of %d kinds hit. Checked: %s. Violations: %d. Tests failed: %d. Repeated, because the machine was late: %d.\n",
-		grouped(total(all.faults)), len(all.faults), list(all.checked), all.violations, all.failed, all.repeated)
+	fmt.Fprintf(&b, "\n%s faults of %d kinds hit. ", grouped(total(all.faults)), len(all.faults))
+	fmt.Fprintf(&b, "Checked: %s. ", list(all.checked))
+	fmt.Fprintf(&b, "Violations: %d. Tests failed: %d. ", all.violations, all.failed)
+	fmt.Fprintf(&b, "Repeated, because the machine was late: %d.\n", all.repeated)
 	return b.String()
 }
 
@@ -33,7 +36,9 @@ func (v *verdict) table(list func(map[string]int) string) string {
 func (v *verdict) page() string {
 	all := v.sum()
 	var b strings.Builder
-	fmt.Fprintf(&b, "Last run on %s, at commit `%s`, against %s. It took %.1f hours.\n\n", v.when.UTC().Format("2006-01-02"), v.commit, cmp.Or(v.server, "PostgreSQL"), v.took.Hours())
+	day, server := v.when.UTC().Format("2006-01-02"), cmp.Or(v.server, "PostgreSQL")
+	fmt.Fprintf(&b, "Last run on %s, at commit `%s`, against %s. ", day, v.commit, server)
+	fmt.Fprintf(&b, "It took %.1f hours.\n\n", v.took.Hours())
 	fmt.Fprintf(&b, "| | |\n|---|---|\n")
 	fmt.Fprintf(&b, "| tests passed, failed | %s, %s |\n", grouped(all.passed), grouped(all.failed))
 	fmt.Fprintf(&b, "| violations found | %s |\n", grouped(all.violations))

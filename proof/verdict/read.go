@@ -57,7 +57,12 @@ type verdict struct {
 }
 
 func newVerdict(progress io.Writer) *verdict {
-	return &verdict{progress: progress, rows: make(map[string]*row), output: make(map[string][]string), begun: make(map[string]time.Time)}
+	return &verdict{
+		progress: progress,
+		rows:     make(map[string]*row),
+		output:   make(map[string][]string),
+		begun:    make(map[string]time.Time),
+	}
 }
 
 // row returns the row of an event.
@@ -88,7 +93,8 @@ func (v *verdict) read(from io.Reader) error {
 		if first.IsZero() {
 			first = e.Time
 		}
-		if last = e.Time; v.when.IsZero() {
+		last = e.Time
+		if v.when.IsZero() {
 			v.when = e.Time
 		}
 		if err := v.add(e); err != nil {
@@ -167,7 +173,8 @@ func (v *verdict) end(e event) {
 	}
 	switch e.Action {
 	case "skip":
-		if why := v.why(e); !slices.Contains(r.skipped, why) {
+		why := v.why(e)
+		if !slices.Contains(r.skipped, why) {
 			r.skipped = append(r.skipped, why)
 		}
 	case "fail":
@@ -190,7 +197,8 @@ func (v *verdict) end(e event) {
 func (v *verdict) endPackage(e event) {
 	if e.Package != module {
 		v.row(e).took += time.Duration(e.Elapsed * float64(time.Second))
-		fmt.Fprintf(v.progress, "%-6s %6.1f s  package %s\n", e.Action, e.Elapsed, strings.TrimPrefix(e.Package, library))
+		name := strings.TrimPrefix(e.Package, library)
+		fmt.Fprintf(v.progress, "%-6s %6.1f s  package %s\n", e.Action, e.Elapsed, name)
 	}
 	if e.Action != "fail" {
 		return
@@ -248,8 +256,11 @@ func (v *verdict) err() error {
 func (v *verdict) sum() row {
 	all := row{faults: make(map[string]int), checked: make(map[string]int)}
 	for _, r := range v.rows {
-		all.passed, all.failed, all.took = all.passed+r.passed, all.failed+r.failed, all.took+r.took
-		all.violations, all.repeated = all.violations+r.violations, all.repeated+r.repeated
+		all.passed += r.passed
+		all.failed += r.failed
+		all.took += r.took
+		all.violations += r.violations
+		all.repeated += r.repeated
 		for kind, n := range r.faults {
 			all.faults[kind] += n
 		}

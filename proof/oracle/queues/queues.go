@@ -19,10 +19,12 @@ import (
 // A Ledger has the rows that were committed to a queue, what became of them, and what the
 // handlers did.
 type Ledger struct {
-	Outside  bool      // the effects are outside the database: each row is handled at least once
-	Promoted bool      // a standby was promoted that may have missed commits
-	Killed   time.Time // the primary before; rows that were deleted in the commits that were missed come back, behind later ones
-	Attempts int       // of a row that does not fail, at most; 0: any number, because faults charge rows
+	Outside  bool // the effects are outside the database: each row is handled at least once
+	Promoted bool // a standby was promoted that may have missed commits
+	// When the primary before was killed. Rows that were deleted in the commits that were missed come
+	// back, behind later ones.
+	Killed   time.Time
+	Attempts int // of a row that does not fail, at most; 0: any number, because faults charge rows
 	written  map[string]written
 	left     map[string]bool      // rows in the queue
 	dead     map[string]time.Time // dead letters
@@ -50,8 +52,9 @@ type effect struct {
 }
 
 func (h effect) String() string {
-	return fmt.Sprintf("row %d of key %s (%s), attempt %d, by %s in partition %d@%d, at %s in transaction %d", h.ID, h.Customer, h.Kind, h.Attempt, h.Worker,
-		h.Partition, h.Epoch, h.At.UTC().Format("15:04:05.000000"), h.Transaction)
+	at := h.At.UTC().Format("15:04:05.000000")
+	return fmt.Sprintf("row %d of key %s (%s), attempt %d, by %s in partition %d@%d, at %s in transaction %d",
+		h.ID, h.Customer, h.Kind, h.Attempt, h.Worker, h.Partition, h.Epoch, at, h.Transaction)
 }
 
 // The kinds of violations.
@@ -84,12 +87,25 @@ func Structs[T any](ctx context.Context, db Querier, query string) ([]T, error) 
 // Read reads the tables. receiver has the effects outside. Without a receiver, effects are in the
 // database.
 func Read(ctx context.Context, pool, receiver *pgxpool.Pool) (*Ledger, error) {
-	l := &Ledger{written: make(map[string]written), left: make(map[string]bool), dead: make(map[string]time.Time), Outside: receiver != nil}
-	err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.RepeatableRead}, func(tx pgx.Tx) error { // workers continue
-		return l.read(ctx, tx, receiver)
-	})
+	l := &Ledger{
+		written: make(map[string]written),
+		left:    make(map[string]bool),
+		dead:    make(map[string]time.Time),
+		Outside: receiver != nil,
+	}
+	oneSnapshot := pgx.TxOptions{IsoLevel: pgx.RepeatableRead} // workers continue
+	err := pgx.BeginTxFunc(ctx, pool, oneSnapshot, func(tx pgx.Tx) error { return l.read(ctx, tx, receiver) })
 	return l, err
 }
+
+const (
+	deadRows = `
+		SELECT name, at FROM app.dead
+		UNION ALL SELECT content ->> 'name', died_at FROM pgleases.consumer_dead_letters`
+	handledRows = `
+		SELECT id, customer, name, kind, worker, version, partition, epoch, attempt, at, xmin::text::bigint, %s
+		FROM handled ORDER BY n`
+)
 
 func (l *Ledger) read(ctx context.Context, tx pgx.Tx, receiver *pgxpool.Pool) error {
 	committed, err := Structs[written](ctx, tx, "SELECT id, customer, name, kind, version, deleted FROM app.written")
@@ -109,18 +125,17 @@ func (l *Ledger) read(ctx context.Context, tx pgx.Tx, receiver *pgxpool.Pool) er
 	dead, err := Structs[struct {
 		Name string
 		At   time.Time
-	}](ctx, tx, "SELECT name, at FROM app.dead UNION ALL SELECT content ->> 'name', died_at FROM pgleases.consumer_dead_letters")
+	}](ctx, tx, deadRows)
 	if err != nil {
 		return err
 	}
 	for _, d := range dead {
 		l.dead[d.Name] = d.At
 	}
-	const handled = "SELECT id, customer, name, kind, worker, version, partition, epoch, attempt, at, xmin::text::bigint, %s FROM handled ORDER BY n"
 	if l.Outside {
-		l.handled, err = Structs[effect](ctx, receiver, fmt.Sprintf(handled, "at"))
+		l.handled, err = Structs[effect](ctx, receiver, fmt.Sprintf(handledRows, "at"))
 	} else {
-		l.handled, err = Structs[effect](ctx, tx, fmt.Sprintf(handled, "pg_xact_commit_timestamp(xmin)"))
+		l.handled, err = Structs[effect](ctx, tx, fmt.Sprintf(handledRows, "pg_xact_commit_timestamp(xmin)"))
 	}
 	return err
 }
@@ -143,18 +158,18 @@ func (l *Ledger) Check() map[string][]string {
 	first := map[string]int64{} // by key, the first row that is left
 	for name := range l.left {
 		w := l.written[name]
-		if id, ok := stays[w.Customer]; (poisoned(w) || spoiled[name]) && (!ok || w.ID < id) {
-			stays[w.Customer] = w.ID
-		}
-		if id, ok := first[w.Customer]; !ok || w.ID < id {
-			first[w.Customer] = w.ID
+		lower(first, w)
+		if poisoned(w) || spoiled[name] {
+			lower(stays, w)
 		}
 	}
 	dead := map[string][]written{}
 	for name := range l.dead {
 		dead[l.written[name].Customer] = append(dead[l.written[name].Customer], l.written[name])
 	}
-	newest, previous, last := map[int]int64{}, map[string]effect{}, map[string]effect{}
+	newest := map[int]int64{}       // by partition, the highest epoch so far
+	previous := map[string]effect{} // by key, the row that was handled before
+	last := map[string]effect{}     // by name
 	for _, h := range l.handled {
 		w, known := l.written[h.Name]
 		switch again, seen := last[h.Name]; {
@@ -180,7 +195,8 @@ func (l *Ledger) Check() map[string][]string {
 			add(Zombie, "%v, after epoch %d", h, newest[h.Partition])
 		}
 		newest[h.Partition] = max(newest[h.Partition], h.Epoch)
-		if id, ok := first[h.Customer]; ok && h.ID > id && !spoiled[h.Name] {
+		id, waits := first[h.Customer]
+		if waits && h.ID > id && !spoiled[h.Name] {
 			add(Overtaken, "%v, but row %d is still in the queue", h, id)
 		}
 		for _, d := range dead[h.Customer] {
@@ -226,6 +242,14 @@ func (l *Ledger) Check() map[string][]string {
 	return found
 }
 
+// lower makes a row the one with the lowest ID of its key, if it is.
+func lower(lowest map[string]int64, w written) {
+	id, known := lowest[w.Customer]
+	if !known || w.ID < id {
+		lowest[w.Customer] = w.ID
+	}
+}
+
 // poisoned reports whether a row must never be handled.
 func poisoned(w written) bool {
 	return w.Kind == faults.FailsAlways || w.Kind == faults.KillsProcess || w.Kind == faults.CommitsItself
@@ -241,5 +265,6 @@ func (l *Ledger) String() string {
 	for _, h := range l.handled {
 		again += min(1, h.Attempt-1)
 	}
-	return fmt.Sprintf("%d rows, handled %d times, %d of these in a later attempt; %d left, %d dead letters", len(l.written), len(l.handled), again, len(l.left), len(l.dead))
+	return fmt.Sprintf("%d rows, handled %d times, %d of these in a later attempt; %d left, %d dead letters",
+		len(l.written), len(l.handled), again, len(l.left), len(l.dead))
 }

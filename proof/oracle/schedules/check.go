@@ -35,7 +35,12 @@ func (l *Ledger) Checked() map[string]int {
 			ticks += int(e.Ticks)
 		}
 	}
-	return map[string]int{"ticks": ticks, "jobs": len(l.jobs), "effects of runs": len(l.effects), "calls outside of the database": len(l.calls)}
+	return map[string]int{
+		"ticks":                         ticks,
+		"jobs":                          len(l.jobs),
+		"effects of runs":               len(l.effects),
+		"calls outside of the database": len(l.calls),
+	}
 }
 
 // Schedules returns how many schedules there are.
@@ -46,7 +51,7 @@ func (l *Ledger) Effects() int { return len(l.effects) }
 
 // String describes what was checked. Call it after Check.
 func (l *Ledger) String() string {
-	outcomes, failures, ofJobs := make(map[schedule.Outcome]int64), make(map[string]int), make(map[schedule.Outcome]int)
+	outcomes, failures := make(map[schedule.Outcome]int64), make(map[string]int)
 	for _, entries := range l.history {
 		for _, e := range entries {
 			outcomes[e.Outcome] += e.Ticks
@@ -55,6 +60,7 @@ func (l *Ledger) String() string {
 			}
 		}
 	}
+	ofJobs := make(map[schedule.Outcome]int)
 	for _, entries := range l.jobs {
 		for _, e := range entries {
 			ofJobs[e.Outcome]++
@@ -64,8 +70,13 @@ func (l *Ledger) String() string {
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Idempotency }) {
 		again += len(of) - 1
 	}
-	return fmt.Sprintf("%d schedules, %d effects, outcomes of ticks: %v, failures: %v; %d orders, outcomes of jobs: %v; %d calls outside, %d of them again, %d late; at once, at most: %v",
-		len(l.schedules), len(l.effects), outcomes, failures, len(l.names), ofJobs, len(l.calls), again, l.zombies, l.atOnce)
+	return strings.Join([]string{
+		fmt.Sprintf("%d schedules, %d effects, outcomes of ticks: %v, failures: %v",
+			len(l.schedules), len(l.effects), outcomes, failures),
+		fmt.Sprintf("%d orders, outcomes of jobs: %v", len(l.names), ofJobs),
+		fmt.Sprintf("%d calls outside, %d of them again, %d late", len(l.calls), again, l.zombies),
+		fmt.Sprintf("at once, at most: %v", l.atOnce),
+	}, "; ")
 }
 
 func (l *Ledger) wrong(format string, args ...any) {
@@ -78,29 +89,45 @@ func (l *Ledger) checkTicks() {
 		reached := s.Anchor
 		for _, e := range l.history[name] {
 			if !e.Since.Equal(reached) {
-				l.wrong("outcomes: %s: an entry begins at %v, and the one before ends at %v: %+v", name, e.Since, reached, e)
+				l.wrong("outcomes: %s: an entry begins at %v, and the one before ends at %v: %+v",
+					name, e.Since, reached, e)
 			}
 			reached = e.Until
-			ticks := s.Ticks(e.Since, e.Until)
-			if int64(len(ticks)) != e.Ticks {
-				l.wrong("outcomes: %s: an entry has %d ticks, and there were %d: %+v", name, e.Ticks, len(ticks), e)
-			}
-			switch {
-			// Of missed ticks, at most 100 run.
-			case slices.Contains(s.Never, e.Outcome) && !(e.Outcome == schedule.OutcomeMissed && e.Ended.Sub(e.Until) >= 100*s.Every):
-				l.wrong("outcomes: %s: %s is an outcome that it must not have: %+v", name, e.Outcome, e)
-			case e.ran() != (e.Epoch != nil && e.Started != nil) || e.ran() && (e.Ticks != 1 || len(ticks) != 1 || !ticks[0].Equal(e.Until)):
-				l.wrong("outcomes: %s: no run of one tick: %+v", name, e)
-			case e.ran() && e.Started.Before(e.Until):
-				l.wrong("early: %s: it began at %v: %+v", name, e.Started, e)
-			case (e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown) != (e.Error != ""), e.Outcome == schedule.OutcomeSucceeded && (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until):
-				l.wrong("outcomes: %s: %s with the error %q: %+v", name, e.Outcome, e.Error, e)
-			}
+			l.checkEntry(s, e)
 		}
 		if !reached.Equal(s.Cursor) {
 			l.wrong("outcomes: %s: the last entry ends at %v, and the cursor is %v", name, reached, s.Cursor)
 		}
 	}
+}
+
+// checkEntry compares an entry of the history with the ticks that its schedule has in that time.
+func (l *Ledger) checkEntry(s Scheduled, e entry) {
+	ticks := s.Ticks(e.Since, e.Until)
+	if int64(len(ticks)) != e.Ticks {
+		l.wrong("outcomes: %s: an entry has %d ticks, and there were %d: %+v", e.Name, e.Ticks, len(ticks), e)
+	}
+	surplus := e.is(schedule.OutcomeMissed) && e.Ended.Sub(e.Until) >= 100*s.Every // at most 100 missed ticks run
+	owned := e.Epoch != nil && e.Started != nil
+	oneTick := e.Ticks == 1 && len(ticks) == 1 && ticks[0].Equal(e.Until)
+	needsError := e.is(schedule.OutcomeFailed, schedule.OutcomeUnknown)
+	fails := (s.Kind == "fails" || s.Kind == "paid") && faults.FailsAt(e.Until)
+	switch {
+	case slices.Contains(s.Never, e.Outcome) && !surplus:
+		l.wrong("outcomes: %s: %s is an outcome that it must not have: %+v", e.Name, e.Outcome, e)
+	case e.ran() != owned, e.ran() && !oneTick:
+		l.wrong("outcomes: %s: no run of one tick: %+v", e.Name, e)
+	case e.ran() && e.Started.Before(e.Until):
+		l.wrong("early: %s: it began at %v: %+v", e.Name, e.Started, e)
+	case needsError != (e.Error != ""), e.is(schedule.OutcomeSucceeded) && fails:
+		l.wrong("outcomes: %s: %s with the error %q: %+v", e.Name, e.Outcome, e.Error, e)
+	}
+}
+
+// outside reports whether runs of a schedule have their effects outside of the database.
+func (l *Ledger) outside(name string) bool {
+	outside, _ := faults.Outside(l.schedules[name].Kind)
+	return outside
 }
 
 // A tick is a tick of a schedule.
@@ -117,7 +144,7 @@ func (l *Ledger) checkEffects() {
 	done := make(map[tick]int)
 	for name, entries := range l.history {
 		for _, e := range entries {
-			if outside, _ := faults.Outside(l.schedules[name].Kind); e.Outcome == schedule.OutcomeSucceeded && !outside {
+			if e.is(schedule.OutcomeSucceeded) && !l.outside(name) {
 				done[tickOf(name, e.Until)]++
 			}
 		}
@@ -127,7 +154,9 @@ func (l *Ledger) checkEffects() {
 	latest := make(map[string]effect) // by key
 	for _, e := range l.effects {
 		if e.Job == 0 {
-			if done[tickOf(e.Name, e.At)]--; done[tickOf(e.Name, e.At)] < 0 {
+			of := tickOf(e.Name, e.At)
+			done[of]--
+			if done[of] < 0 {
 				l.wrong("effects: an effect of a tick that did not succeed, or a second one: %+v", e)
 			}
 		}
@@ -147,7 +176,8 @@ func (l *Ledger) checkEffects() {
 		if !ok || e.Epoch > before.Epoch || e.Epoch == before.Epoch && e.Committed.After(before.Committed) {
 			owners[e.Partition] = e
 		}
-		if before, ok := latest[e.Key]; ok && before.Committed.After(e.Began) {
+		before, ok = latest[e.Key]
+		if ok && before.Committed.After(e.Began) {
 			l.wrong("overlap: under key %q: %+v and %+v", e.Key, before, e)
 		}
 		latest[e.Key] = e
@@ -238,35 +268,30 @@ func (l *Ledger) checkJobs() {
 // checkJob checks one job. A replaced job has more than one order and entry.
 func (l *Ledger) checkJob(id int64, orders []order, entries []entry, effects []effect) {
 	wrong := func(what string) { l.wrong("jobs: %d: %s: %+v, %+v, %+v", id, what, orders, entries, effects) }
-	done, ended := 0, !l.living[id]
+	done := 0
 	for _, e := range entries {
-		if e.Outcome == schedule.OutcomeSucceeded {
+		if e.is(schedule.OutcomeSucceeded) {
 			done++
 		}
 	}
+	ended := !l.living[id]
 	kind := l.jobKind(orders, entries)
-	outside, atMostOnce := faults.Outside(kind)
+	outside, _ := faults.Outside(kind)
+	replaced := len(orders) > 1
+	more := !replaced && (len(entries) > 1 || len(entries) == 1 && !ended)
 	switch {
 	case ended && len(entries) == 0:
 		wrong("it was enqueued and has no outcome, or it ran and was never enqueued")
 		return
 	case !outside && len(effects) != done || outside && len(effects) > 0:
 		wrong("its effects do not match its successes")
-	case len(orders) < 2 && (len(entries) > 1 || len(entries) == 1 && !ended), len(orders) > 0 && len(entries) > len(orders):
+	case more, len(orders) > 0 && len(entries) > len(orders):
 		wrong("it has more outcomes than one")
 	}
 	for _, e := range entries {
-		switch {
-		case e.Outcome == schedule.OutcomeFailed:
-			if e.Error == "" || len(orders) == 1 && kind == "ordered" && faults.What(orders[0].Name) != faults.Wrong && e.Attempts < faults.MaxAttempts && !strings.Contains(e.Error, crashed) {
-				wrong("it failed without a reason")
-			}
-		case e.Outcome == schedule.OutcomeUnknown && !atMostOnce, e.Outcome != schedule.OutcomeSucceeded && e.Outcome != schedule.OutcomeCanceled && e.Outcome != schedule.OutcomeUnknown:
-			wrong("it has an outcome that it must not have")
-		case e.Outcome == schedule.OutcomeSucceeded && len(orders) == 1 && faults.What(orders[0].Name) == faults.Wrong:
-			wrong("it succeeded, and should have been discarded")
-		case e.Outcome == schedule.OutcomeSucceeded && len(orders) == 1 && faults.What(orders[0].Name) == faults.Flaky && e.Attempts < 2:
-			wrong("its first attempt should have failed")
+		problem := problemOf(e, kind, orders)
+		if problem != "" {
+			wrong(problem)
 		}
 	}
 	if len(orders) == 0 { // a job of a schedule, by Trigger or Backfill
@@ -274,16 +299,53 @@ func (l *Ledger) checkJob(id int64, orders []order, entries []entry, effects []e
 	}
 	of := make(map[string]int)
 	for _, e := range effects {
-		if of[e.Order]++; of[e.Order] > 1 || !slices.ContainsFunc(orders, func(o order) bool { return o.Name == e.Order }) {
+		of[e.Order]++
+		its := slices.ContainsFunc(orders, func(o order) bool { return o.Name == e.Order })
+		if of[e.Order] > 1 || !its {
 			wrong("it ran twice for an order, or for none: " + e.Order)
 		}
 		if faults.What(e.Order) == faults.Snoozed && e.Began.Before(e.At.Add(faults.SnoozedFor)) {
 			wrong("it did not snooze")
 		}
 	}
-	if last := orders[len(orders)-1].Name; ended && !outside && entries[len(entries)-1].Outcome == schedule.OutcomeSucceeded && of[last] != 1 {
+	last := orders[len(orders)-1].Name
+	writes := ended && !outside && entries[len(entries)-1].is(schedule.OutcomeSucceeded)
+	if writes && of[last] != 1 {
 		wrong("the last order did not run: " + last)
 	}
+}
+
+// problemOf returns what is wrong with the outcome of a job; it is empty if the job may have it. Its
+// order counts only if no other one has replaced it.
+func problemOf(e entry, kind string, orders []order) string {
+	_, atMostOnce := faults.Outside(kind)
+	what := ""
+	if len(orders) == 1 {
+		what = faults.What(orders[0].Name)
+	}
+	retried := len(orders) == 1 && kind == "ordered" && what != faults.Wrong
+	exhausted := e.Attempts >= faults.MaxAttempts || strings.Contains(e.Error, crashed)
+	switch e.Outcome {
+	case schedule.OutcomeCanceled:
+	case schedule.OutcomeFailed:
+		if e.Error == "" || retried && !exhausted {
+			return "it failed without a reason"
+		}
+	case schedule.OutcomeSucceeded:
+		if what == faults.Wrong {
+			return "it succeeded, and should have been discarded"
+		}
+		if what == faults.Flaky && e.Attempts < 2 {
+			return "its first attempt should have failed"
+		}
+	case schedule.OutcomeUnknown:
+		if !atMostOnce {
+			return "it has an outcome that it must not have"
+		}
+	default:
+		return "it has an outcome that it must not have"
+	}
+	return ""
 }
 
 // jobKind returns the kind of a job, by its order or its schedule.
@@ -318,7 +380,7 @@ func (l *Ledger) checkCalls() {
 		}
 		for i, c := range of[1:] {
 			switch before := of[i]; {
-			case key == "" || c.Name != before.Name || c.Job != before.Job || c.Order != before.Order || !c.At.Equal(before.At):
+			case key == "" || !sameThing(c, before):
 				l.wrong("calls: two of different things have one key: %+v and %+v", before, c)
 			case c.Epoch < before.Epoch || c.Epoch == before.Epoch && !before.Returned:
 				l.wrong("calls: the epoch does not rise: %+v and %+v", before, c)
@@ -328,16 +390,22 @@ func (l *Ledger) checkCalls() {
 	for _, of := range l.callsOf(func(c faults.Call) string { return c.Key }) {
 		for i, c := range of {
 			for _, before := range of[:i] {
+				sameOwner := c.Epoch == before.Epoch && c.Worker == before.Worker
 				switch end := max(before.Trusted, before.ReturnedAfter); {
 				case c.Epoch < before.Epoch:
 					l.zombies++
-				case c.Epoch == before.Epoch && before.Worker == c.Worker && end > c.Began, before.Trusted > c.Began+together:
+				case sameOwner && end > c.Began, before.Trusted > c.Began+together:
 					l.wrong("calls: two overlap under one key: %+v and %+v", before, c)
 				}
 			}
 		}
 	}
 	l.checkCalled()
+}
+
+// sameThing reports whether two calls are for the same tick or order.
+func sameThing(a, b faults.Call) bool {
+	return a.Name == b.Name && a.Job == b.Job && a.Order == b.Order && a.At.Equal(b.At)
 }
 
 // crashed is part of the error of a tick or job that reached its limit of crashes.
@@ -359,7 +427,7 @@ func (l *Ledger) checkCalled() {
 	}
 	for name, of := range l.history {
 		for _, e := range of {
-			if outside, _ := faults.Outside(l.schedules[name].Kind); outside && e.ran() {
+			if l.outside(name) && e.ran() {
 				entries[thing{tickOf(name, e.Until), 0}] = e
 			}
 		}
@@ -370,7 +438,9 @@ func (l *Ledger) checkCalled() {
 		}
 	}
 	for k, of := range calls {
-		if _, has := entries[k]; !has && !l.Promoted && !l.living[k.job] && (k.job != 0 || !of[0].At.After(l.schedules[k.name].Cursor)) {
+		_, has := entries[k]
+		pending := l.living[k.job] || k.job == 0 && of[0].At.After(l.schedules[k.name].Cursor)
+		if !has && !l.Promoted && !pending {
 			l.wrong("calls: called, without an outcome: %+v", of)
 		}
 	}
@@ -378,7 +448,8 @@ func (l *Ledger) checkCalled() {
 		of := calls[k]
 		well := slices.ContainsFunc(of, func(c faults.Call) bool { return c.Returned && c.Error == "" })
 		// The outcome of a call may be lost, and the next process crash before it calls.
-		if e.Outcome == schedule.OutcomeSucceeded && !well || e.Outcome == schedule.OutcomeFailed && well && len(of) == 1 && !strings.Contains(e.Error, crashed) {
+		failsAlone := e.is(schedule.OutcomeFailed) && len(of) == 1 && !strings.Contains(e.Error, crashed)
+		if e.is(schedule.OutcomeSucceeded) && !well || failsAlone && well {
 			l.wrong("calls: the outcome %s does not match the calls: %+v, %+v", e.Outcome, e, of)
 		}
 	}

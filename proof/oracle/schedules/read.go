@@ -59,8 +59,12 @@ type entry struct {
 	Ended        time.Time
 }
 
+// is reports whether the outcome is one of these.
+func (e entry) is(outcomes ...schedule.Outcome) bool { return slices.Contains(outcomes, e.Outcome) }
+
+// ran reports whether the handler was called.
 func (e entry) ran() bool {
-	return e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown
+	return e.is(schedule.OutcomeSucceeded, schedule.OutcomeFailed, schedule.OutcomeUnknown)
 }
 
 // An effect is what a handler wrote in its transaction.
@@ -74,6 +78,16 @@ type effect struct {
 	Whole             bool
 	Committed         time.Time
 }
+
+const (
+	historyRows = `
+		SELECT name, job, since, until, ticks, outcome, coalesce(error, ''), attempts, epoch, started_at, ended_at
+		FROM pgleases.history ORDER BY id`
+	effectRows = `
+		SELECT name, key, worker, partition, epoch, job, made_for,
+		       at, began, ended IS NOT NULL, pg_xact_commit_timestamp(xmin)
+		FROM ticks ORDER BY began, n`
+)
 
 // Read reads the tables, and the calls that the workers wrote to a directory.
 func Read(ctx context.Context, db Querier, dir string) (*Ledger, error) {
@@ -95,8 +109,7 @@ func Read(ctx context.Context, db Querier, dir string) (*Ledger, error) {
 			l.orders[*o.Job] = append(l.orders[*o.Job], o)
 		}
 	}
-	entries, err := structs[entry](ctx, db, `SELECT name, job, since, until, ticks, outcome, coalesce(error, ''), attempts, epoch, started_at, ended_at
-		FROM pgleases.history ORDER BY id`)
+	entries, err := structs[entry](ctx, db, historyRows)
 	if err != nil {
 		return nil, err
 	}
@@ -115,8 +128,7 @@ func Read(ctx context.Context, db Querier, dir string) (*Ledger, error) {
 	for _, id := range ids {
 		l.living[id] = true
 	}
-	l.effects, err = structs[effect](ctx, db, `SELECT name, key, worker, partition, epoch, job, made_for, at, began, ended IS NOT NULL, pg_xact_commit_timestamp(xmin)
-		FROM ticks ORDER BY began, n`)
+	l.effects, err = structs[effect](ctx, db, effectRows)
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +157,8 @@ type Scheduled struct {
 // schedule.
 func (s Scheduled) Ticks(after, until time.Time) (ticks []time.Time) {
 	at := s.First(s.Anchor)
-	if n := after.Sub(at) / s.Every; n > 0 {
+	n := after.Sub(at) / s.Every
+	if n > 0 {
 		at = at.Add(n * s.Every)
 	}
 	for ; !at.After(until); at = at.Add(s.Every) {
