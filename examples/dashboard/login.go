@@ -67,7 +67,14 @@ func (l *login) enter(w http.ResponseWriter, r *http.Request) {
 	l.mu.Lock()
 	l.sessions[secret] = signed{user, time.Now().Add(session)}
 	l.mu.Unlock()
-	http.SetCookie(w, &http.Cookie{Name: cookie, Value: secret, Path: "/", HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode})
+	http.SetCookie(w, &http.Cookie{
+		Name:     cookie,
+		Value:    secret,
+		Path:     "/",
+		HttpOnly: true,
+		Secure:   r.TLS != nil,
+		SameSite: http.SameSiteStrictMode,
+	})
 	http.Redirect(w, r, "/", http.StatusSeeOther)
 }
 
@@ -85,12 +92,17 @@ func show(w http.ResponseWriter, page *template.Template, content string) {
 	_ = page.Execute(w, content) // the browser has gone
 }
 
-var home = template.Must(template.New("home").Parse(`<!doctype html><html lang="en"><meta charset="utf-8"><title>Orders</title>
+const homePage = `<!doctype html><html lang="en"><meta charset="utf-8"><title>Orders</title>
 <h1>Orders</h1>
 {{if .}}<p>You are {{.}}. See the <a href="ops/leases/">leases</a>.</p><form method="post" action="logout"><button>Sign out</button></form>
-{{else}}<p><a href="login">Sign in</a></p>{{end}}`))
+{{else}}<p><a href="login">Sign in</a></p>{{end}}`
 
-var form = template.Must(template.New("login").Parse(`<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign in</title>
+const formPage = `<!doctype html><html lang="en"><meta charset="utf-8"><title>Sign in</title>
 <h1>Sign in</h1>
 {{with .}}<p role="alert">{{.}}</p>{{end}}
-<form method="post" action="login"><label>Password <input name="password" type="password" autocomplete="current-password" autofocus></label> <button>Sign in</button></form>`))
+<form method="post" action="login"><label>Password <input name="password" type="password" autocomplete="current-password" autofocus></label> <button>Sign in</button></form>`
+
+var (
+	home = template.Must(template.New("home").Parse(homePage))
+	form = template.Must(template.New("login").Parse(formPage))
+)

@@ -28,7 +28,8 @@ func main() {
 	defer stop()
 	url, password := os.Getenv("DATABASE_URL"), os.Getenv("OPERATORS_PASSWORD")
 	if url == "" || password == "" {
-		log.Fatal("set DATABASE_URL to a database's URL, such as postgres://localhost/postgres, and OPERATORS_PASSWORD to a password of your choice")
+		log.Fatal("set DATABASE_URL to a database's URL, such as postgres://localhost/postgres, " +
+			"and OPERATORS_PASSWORD to a password of your choice")
 	}
 	if err := run(ctx, url, newLogin(password, os.Getenv("VIEWERS_PASSWORD"))); err != nil {
 		log.Fatal(err)

@@ -89,7 +89,8 @@ func PgBouncer(ctx context.Context, upstream string, opts ...BouncerOption) (_ *
 }
 
 func (b *Bouncer) start(ctx context.Context) (err error) {
-	if b.folder, err = newFolder("", true); err != nil {
+	b.folder, err = newFolder("", true)
+	if err != nil {
 		return err
 	}
 	b.port, err = onFreePort(func(port int) error {
@@ -182,7 +183,8 @@ func (b *Bouncer) URL() string {
 // 1.24.
 func (b *Bouncer) Through(databaseURL string) (string, error) {
 	// auth_type any ignores the user, but a client must name one.
-	return sameDatabase(fmt.Sprintf("postgres://postgres@127.0.0.1:%d/?sslmode=disable&default_query_exec_mode=exec", b.port), databaseURL)
+	const pooled = "postgres://postgres@127.0.0.1:%d/?sslmode=disable&default_query_exec_mode=exec"
+	return sameDatabase(fmt.Sprintf(pooled, b.port), databaseURL)
 }
 
 // Describe returns one line with the version, program and address of the pooler.

@@ -36,9 +36,10 @@ func (s *Server) Clock(ctx context.Context) (*Clock, error) {
 		return nil, fmt.Errorf("pgserver: %w", err)
 	}
 	var c *Clock
-	err = s.locked("set the clock of", func() error {
+	err = s.locked("set the clock of", func() (err error) {
 		file := s.folder.file("clock")
-		if c, err = newClock(file); err != nil {
+		c, err = newClock(file)
+		if err != nil {
 			return err
 		}
 		library, err := s.compiled(ctx, compiler)

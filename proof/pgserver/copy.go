@@ -24,7 +24,7 @@ func (s *Server) Copy(ctx context.Context) (*Server, error) {
 // version, because most machines have one version installed. In all other ways it is like Copy.
 func (s *Server) Upgrade(ctx context.Context, opts ...Option) (*Server, error) {
 	return s.inherited(ctx, newOptions(opts), func(ctx context.Context, upgraded *Server, data string) error {
-		if err := upgraded.initialize(ctx, data); err != nil {
+		if err := initialize(ctx, upgraded, data); err != nil {
 			return err
 		}
 		// pg_upgrade needs a directory that it can write to, for sockets too.
@@ -38,7 +38,7 @@ func (s *Server) Upgrade(ctx context.Context, opts ...Option) (*Server, error) {
 }
 
 // inherited starts a server that fill creates from this one while this one is down.
-func (s *Server) inherited(ctx context.Context, o options, fill func(ctx context.Context, s *Server, data string) error) (*Server, error) {
+func (s *Server) inherited(ctx context.Context, o options, fill filler) (*Server, error) {
 	var made *Server
 	err := s.locked("copy", func() (err error) {
 		if s.process != nil {
@@ -53,9 +53,7 @@ func (s *Server) inherited(ctx context.Context, o options, fill func(ctx context
 // Restored starts a server that has one schema of this server's database postgres, copied with
 // pg_dump and pg_restore. This server must be up. In all other ways it is like Copy.
 func (s *Server) Restored(ctx context.Context, schema string, opts ...Option) (*Server, error) {
-	restored, err := start(ctx, s.bin, newOptions(opts), func(ctx context.Context, restored *Server, data string) error {
-		return restored.initialize(ctx, data)
-	})
+	restored, err := start(ctx, s.bin, newOptions(opts), initialize)
 	if err != nil {
 		return nil, err
 	}

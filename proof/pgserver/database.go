@@ -24,7 +24,8 @@ const dropTimeout = 20 * time.Second
 // only the call.
 func CreateDatabase(ctx context.Context, server string) (databaseURL string, drop func() error, err error) {
 	name := "pgleases_" + strings.ToLower(rand.Text())
-	if databaseURL, err = withDatabase(server, name); err != nil {
+	databaseURL, err = withDatabase(server, name)
+	if err != nil {
 		return "", nil, fmt.Errorf("pgserver: create database: %w", err)
 	}
 	// template0, because sessions in another template would make the copy fail, and template0

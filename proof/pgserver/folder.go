@@ -63,7 +63,8 @@ func newFolder(dir string, inMemory bool) (*folder, error) {
 		return nil, err
 	}
 	f := &folder{path: path, account: a}
-	if f.lock, err = os.Open(path); err == nil {
+	f.lock, err = os.Open(path)
+	if err == nil {
 		err = errors.Join(os.Chmod(path, 0o755), lock(f.lock))
 	}
 	if err != nil {
@@ -78,7 +79,8 @@ func newFolder(dir string, inMemory bool) (*folder, error) {
 // 280 ms instead of 25 ms.
 func tempRoot(inMemory bool) string {
 	if inMemory && os.Getenv("TMPDIR") == "" {
-		if dir := pgtest.MemoryFolder(); dir != "" {
+		dir := pgtest.MemoryFolder()
+		if dir != "" {
 			return dir
 		}
 	}
@@ -102,11 +104,13 @@ func sweep(root string) {
 			continue
 		}
 		// Any user may create such a folder.
-		if stat, ok := info.Sys().(*syscall.Stat_t); !ok || int(stat.Uid) != os.Getuid() {
+		stat, ok := info.Sys().(*syscall.Stat_t)
+		if !ok || int(stat.Uid) != os.Getuid() {
 			continue
 		}
 		f := &folder{path: path}
-		if f.lock, err = os.Open(path); err != nil {
+		f.lock, err = os.Open(path)
+		if err != nil {
 			continue
 		}
 		if lock(f.lock) != nil {
@@ -176,12 +180,15 @@ func belongs(command, path string) bool {
 // if the server has no segment. A server removes the segment and the file with its id when it
 // stops, but not when it is killed.
 func (f *folder) segment() string {
-	if lines := f.postmasterFile(); len(lines) >= 7 {
-		if fields := strings.Fields(lines[6]); len(fields) == 2 {
-			return fields[1]
-		}
+	lines := f.postmasterFile()
+	if len(lines) < 7 {
+		return ""
 	}
-	return ""
+	fields := strings.Fields(lines[6])
+	if len(fields) != 2 {
+		return ""
+	}
+	return fields[1]
 }
 
 // postmasterFile returns the lines of postmaster.pid: line 1 is the server's pid, line 7 its

@@ -33,18 +33,26 @@ func (e NotInstalled) Error() string {
 
 func (e NotInstalled) Unwrap() error { return e.Err }
 
+// Remedies.
+const (
+	installPostgres = "install it (Debian, Ubuntu: apt-get install postgresql; macOS: brew install postgresql@17)"
+	installBouncer  = "install it (Debian, Ubuntu: apt-get install pgbouncer; macOS: brew install pgbouncer)"
+	installCompiler = "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to it"
+)
+
 var bouncerDirs = []string{"/usr/sbin", "/usr/local/sbin", "/opt/homebrew/bin"}
 
 // findBouncer returns the path of the program pgbouncer. It tries path (a list as in PATH), then
 // dirs.
 func findBouncer(path string, dirs []string) (string, error) {
 	for _, dir := range append(filepath.SplitList(path), dirs...) {
-		if program := filepath.Join(dir, "pgbouncer"); isProgram(program) {
+		program := filepath.Join(dir, "pgbouncer")
+		if isProgram(program) {
 			return program, nil
 		}
 	}
-	return "", NotInstalled{Program: "pgbouncer", Remedy: "install it (Debian, Ubuntu: apt-get install pgbouncer; macOS: brew install pgbouncer); " +
-		"it was looked for in PATH and " + strings.Join(dirs, ", ")}
+	remedy := installBouncer + "; it was looked for in PATH and " + strings.Join(dirs, ", ")
+	return "", NotInstalled{Program: "pgbouncer", Remedy: remedy}
 }
 
 // findCompiler returns the C compiler: forced if it is not empty, else cc.
@@ -55,7 +63,7 @@ func findCompiler(system, forced string) (string, error) {
 	name := cmp.Or(forced, "cc")
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", NotInstalled{Program: "cc", Remedy: "install a C compiler (Debian, Ubuntu: apt-get install gcc libc6-dev), or set CC to it", Err: err}
+		return "", NotInstalled{Program: "cc", Remedy: installCompiler, Err: err}
 	}
 	return path, nil
 }
@@ -92,7 +100,8 @@ func onFreePort(listen func(port int) error) (int, error) {
 			continue
 		}
 		l.Close()
-		if err = listen(port); !errors.Is(err, errPortTaken) {
+		err = listen(port)
+		if !errors.Is(err, errPortTaken) {
 			return port, err
 		}
 	}

@@ -59,7 +59,8 @@ func (s *Server) Kill() error {
 		s.folder.evacuate()
 		removeSegment(s.folder.segment())
 		// Otherwise the server would not start if another process got the pid in this file.
-		if err := os.Remove(s.folder.file(dataName + "/postmaster.pid")); err != nil && !os.IsNotExist(err) {
+		err := os.Remove(s.folder.file(dataName + "/postmaster.pid"))
+		if err != nil && !os.IsNotExist(err) {
 			return err
 		}
 		if s.process != nil {
@@ -185,7 +186,8 @@ func (s *Server) signalAll(sig syscall.Signal) error {
 func (s *Server) pids() []int {
 	pids := s.folder.processes()
 	if s.process != nil {
-		if i := slices.Index(pids, s.process.pid()); i > 0 {
+		i := slices.Index(pids, s.process.pid())
+		if i > 0 {
 			pids = slices.Insert(slices.Delete(pids, i, i+1), 0, s.process.pid())
 		}
 	}

@@ -71,9 +71,9 @@ type Server struct {
 func Start(ctx context.Context, opts ...Option) (*Server, error) {
 	bin, err := pgtest.FindPrograms()
 	if err != nil {
-		return nil, NotInstalled{Program: "postgresql", Remedy: "install it (Debian, Ubuntu: apt-get install postgresql; macOS: brew install postgresql@17)", Err: err}
+		return nil, NotInstalled{Program: "postgresql", Remedy: installPostgres, Err: err}
 	}
-	return start(ctx, bin, newOptions(opts), func(ctx context.Context, s *Server, data string) error { return s.initialize(ctx, data) })
+	return start(ctx, bin, newOptions(opts), initialize)
 }
 
 // newOptions returns the options of a new cluster.
@@ -98,12 +98,16 @@ func newOptions(opts []Option) options {
 	return o
 }
 
-// start starts a server after fill has filled its data folder, which is empty at first.
-func start(ctx context.Context, bin string, o options, fill func(ctx context.Context, s *Server, data string) error) (_ *Server, err error) {
+// A filler fills the data folder of a server that starts, which is empty at first.
+type filler func(ctx context.Context, s *Server, data string) error
+
+// start starts a server after its data folder is filled.
+func start(ctx context.Context, bin string, o options, fill filler) (_ *Server, err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	s := &Server{bin: bin}
-	if s.folder, err = newFolder(o.dir, o.settings["fsync"] != "on"); err != nil {
+	s.folder, err = newFolder(o.dir, o.settings["fsync"] != "on")
+	if err != nil {
 		return nil, fmt.Errorf("pgserver: start PostgreSQL: %w", err)
 	}
 	defer func() {
@@ -121,11 +125,16 @@ func start(ctx context.Context, bin string, o options, fill func(ctx context.Con
 	if err := appendSettings(filepath.Join(data, "postgresql.conf"), o.settings); err != nil {
 		return nil, err
 	}
-	if s.port, err = onFreePort(func(port int) error { s.port = port; return s.launch(ctx) }); err != nil {
+	s.port, err = onFreePort(func(port int) error {
+		s.port = port
+		return s.launch(ctx)
+	})
+	if err != nil {
 		return nil, err
 	}
 	s.url = fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", s.port)
-	s.describe = fmt.Sprintf("PostgreSQL %s from %s on 127.0.0.1:%d", programVersion(s.program("postgres")), s.bin, s.port)
+	version := programVersion(s.program("postgres"))
+	s.describe = fmt.Sprintf("PostgreSQL %s from %s on 127.0.0.1:%d", version, s.bin, s.port)
 	return s, nil
 }
 
@@ -165,7 +174,8 @@ func (s *Server) Stop() error {
 
 // withLog appends the end of the server's log to an error.
 func (s *Server) withLog(err error) error {
-	if tail := s.folder.logTail(); tail != "" {
+	tail := s.folder.logTail()
+	if tail != "" {
 		return fmt.Errorf("%w\nthe end of its log:\n%s", err, tail)
 	}
 	return err
@@ -173,8 +183,8 @@ func (s *Server) withLog(err error) error {
 
 func (s *Server) program(name string) string { return filepath.Join(s.bin, name) }
 
-// initialize creates a new cluster in the data folder.
-func (s *Server) initialize(ctx context.Context, data string) error {
+// initialize is a filler that creates a new cluster.
+func initialize(ctx context.Context, s *Server, data string) error {
 	return s.run(ctx, s.folder.path, "initdb", "--pgdata="+data, "--username=postgres",
 		"--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync")
 }
@@ -229,7 +239,9 @@ func (s *Server) launch(ctx context.Context) error {
 		return err
 	}
 	err = s.folder.await(ctx, postmaster, func() bool { return s.ready(postmaster) })
-	if log := s.folder.log(); err != nil && len(log) > before && strings.Contains(log[before:], "could not bind") {
+	log := s.folder.log()
+	taken := len(log) > before && strings.Contains(log[before:], "could not bind")
+	if err != nil && taken {
 		return errPortTaken
 	}
 	if err == nil {

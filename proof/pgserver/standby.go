@@ -139,7 +139,8 @@ func (s *Server) Promote(ctx context.Context) error {
 		defer cancel()
 		return maintain(ctx, s.url, func(conn *pgx.Conn) error {
 			var promoted bool
-			err := conn.QueryRow(ctx, fmt.Sprintf("SELECT pg_promote(true, %d)", int(startTimeout.Seconds()))).Scan(&promoted)
+			promote := fmt.Sprintf("SELECT pg_promote(true, %d)", int(startTimeout.Seconds()))
+			err := conn.QueryRow(ctx, promote).Scan(&promoted)
 			if err == nil && !promoted {
 				err = errors.New("it is a standby still")
 			}

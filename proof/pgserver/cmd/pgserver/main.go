@@ -82,7 +82,8 @@ func run(withBouncer, asApp bool, args []string) (code int, err error) {
 func command(args, env []string, signals <-chan os.Signal) (int, error) {
 	cmd := exec.Command(args[0], args[1:]...)
 	cmd.Env = env
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Stdin = os.Stdin
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
 		return 2, err
 	}
@@ -95,7 +96,8 @@ func command(args, env []string, signals <-chan os.Signal) (int, error) {
 	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
 		return 2, err
 	}
-	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+	status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus)
+	if ok && status.Signaled() {
 		return 128 + int(status.Signal()), nil
 	}
 	return cmd.ProcessState.ExitCode(), nil
