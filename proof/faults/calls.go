@@ -118,7 +118,8 @@ func Calls(dir string) (all []Call, err error) {
 			if err := json.Unmarshal(lines.Bytes(), &c); err != nil {
 				return err
 			}
-			if n := first + c.N; n > len(all) {
+			n := first + c.N
+			if n > len(all) {
 				all = append(all, c)
 			} else {
 				all[n-1] = c

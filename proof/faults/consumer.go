@@ -23,7 +23,16 @@ type order struct {
 
 func tasksOf(rows ...consumer.Row[order]) (tasks []task) {
 	for _, r := range rows {
-		tasks = append(tasks, task{r.ID, r.Key, r.Value.Name, r.Value.Kind, r.Value.Version, r.Partition, r.Epoch, r.Attempt})
+		tasks = append(tasks, task{
+			ID:        r.ID,
+			Customer:  r.Key,
+			Name:      r.Value.Name,
+			Kind:      r.Value.Kind,
+			Version:   r.Value.Version,
+			Partition: r.Partition,
+			Epoch:     r.Epoch,
+			Attempt:   r.Attempt,
+		})
 	}
 	return tasks
 }
@@ -56,10 +65,17 @@ func (h *handler) consume(ctx context.Context) error {
 	if h.Queue.DeadLetters {
 		failure = consumer.OnFailureDeadLetter
 	}
-	c, err := consumer.New(ctx, h.client, h.pool, "orders", consumer.Queue{Table: "app.outbox", Key: "customer"}, handler,
-		consumer.WithBatch(20, 1<<20), consumer.WithPoll(100*time.Millisecond), consumer.WithTimeout(5*h.TTL), consumer.WithIdleTimeout(5*h.TTL),
-		consumer.WithMaxAttempts(QueueAttempts, consumer.Backoff(20*time.Millisecond, 200*time.Millisecond)), consumer.WithOnFailure(failure),
-		consumer.WithLogger(h.log), consumer.WithoutMigration())
+	queue := consumer.Queue{Table: "app.outbox", Key: "customer"}
+	c, err := consumer.New(ctx, h.client, h.pool, "orders", queue, handler,
+		consumer.WithBatch(20, 1<<20),
+		consumer.WithPoll(100*time.Millisecond),
+		consumer.WithTimeout(5*h.TTL),
+		consumer.WithIdleTimeout(5*h.TTL),
+		consumer.WithMaxAttempts(QueueAttempts, consumer.Backoff(20*time.Millisecond, 200*time.Millisecond)),
+		consumer.WithOnFailure(failure),
+		consumer.WithLogger(h.log),
+		consumer.WithoutMigration(),
+	)
 	if err != nil {
 		return err
 	}

@@ -47,14 +47,19 @@ var databaseFaults = []Fault{
 	database("kill -9 of the server", func(f *Fleet, ctx context.Context) error {
 		return errors.Join(f.Database.Server.Kill(), f.Database.Server.Up(ctx))
 	}),
-	database("immediate restart", func(f *Fleet, ctx context.Context) error { return f.Database.Server.Restart(ctx, pgserver.Immediate) }),
-	database("fast restart", func(f *Fleet, ctx context.Context) error { return f.Database.Server.Restart(ctx, pgserver.Fast) }),
+	database("immediate restart", restart(pgserver.Immediate)),
+	database("fast restart", restart(pgserver.Fast)),
 	database("frozen server", (*Fleet).freezeServer),
 	database("terminated backends", (*Fleet).terminate),
 	database("locked table", (*Fleet).lockTable),
 	database("connections exhausted", (*Fleet).exhaust),
 	database("read-only server", (*Fleet).readOnly),
 	{openTransaction, 2, (*Fleet).openTransaction},
+}
+
+// restart returns what restarts the server in a mode.
+func restart(mode pgserver.Mode) func(*Fleet, context.Context) error {
+	return func(f *Fleet, ctx context.Context) error { return f.Database.Server.Restart(ctx, mode) }
 }
 
 // poolerFaults hit the pooler, and the connections between the pooler and the server.
@@ -96,7 +101,8 @@ func (d *Database) Befall(f *Fleet) {
 		f.Faults = append(f.Faults, poolerFaults...)
 	}
 	for _, revoke := range d.Revokes {
-		f.Faults = append(f.Faults, database(revoke, func(f *Fleet, ctx context.Context) error { return f.revoke(ctx, revoke) }))
+		do := func(f *Fleet, ctx context.Context) error { return f.revoke(ctx, revoke) }
+		f.Faults = append(f.Faults, database(revoke, do))
 	}
 }
 
@@ -136,7 +142,8 @@ func database(name string, do func(*Fleet, context.Context) error) Fault {
 			f.mu.Lock()
 			defer f.mu.Unlock()
 			f.note(nil, Incident{Fault: name, Over: true})
-			f.disturbed, f.mended, f.calm = false, time.Now(), time.Now().Add(calm) // sometimes long enough for an eviction
+			f.disturbed, f.mended = false, time.Now()
+			f.calm = f.mended.Add(calm) // sometimes long enough for an eviction
 			if err == nil {
 				return
 			}
@@ -270,7 +277,9 @@ func (f *Fleet) readOnly(ctx context.Context) error {
 	set := func(value string) error {
 		return f.Database.connected(ctx, func(conn *pgx.Conn) error {
 			for _, statement := range []string{
-				"SET default_transaction_read_only = off", "ALTER SYSTEM SET default_transaction_read_only = " + value, "SELECT pg_reload_conf()",
+				"SET default_transaction_read_only = off",
+				"ALTER SYSTEM SET default_transaction_read_only = " + value,
+				"SELECT pg_reload_conf()",
 			} {
 				if _, err := conn.Exec(ctx, statement); err != nil {
 					return err
@@ -345,7 +354,8 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // openTransaction leaves a guarded transaction open, on a partition that a client may own: idle, in
 // a savepoint, or in a statement that takes long.
 func (f *Fleet) openTransaction(ctx context.Context) (bool, error) {
-	partition, kind, length := f.random.IntN(f.Config.Partitions), f.random.IntN(3), f.span(3*f.Config.TTL)
+	partition, kind := f.random.IntN(f.Config.Partitions), f.random.IntN(3)
+	length := f.span(3 * f.Config.TTL)
 	f.tell(nil, Incident{Fault: openTransaction})
 	f.waits.Go(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -359,7 +369,8 @@ func (f *Fleet) openTransaction(ctx context.Context) (bool, error) {
 		_ = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
 			var err error
 			if kind == 1 {
-				if tx, err = tx.Begin(ctx); err != nil {
+				tx, err = tx.Begin(ctx)
+				if err != nil {
 					return err
 				}
 			}

@@ -52,8 +52,9 @@ CREATE TABLE IF NOT EXISTS effects (lease text, partition int, n bigint, epoch b
 
 // Create creates the tables.
 func (e *Effects) Create(ctx context.Context, partitions int) error {
-	_, err := e.pool.Exec(ctx, fmt.Sprintf("%s; INSERT INTO effect_counters SELECT '%s', n, 0 FROM generate_series(0, %d) AS n", effectsTables, e.lease, partitions-1),
-		pgx.QueryExecModeSimpleProtocol)
+	const counters = "INSERT INTO effect_counters SELECT '%s', n, 0 FROM generate_series(0, %d) AS n"
+	sql := effectsTables + "; " + fmt.Sprintf(counters, e.lease, partitions-1)
+	_, err := e.pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
 	return err
 }
 
@@ -87,7 +88,8 @@ func (e *Effects) Write(ctx context.Context, lease *pgleases.Lease, writer strin
 				return e.Fence.Check(ctx, tx, fence.Name(e.lease, p.Number), p.Epoch)
 			}
 		}
-		if refused := e.write(ctx, p.Number, p.Epoch, writer, guard); refused && zombie {
+		refused := e.write(ctx, p.Number, p.Epoch, writer, guard)
+		if refused && zombie {
 			e.Zombies.Add(1)
 			delete(seen, p.Number)
 		}
@@ -107,12 +109,14 @@ func choose(lease *pgleases.Lease, seen map[int]pgleases.Partition) (p pgleases.
 	}
 	n := owned[rand.N(len(owned))]
 	for _, o := range owned {
-		if p, ok := lease.Partition(o); ok && seen[o].Epoch != p.Epoch {
+		p, ok := lease.Partition(o)
+		if ok && seen[o].Epoch != p.Epoch {
 			n = o
 			break
 		}
 	}
-	if p, found = lease.Partition(n); found {
+	p, found = lease.Partition(n)
+	if found {
 		seen[n] = p
 	}
 	return p, false, found
@@ -130,11 +134,17 @@ func pause(ctx context.Context, d time.Duration) bool {
 // Refused reports whether a guard refused: the client's or the database's.
 func Refused(err error) bool {
 	var refused *pgconn.PgError
-	return errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, fence.ErrFenced) || lostLock(err) || errors.As(err, &refused) && refused.Code == "PL001"
+	byClient := errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, fence.ErrFenced) || lostLock(err)
+	return byClient || errors.As(err, &refused) && refused.Code == "PL001"
 }
 
+// A guardFunc returns an error unless the transaction may write.
+type guardFunc func(ctx context.Context, tx pgx.Tx) error
+
 // write writes under a guard, in some cases after a pause, and reports whether the guard refused.
-func (e *Effects) write(ctx context.Context, number int, epoch int64, writer string, guard func(context.Context, pgx.Tx) error) (refused bool) {
+func (e *Effects) write(
+	ctx context.Context, number int, epoch int64, writer string, guard guardFunc,
+) (refused bool) {
 	name, called := crand.Text(), oracle.Now()
 	err := pgx.BeginFunc(ctx, e.pool, func(tx pgx.Tx) error {
 		if err := guard(ctx, tx); err != nil {

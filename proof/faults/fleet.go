@@ -194,7 +194,8 @@ func (f *Fleet) start(id string) (*member, error) {
 	f.proxies = append(f.proxies, proxy)
 	f.made++
 	config := f.Config
-	config.ID, config.URL, config.DirectURL = id, proxy.URL(), cmp.Or(f.Config.DirectURL, f.Config.URL)
+	config.ID, config.URL = id, proxy.URL()
+	config.DirectURL = cmp.Or(f.Config.DirectURL, f.Config.URL)
 	config.Log = filepath.Join(f.Dir, fmt.Sprintf("%s.%d.log", id, f.made))
 	process, err := Start(config)
 	if err != nil {
@@ -242,7 +243,8 @@ func (f *Fleet) Run(ctx context.Context) error {
 			tickets = append(tickets, more...)
 		}
 		if f.Alone {
-			if err := f.calmDown(ctx); err != nil || ctx.Err() != nil {
+			err := f.calmDown(ctx)
+			if err != nil || ctx.Err() != nil {
 				return err
 			}
 		}
@@ -265,7 +267,8 @@ func (f *Fleet) calmDown(ctx context.Context) error {
 		f.disperse()
 	}
 	f.waits.Wait()
-	if err := f.Settled(ctx); err != nil && ctx.Err() == nil {
+	err := f.Settled(ctx)
+	if err != nil && ctx.Err() == nil {
 		return err
 	}
 	pause(ctx, 2*f.Config.TTL)
@@ -325,7 +328,8 @@ func (f *Fleet) lookAround() error {
 		}
 		f.note(m, Incident{Text: "ended: " + m.ended.Error})
 		if !m.outlived || !m.ended.Superseded {
-			f.errs = append(f.errs, fmt.Errorf("worker %s ended on its own: %+v %v %s", m.Config.Log, m.ended, m.err, m.stderr.String()))
+			f.errs = append(f.errs, fmt.Errorf("worker %s ended on its own: %+v %v %s",
+				m.Config.Log, m.ended, m.err, m.stderr.String()))
 		}
 	}
 	err := errors.Join(f.errs...)
@@ -433,7 +437,8 @@ func (f *Fleet) disperse() {
 	}
 	m := f.burst[0]
 	f.burst = f.burst[1:]
-	if _, here := f.members[m]; !here || m.outlived {
+	_, here := f.members[m]
+	if !here || m.outlived {
 		return
 	}
 	kill := len(f.burst)%2 == 0
@@ -470,7 +475,8 @@ func (f *Fleet) leave(m *member) error {
 		ended, err := m.Close(ctx)
 		f.mu.Lock()
 		recently := began.Add(-2 * f.Config.TTL)
-		if excused := f.disturbed || f.mended.After(recently) || m.mended.After(recently); err == nil && ended.Left != "" && !excused {
+		excused := f.disturbed || f.mended.After(recently) || m.mended.After(recently)
+		if err == nil && ended.Left != "" && !excused {
 			now := oracle.Now()
 			f.Overdue = append(f.Overdue, Overdue{now - oracle.Instant(time.Since(recently)), now, f.Config.TTL / 5,
 				fmt.Sprintf("worker %s closed: %s", m.Config.Log, ended.Left)})
@@ -601,7 +607,8 @@ func (f *Fleet) LocksTaken(ctx context.Context) error {
 		select {
 		case <-look.C:
 		case <-ctx.Done():
-			return fmt.Errorf("faults: of %d locks only %d were taken after the faults: %w", f.Config.Locks, len(taken), context.Cause(ctx))
+			return fmt.Errorf("faults: of %d locks only %d were taken after the faults: %w",
+				f.Config.Locks, len(taken), context.Cause(ctx))
 		}
 	}
 }

@@ -16,7 +16,8 @@ var Naive = []string{"skip locked", "owner"}
 func read(ctx context.Context, tx interface {
 	Query(context.Context, string, ...any) (pgx.Rows, error)
 }, query string, args ...any) ([]task, error) {
-	rows, _ := tx.Query(ctx, "SELECT id, customer, name, kind, version, partition, 0, attempts + 1 FROM app.outbox "+query, args...) // CollectRows returns its error
+	const all = "SELECT id, customer, name, kind, version, partition, 0, attempts + 1 FROM app.outbox "
+	rows, _ := tx.Query(ctx, all+query, args...) // CollectRows returns its error
 	return pgx.CollectRows(rows, pgx.RowToStructByPos[task])
 }
 
@@ -25,10 +26,12 @@ func (h *handler) skipLocked(ctx context.Context) error {
 	for ctx.Err() == nil {
 		var tasks []task
 		err := pgx.BeginFunc(ctx, h.pool, func(tx pgx.Tx) (err error) {
-			if tasks, err = read(ctx, tx, "ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED"); err != nil {
+			tasks, err = read(ctx, tx, "ORDER BY id LIMIT 100 FOR UPDATE SKIP LOCKED")
+			if err != nil {
 				return err
 			}
-			if _, err = h.handle(ctx, tx, tasks); err != nil {
+			_, err = h.handle(ctx, tx, tasks)
+			if err != nil {
 				return err
 			}
 			return remove(ctx, tx, tasks)
@@ -70,7 +73,8 @@ func (h *handler) owner(ctx context.Context) error {
 					charge(ctx, h.pool, []task{t})
 					continue
 				}
-				if err := remove(ctx, h.pool, []task{t}); err == nil && !failed {
+				err = remove(ctx, h.pool, []task{t})
+				if err == nil && !failed {
 					low[n] = t.ID
 				}
 			}
@@ -84,11 +88,15 @@ func remove(ctx context.Context, tx executor, tasks []task) error {
 	return err
 }
 
+const killCharged = `
+	WITH o AS (DELETE FROM app.outbox WHERE attempts >= $1 RETURNING name)
+	INSERT INTO app.dead SELECT name FROM o`
+
 // charge counts an attempt of rows, and makes those without another one dead letters. It ignores
 // errors: the rows are handled again.
 func charge(ctx context.Context, tx executor, tasks []task) {
 	_, _ = tx.Exec(ctx, "UPDATE app.outbox SET attempts = attempts + 1 WHERE id = ANY($1)", ids(tasks))
-	_, _ = tx.Exec(ctx, "WITH o AS (DELETE FROM app.outbox WHERE attempts >= $1 RETURNING name) INSERT INTO app.dead SELECT name FROM o", QueueAttempts)
+	_, _ = tx.Exec(ctx, killCharged, QueueAttempts)
 }
 
 func ids(tasks []task) (ids []int64) {

@@ -27,7 +27,13 @@ type Operators struct {
 }
 
 // opposites maps each verb that writes an override to the verb that takes it back.
-var opposites = map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze", "pin": "unpin"}
+var opposites = map[string]string{
+	"drain":  "undrain",
+	"cordon": "uncordon",
+	"pause":  "resume",
+	"freeze": "unfreeze",
+	"pin":    "unpin",
+}
 
 // NewOperators returns operators of a lease. The pool's role must have the right to execute the
 // verbs.
@@ -120,7 +126,8 @@ func (o *Operators) takeBack(ctx context.Context, most int) error {
 		Verb, Of  string
 		Partition *int
 	}
-	rows, _ := o.pool.Query(ctx, "SELECT verb, coalesce(lease, client), partition FROM pgleases.overrides ORDER BY random() LIMIT $1", most) // CollectRows returns its error
+	const some = "SELECT verb, coalesce(lease, client), partition FROM pgleases.overrides ORDER BY random() LIMIT $1"
+	rows, _ := o.pool.Query(ctx, some, most) // CollectRows returns its error
 	overrides, err := pgx.CollectRows(rows, pgx.RowToStructByPos[override])
 	if err != nil {
 		return unlessRefused(err)

@@ -20,7 +20,12 @@ import (
 // OrdersTable is the table that the application writes in the transactions that enqueue jobs. Each
 // row is an order: what should run. The orders of one job are in the order in which they took the
 // job. The column job is null if the unique key belonged to another job, which was left as it is.
-const OrdersTable = `CREATE TABLE orders (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, kind text NOT NULL, job bigint)`
+const OrdersTable = `CREATE TABLE orders (
+    n bigint GENERATED ALWAYS AS IDENTITY,
+    name text NOT NULL,
+    kind text NOT NULL,
+    job bigint
+)`
 
 // The first word of an order's name says what should happen to its job.
 const (
@@ -100,17 +105,20 @@ func (a *application) order(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
+// insertOrder has a job only if that was enqueued for this order.
+const insertOrder = `
+	INSERT INTO orders (name, kind, job) VALUES ($1, $2,
+		(SELECT j.id FROM pgleases.jobs AS j WHERE j.id = $3 AND j.args = to_jsonb($1::text)))`
+
 // putOrder enqueues a job, and records the order for it while the job is locked.
-func putOrder(ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, kind string, opts ...schedule.JobOption) (int64, error) {
+func putOrder(
+	ctx context.Context, tx pgx.Tx, of *schedule.Jobs[string], name, kind string, opts ...schedule.JobOption,
+) (int64, error) {
 	id, err := of.EnqueueTx(ctx, tx, name, opts...)
 	if err != nil && !errors.Is(err, schedule.ErrExists) {
 		return 0, err
 	}
-	_, err = tx.Exec(
-		ctx,
-		"INSERT INTO orders (name, kind, job) VALUES ($1, $2, (SELECT j.id FROM pgleases.jobs AS j WHERE j.id = $3 AND j.args = to_jsonb($1::text)))",
-		name, kind, id,
-	)
+	_, err = tx.Exec(ctx, insertOrder, name, kind, id)
 	return id, err
 }
 
@@ -120,9 +128,10 @@ func Mail(ctx context.Context, pool *pgxpool.Pool, n int) error {
 	if err != nil {
 		return err
 	}
+	jobs := schedule.JobsOf[string](enqueuer, mailed)
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for range n {
-			if _, err := putOrder(ctx, tx, schedule.JobsOf[string](enqueuer, mailed), Plain+"-"+crand.Text(), mailed); err != nil {
+			if _, err := putOrder(ctx, tx, jobs, Plain+"-"+crand.Text(), mailed); err != nil {
 				return err
 			}
 		}

@@ -49,7 +49,8 @@ func Start(config Config) (*Process, error) {
 	// A process group of its own. The worker notices this process's end through its input. If the
 	// worker is stopped at that moment, its group becomes an orphan, and the kernel continues it.
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if p.input, err = p.cmd.StdinPipe(); err != nil {
+	p.input, err = p.cmd.StdinPipe()
+	if err != nil {
 		return nil, err
 	}
 	output, err := p.cmd.StdoutPipe()

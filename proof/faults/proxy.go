@@ -70,7 +70,8 @@ func (p *Proxy) Thaw() {
 		if p.loses[requests] || p.loses[answers] {
 			p.breakAll()
 		}
-		p.loses, p.resets, p.delay = [2]bool{}, false, 0
+		p.loses, p.resets = [2]bool{}, false
+		p.delay = 0
 	})
 }
 
@@ -156,7 +157,8 @@ func (p *Proxy) lost(packet packet, direction, era int) bool {
 	share := 0.5 + rand.Float64()
 	for {
 		p.mu.Lock()
-		lost, delay, changed := p.loses[direction] || era != p.era, p.delay, p.changed
+		lost := p.loses[direction] || era != p.era
+		delay, changed := p.delay, p.changed
 		p.mu.Unlock()
 		rest := time.Until(packet.arrived.Add(time.Duration(share * float64(delay))))
 		if lost || rest <= 0 {

@@ -60,8 +60,35 @@ CREATE TABLE app.written (id bigint NOT NULL, customer text NOT NULL, name text 
 
 // HandledTable has what the handlers did, in their order. It has no constraint against a second row
 // for a task.
-const HandledTable = `CREATE TABLE handled (n bigint GENERATED ALWAYS AS IDENTITY, worker text NOT NULL, id bigint NOT NULL, customer text NOT NULL, name text NOT NULL,
-    kind text NOT NULL, version int NOT NULL, partition int NOT NULL, epoch bigint NOT NULL, attempt int NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp())`
+const HandledTable = `CREATE TABLE handled (
+    n bigint GENERATED ALWAYS AS IDENTITY,
+    worker text NOT NULL,
+    id bigint NOT NULL,
+    customer text NOT NULL,
+    name text NOT NULL,
+    kind text NOT NULL,
+    version int NOT NULL,
+    partition int NOT NULL,
+    epoch bigint NOT NULL,
+    attempt int NOT NULL,
+    at timestamptz NOT NULL DEFAULT clock_timestamp()
+)`
+
+// insertTasks inserts rows of a kind in the order of their customers, and notes what it has inserted.
+const insertTasks = `
+	WITH o AS (
+		INSERT INTO app.outbox (customer, kind)
+		SELECT c, $2 FROM unnest($1::text[]) WITH ORDINALITY AS u(c, n) ORDER BY n
+		RETURNING id, customer, name, kind
+	)
+	INSERT INTO app.written (id, customer, name, kind) SELECT * FROM o`
+
+const insertHandled = `
+	INSERT INTO handled (worker, id, customer, name, kind, version, partition, epoch, attempt)
+	VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+
+// failsBefore is whether the transaction has handled two rows or more of a kind.
+const failsBefore = "SELECT count(*) > 1 FROM handled WHERE kind = $1 AND xmin = pg_current_xact_id()::xid"
 
 type executor interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
@@ -74,9 +101,7 @@ func Enqueue(ctx context.Context, tx executor, kind string, customers ...string)
 ON CONFLICT (customer) DO UPDATE SET orders = customers.orders + 1`, customers); err != nil {
 		return err
 	}
-	_, err := tx.Exec(ctx, `WITH o AS (INSERT INTO app.outbox (customer, kind) SELECT c, $2 FROM unnest($1::text[]) WITH ORDINALITY AS u(c, n) ORDER BY n
-    RETURNING id, customer, name, kind)
-INSERT INTO app.written (id, customer, name, kind) SELECT * FROM o`, customers, kind)
+	_, err := tx.Exec(ctx, insertTasks, customers, kind)
 	return err
 }
 
@@ -137,13 +162,16 @@ type handler struct {
 }
 
 // runQueue works through the queue until stop is called.
-func runQueue(config Config, client *pgleases.Client, lease *pgleases.Lease, log *slog.Logger) (stop func() error, err error) {
+func runQueue(
+	config Config, client *pgleases.Client, lease *pgleases.Lease, log *slog.Logger,
+) (stop func() error, err error) {
 	if config.Queue == nil {
 		return func() error { return nil }, nil
 	}
 	h := &handler{Config: config, log: log, client: client, lease: lease}
 	if config.Queue.Receiver != "" {
-		if h.receiver, err = pgxpool.New(context.Background(), config.Queue.Receiver); err != nil {
+		h.receiver, err = pgxpool.New(context.Background(), config.Queue.Receiver)
+		if err != nil {
 			return nil, err
 		}
 	}
@@ -165,8 +193,8 @@ func (h *handler) handle(ctx context.Context, tx pgx.Tx, tasks []task) (int, err
 	h.linger(ctx, len(tasks))
 	for i, t := range tasks {
 		record := func(db executor) error {
-			_, err := db.Exec(ctx, `INSERT INTO handled (worker, id, customer, name, kind, version, partition, epoch, attempt)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`, h.ID, t.ID, t.Customer, t.Name, t.Kind, t.Version, t.Partition, t.Epoch, t.Attempt)
+			_, err := db.Exec(ctx, insertHandled,
+				h.ID, t.ID, t.Customer, t.Name, t.Kind, t.Version, t.Partition, t.Epoch, t.Attempt)
 			return err
 		}
 		if tx != nil { // before it fails, because no effect of a failure may stay
@@ -184,9 +212,10 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)`, h.ID, t.ID, t.Customer, t.Name, t.
 		}
 	}
 	h.linger(ctx, len(tasks))
-	if commits := func(t task) bool { return t.Kind == CommitsItself }; tx != nil && slices.ContainsFunc(tasks, commits) {
+	commits := slices.IndexFunc(tasks, func(t task) bool { return t.Kind == CommitsItself })
+	if tx != nil && commits >= 0 {
 		_, err := tx.Exec(ctx, "COMMIT")
-		return slices.IndexFunc(tasks, commits), err
+		return commits, err
 	}
 	return len(tasks), nil
 }
@@ -205,7 +234,8 @@ func (h *handler) outcome(ctx context.Context, tx pgx.Tx, t task, before []task)
 	case FailsThrice:
 		var calls int64
 		calls, err = count(h.Queue.Outage + t.Name)
-		if fails = calls <= 3; fails {
+		fails = calls <= 3
+		if fails {
 			pause(ctx, rand.N(50*time.Millisecond)) // meanwhile others commit
 		}
 	case FailsTogether:
@@ -213,7 +243,7 @@ func (h *handler) outcome(ctx context.Context, tx pgx.Tx, t task, before []task)
 			fails = fails || other.Kind == FailsTogether
 		}
 		if tx != nil && !fails { // a batch's transaction may be handed over row by row
-			err = tx.QueryRow(ctx, "SELECT count(*) > 1 FROM handled WHERE kind = $1 AND xmin = pg_current_xact_id()::xid", FailsTogether).Scan(&fails)
+			err = tx.QueryRow(ctx, failsBefore, FailsTogether).Scan(&fails)
 		}
 	case KillsProcess:
 		h.log.Info("faults: the process kills itself", slog.Any("task", t))
@@ -221,7 +251,8 @@ func (h *handler) outcome(ctx context.Context, tx pgx.Tx, t task, before []task)
 	case Idles:
 		pause(ctx, 2*h.TTL)
 	}
-	if _, missing := os.Stat(h.Queue.Outage); fails || missing == nil {
+	_, missing := os.Stat(h.Queue.Outage)
+	if fails || missing == nil {
 		err = errors.Join(err, fmt.Errorf("row %d fails", t.ID))
 	}
 	return err

@@ -45,7 +45,9 @@ const handoff = "handoff"
 // each gap that was longer than promised. Faults overlap, so the bound is a sum: 2 TTL; for each
 // fault of the database its length, plus 1 TTL because the clients must watch the clock again; the
 // length of open transactions; and 1 s for a loaded machine.
-func Recoveries(gaps []oracle.Gap, incidents []Incident, ttl time.Duration) (worst map[string]time.Duration, late []Overdue) {
+func Recoveries(
+	gaps []oracle.Gap, incidents []Incident, ttl time.Duration,
+) (worst map[string]time.Duration, late []Overdue) {
 	all := spells(incidents)
 	worst = make(map[string]time.Duration)
 	for _, g := range gaps {

@@ -35,10 +35,12 @@ func (r *relay) listen(connString string, serve func(client net.Conn)) error {
 	}
 	r.open = make(map[net.Conn]struct{})
 	r.network, r.address = pgconn.NetworkAddress(config.Host, config.Port)
-	if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	r.listener, err = net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
 		return err
 	}
-	if r.url, err = at(connString, r.listener.Addr().String()); err != nil {
+	r.url, err = at(connString, r.listener.Addr().String())
+	if err != nil {
 		return errors.Join(err, r.listener.Close())
 	}
 	r.wait.Go(func() {

@@ -61,34 +61,74 @@ func FailsAt(tick time.Time) bool { return tick.Unix()%5 == 0 }
 
 // SchedulesTable is the table that the handlers write to. It has no constraint against a second row
 // for a tick.
-const SchedulesTable = `CREATE TABLE ticks (n bigint GENERATED ALWAYS AS IDENTITY, name text NOT NULL, key text NOT NULL, at timestamptz NOT NULL, worker text NOT NULL,
-    partition int NOT NULL, epoch bigint NOT NULL, job bigint NOT NULL, made_for text NOT NULL, began timestamptz NOT NULL DEFAULT clock_timestamp(), ended timestamptz)`
+const SchedulesTable = `CREATE TABLE ticks (
+    n bigint GENERATED ALWAYS AS IDENTITY,
+    name text NOT NULL,
+    key text NOT NULL,
+    at timestamptz NOT NULL,
+    worker text NOT NULL,
+    partition int NOT NULL,
+    epoch bigint NOT NULL,
+    job bigint NOT NULL,
+    made_for text NOT NULL,
+    began timestamptz NOT NULL DEFAULT clock_timestamp(),
+    ended timestamptz
+)`
 
 // Schedules returns the schedules of these kinds, or of all kinds if kinds is empty: some for each
 // policy.
 func Schedules(kinds ...string) []Schedule {
-	return slices.DeleteFunc(allSchedules(), func(s Schedule) bool { return len(kinds) > 0 && !slices.Contains(kinds, s.Kind) })
+	return slices.DeleteFunc(allSchedules(), func(s Schedule) bool {
+		return len(kinds) > 0 && !slices.Contains(kinds, s.Kind)
+	})
 }
 
+// allSchedules returns three schedules for each policy, that run each second, and one that runs each
+// minute.
 func allSchedules() (all []Schedule) {
-	second := func(anchor time.Time) time.Time { return anchor.Add(time.Second) }
+	const (
+		missed   = schedule.OutcomeMissed
+		skipped  = schedule.OutcomeSkipped
+		canceled = schedule.OutcomeCanceled
+		lost     = schedule.OutcomeUnknown
+	)
+	never := func(outcomes ...schedule.Outcome) []schedule.Outcome { return outcomes }
 	add := func(name, kind string, never []schedule.Outcome, opts ...schedule.ScheduleOption) {
 		for n := range 3 {
-			all = append(all, Schedule{fmt.Sprintf("%s-%d", name, n), kind, schedule.Every(time.Second), opts, time.Second, second, never})
+			all = append(all, Schedule{
+				Name:    fmt.Sprintf("%s-%d", name, n),
+				Kind:    kind,
+				Rule:    schedule.Every(time.Second),
+				Options: opts,
+				Every:   time.Second,
+				First:   func(anchor time.Time) time.Time { return anchor.Add(time.Second) },
+				Never:   never,
+			})
 		}
 	}
-	const missed, skipped, canceled, lost = schedule.OutcomeMissed, schedule.OutcomeSkipped, schedule.OutcomeCanceled, schedule.OutcomeUnknown
-	add("latest", quick, []schedule.Outcome{canceled, lost})
-	add("none", quick, []schedule.Outcome{canceled, lost}, schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(2*time.Second))
-	add("all", quick, []schedule.Outcome{canceled, lost, missed}, schedule.WithMissed(schedule.MissedAll))
-	add("jittered", slow, []schedule.Outcome{canceled, lost}, schedule.WithJitter(400*time.Millisecond))
-	add("together", slow, []schedule.Outcome{canceled, lost}, schedule.WithKey("one"))
-	for _, each := range [][2]string{{"buffered", slow}, {"failing", fails}, {"mail", mailed}, {"scarce", scarce}, {"phone", phoned}} {
-		add(each[0], each[1], []schedule.Outcome{canceled, lost, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	}
-	add("pay", paid, []schedule.Outcome{canceled, missed, skipped}, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))
-	return append(all, Schedule{"minute", slow, schedule.Cron("* * * * *", "Asia/Kathmandu"), []schedule.ScheduleOption{schedule.WithMissed(schedule.MissedAll)}, time.Minute,
-		func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) }, []schedule.Outcome{canceled, lost, missed}})
+	catchUp := schedule.WithMissed(schedule.MissedAll)
+	buffer := schedule.WithOverlap(schedule.OverlapBuffer)
+	add("latest", quick, never(canceled, lost))
+	add("none", quick, never(canceled, lost),
+		schedule.WithMissed(schedule.MissedNone), schedule.WithGrace(2*time.Second))
+	add("all", quick, never(canceled, lost, missed), catchUp)
+	add("jittered", slow, never(canceled, lost), schedule.WithJitter(400*time.Millisecond))
+	add("together", slow, never(canceled, lost), schedule.WithKey("one"))
+	add("buffered", slow, never(canceled, lost, missed, skipped), catchUp, buffer)
+	add("failing", fails, never(canceled, lost, missed, skipped), catchUp, buffer)
+	add("mail", mailed, never(canceled, lost, missed, skipped), catchUp, buffer)
+	add("scarce", scarce, never(canceled, lost, missed, skipped), catchUp, buffer)
+	add("phone", phoned, never(canceled, lost, missed, skipped), catchUp, buffer)
+	add("pay", paid, never(canceled, missed, skipped), catchUp, buffer)
+	return append(all, Schedule{
+		Name:    "minute",
+		Kind:    slow,
+		Rule:    schedule.Cron("* * * * *", "Asia/Kathmandu"),
+		Options: []schedule.ScheduleOption{catchUp},
+		Every:   time.Minute,
+		First:   func(anchor time.Time) time.Time { return anchor.Truncate(time.Minute).Add(time.Minute) },
+		Never:   never(canceled, lost, missed),
+	})
 }
 
 // runSchedules runs schedules with a client until stop is called. stop waits for their end.
@@ -101,7 +141,18 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 		return nil, err
 	}
 	end, err := repeatedly(config, client, atOnce+2, log, func(ctx context.Context, pool *pgxpool.Pool) error {
-		return runScheduler(ctx, config, client, pool, notes, log)
+		s, err := schedule.New(ctx, client, pool, group,
+			schedule.WithPartitions(config.Partitions),
+			schedule.WithMaxRunning(atOnce),
+			schedule.WithDrainTimeout(config.TTL),
+			schedule.WithLogger(log),
+			schedule.WithoutMigration(),
+		)
+		if err != nil {
+			return err
+		}
+		r := runner{Config: config, scheduler: s, pool: pool, notes: notes}
+		return r.run(ctx)
 	})
 	if err != nil {
 		return nil, errors.Join(err, notes.file.Close())
@@ -111,7 +162,10 @@ func runSchedules(config Config, client *pgleases.Client, log *slog.Logger) (sto
 
 // repeatedly runs what may end whenever the database is not available, with a pool of its own,
 // until stop is called. stop waits for its end, and returns an error that no fault explains.
-func repeatedly(config Config, client *pgleases.Client, conns int32, log *slog.Logger, run func(context.Context, *pgxpool.Pool) error) (stop func() error, err error) {
+func repeatedly(
+	config Config, client *pgleases.Client, conns int32, log *slog.Logger,
+	run func(context.Context, *pgxpool.Pool) error,
+) (stop func() error, err error) {
 	pool, err := config.pool(conns)
 	if err != nil {
 		return nil, err
@@ -153,68 +207,108 @@ const atOnce = 6
 // errMisused is an error that no fault explains.
 var errMisused = errors.New("faults: schedules are used in a wrong way")
 
-func runScheduler(ctx context.Context, config Config, client *pgleases.Client, pool *pgxpool.Pool, notes *calls, log *slog.Logger) error {
-	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(config.Partitions), schedule.WithMaxRunning(atOnce), schedule.WithDrainTimeout(config.TTL),
-		schedule.WithLogger(log), schedule.WithoutMigration())
-	if err != nil {
-		return err
-	}
-	kinds := make(map[string]*schedule.Kind[string])
-	// Timeouts: a run that was frozen may still exist when the next owner has begun.
-	limits := []schedule.KindOption{schedule.WithTimeout(5 * config.TTL), schedule.WithIdleTimeout(3 * config.TTL)}
-	retry := append(slices.Clip(limits), schedule.WithMaxAttempts(MaxAttempts, schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)))
-	limited := func(kind string, opts []schedule.KindOption) []schedule.KindOption {
-		if n, ok := Limits[kind]; ok {
-			return append(slices.Clip(opts), schedule.WithMaxConcurrent(n))
-		}
-		return opts
-	}
-	for kind, opts := range map[string][]schedule.KindOption{quick: limits, slow: limits, fails: limits, ordered: retry, scarce: retry} {
-		kinds[kind] = schedule.InTx(s, kind, func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-			return handle(ctx, config, kinds, kind, tx, r)
-		}, limited(kind, opts)...)
-	}
-	call := func(kind string, most time.Duration) func(context.Context, schedule.Run[string]) error {
-		return func(ctx context.Context, r schedule.Run[string]) error {
-			return notes.work(ctx, Call{
-				Worker: config.ID, Kind: kind, Idempotency: r.IdempotencyKey(), Name: r.Name, Key: r.Key, Job: r.Job, Order: r.Args, At: r.At, Attempt: r.Attempt,
-				Partition: r.Partition, Epoch: r.Epoch,
-			}, most, func() error { return outcome(kind, r, time.Now()) })
-		}
-	}
-	kinds[mailed] = schedule.AtLeastOnce(s, mailed, call(mailed, config.TTL/4), retry...)
-	kinds[phoned] = schedule.AtLeastOnce(s, phoned, call(phoned, config.TTL/2), limited(phoned, retry)...)
-	kinds[paid] = schedule.AtMostOnce(s, paid, call(paid, config.TTL), limits...)
-	for _, all := range Schedules(config.Kinds...) {
-		if err := kinds[all.Kind].Add(all.Name, "", all.Rule, all.Options...); err != nil {
+// A runner is a worker's part in the schedules, with one Scheduler.
+type runner struct {
+	Config
+	scheduler *schedule.Scheduler
+	pool      *pgxpool.Pool
+	notes     *calls
+	kinds     map[string]*schedule.Kind[string]
+}
+
+// run runs the schedules, and the application that operates them, until the Scheduler ends.
+func (w *runner) run(ctx context.Context) error {
+	w.register()
+	all := Schedules(w.Kinds...)
+	for _, s := range all {
+		if err := w.kinds[s.Kind].Add(s.Name, "", s.Rule, s.Options...); err != nil {
 			return fmt.Errorf("%w: %w", errMisused, err)
 		}
 	}
-	app := application{scheduler: s, schedules: Schedules(config.Kinds...), kinds: kinds, pool: pool}
+	app := application{scheduler: w.scheduler, schedules: all, kinds: w.kinds, pool: w.pool}
 	ctx, cancel := context.WithCancel(ctx)
 	var wait sync.WaitGroup
-	if config.Orders {
+	if w.Orders {
 		wait.Go(func() { app.work(ctx) })
 	}
 	defer wait.Wait()
 	defer cancel()
-	return s.Run(ctx)
+	return w.scheduler.Run(ctx)
 }
 
 // MaxAttempts is the maximum number of attempts of an order.
 const MaxAttempts = 5
 
-func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[string], kind string, tx pgx.Tx, r schedule.Run[string]) error {
+// register registers the kinds. They have timeouts, because a run that was frozen may still exist
+// when the next owner has begun.
+func (w *runner) register() {
+	once := []schedule.KindOption{
+		schedule.WithTimeout(5 * w.TTL),
+		schedule.WithIdleTimeout(3 * w.TTL),
+	}
+	backoff := schedule.Backoff(50*time.Millisecond, 200*time.Millisecond)
+	retry := append(slices.Clip(once), schedule.WithMaxAttempts(MaxAttempts, backoff))
+	s := w.scheduler
+	w.kinds = map[string]*schedule.Kind[string]{
+		quick:   schedule.InTx(s, quick, w.handles(quick), once...),
+		slow:    schedule.InTx(s, slow, w.handles(slow), once...),
+		fails:   schedule.InTx(s, fails, w.handles(fails), once...),
+		ordered: schedule.InTx(s, ordered, w.handles(ordered), retry...),
+		scarce:  schedule.InTx(s, scarce, w.handles(scarce), limited(scarce, retry)...),
+		mailed:  schedule.AtLeastOnce(s, mailed, w.calls(mailed, w.TTL/4), retry...),
+		phoned:  schedule.AtLeastOnce(s, phoned, w.calls(phoned, w.TTL/2), limited(phoned, retry)...),
+		paid:    schedule.AtMostOnce(s, paid, w.calls(paid, w.TTL), once...),
+	}
+}
+
+// limited returns the options of a kind that has a limit, with that limit.
+func limited(kind string, opts []schedule.KindOption) []schedule.KindOption {
+	return append(slices.Clip(opts), schedule.WithMaxConcurrent(Limits[kind]))
+}
+
+// handles returns the handler of a kind that writes in its transaction.
+func (w *runner) handles(kind string) func(context.Context, pgx.Tx, schedule.Run[string]) error {
+	return func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+		return w.handle(ctx, kind, tx, r)
+	}
+}
+
+// calls returns the handler of a kind that calls something outside, which takes a time up to most.
+func (w *runner) calls(kind string, most time.Duration) func(context.Context, schedule.Run[string]) error {
+	return func(ctx context.Context, r schedule.Run[string]) error {
+		call := Call{
+			Worker:      w.ID,
+			Kind:        kind,
+			Idempotency: r.IdempotencyKey(),
+			Name:        r.Name,
+			Key:         r.Key,
+			Job:         r.Job,
+			Order:       r.Args,
+			At:          r.At,
+			Attempt:     r.Attempt,
+			Partition:   r.Partition,
+			Epoch:       r.Epoch,
+		}
+		return w.notes.work(ctx, call, most, func() error { return outcome(kind, r, time.Now()) })
+	}
+}
+
+const insertTick = `
+	INSERT INTO ticks (name, key, at, worker, partition, epoch, job, made_for)
+	VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+	RETURNING n, began`
+
+// handle does what a run of a kind does in its transaction.
+func (w *runner) handle(ctx context.Context, kind string, tx pgx.Tx, r schedule.Run[string]) error {
 	var n int64
 	var began time.Time
-	err := tx.QueryRow(ctx, "INSERT INTO ticks (name, key, at, worker, partition, epoch, job, made_for) VALUES ($1, $2, $3, $4, $5, $6, $7, $8) RETURNING n, began",
-		r.Name, r.Key, r.At, config.ID, r.Partition, r.Epoch, r.Job, r.Args).Scan(&n, &began)
-	if err != nil {
+	row := tx.QueryRow(ctx, insertTick, r.Name, r.Key, r.At, w.ID, r.Partition, r.Epoch, r.Job, r.Args)
+	if err := row.Scan(&n, &began); err != nil {
 		return err
 	}
-	long := map[string]time.Duration{slow: config.TTL / 2, scarce: config.TTL / 2}[kind]
-	if What(r.Args) == Long {
-		long = config.TTL / 2
+	var long time.Duration
+	if kind == slow || kind == scarce || What(r.Args) == Long {
+		long = w.TTL / 2
 	}
 	if long > 0 && !pause(ctx, rand.N(long)) {
 		return context.Cause(ctx)
@@ -222,19 +316,24 @@ func handle(ctx context.Context, config Config, kinds map[string]*schedule.Kind[
 	if err := outcome(kind, r, began); err != nil {
 		return err
 	}
-	if _, err = tx.Exec(
-		ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n,
-	); err != nil || kind != quick || !config.Orders || r.Job != 0 || r.At.Unix()%15 != 0 {
+	_, err := tx.Exec(ctx, "UPDATE ticks SET ended = clock_timestamp() WHERE n = $1", n)
+	enqueues := kind == quick && w.Orders && r.Job == 0 && r.At.Unix()%15 == 0
+	if err != nil || !enqueues {
 		return err
 	}
-	_, err = putOrder(ctx, tx, &kinds[ordered].Jobs, fmt.Sprintf("%s-%s-%d", Plain, r.Name, r.At.UnixMicro()), ordered)
+	name := fmt.Sprintf("%s-%s-%d", Plain, r.Name, r.At.UnixMicro())
+	_, err = putOrder(ctx, tx, &w.kinds[ordered].Jobs, name, ordered)
 	return err
 }
 
 // outcome returns the result of a run that began at this time of the database's clock.
 func outcome(kind string, r schedule.Run[string], began time.Time) error {
-	switch what := What(r.Args); {
-	case (what == Flaky || kind == scarce && r.Job == 0 && FailsAt(r.At)) && r.Attempt == 1, (kind == fails || kind == paid) && r.Job == 0 && FailsAt(r.At):
+	what := What(r.Args)
+	bad := r.Job == 0 && FailsAt(r.At)
+	failsFirst := what == Flaky || kind == scarce && bad
+	failsAlways := (kind == fails || kind == paid) && bad
+	switch {
+	case failsFirst && r.Attempt == 1, failsAlways:
 		return errors.New("it fails")
 	case what == Wrong:
 		return schedule.Discard(errors.New("it is wrong"))

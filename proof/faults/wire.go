@@ -223,14 +223,12 @@ func (l *link) up() {
 		switch m[0] {
 		case 'Q':
 			var q pgproto3.Query
-			if err = q.Decode(m[5:]); err == nil {
-				text = q.String
-			}
+			err = q.Decode(m[5:])
+			text = q.String
 		case 'P':
 			var p pgproto3.Parse
-			if err = p.Decode(m[5:]); err == nil {
-				text = p.Query
-			}
+			err = p.Decode(m[5:])
+			text = p.Query
 		}
 		if err != nil {
 			l.wire.misunderstood(err)
@@ -292,7 +290,8 @@ func (l *link) down() {
 				return
 			}
 			l.wire.again(held)
-			m, kept, failed = kept, nil, false
+			m, kept = kept, nil
+			failed = false
 		}
 		if _, err := l.client.Write(m); err != nil {
 			return
@@ -322,7 +321,8 @@ func (w *Wire) due(text string) *breach {
 	if b == nil || b.statement != name {
 		return nil
 	}
-	if b.left--; b.left > 0 {
+	b.left--
+	if b.left > 0 {
 		return nil
 	}
 	w.armed = nil

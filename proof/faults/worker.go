@@ -87,10 +87,13 @@ type Event struct {
 const Fast = "PGLEASES_PROOF_FAST"
 
 // Opened opens a client with these options, and with fast failover if Fast is set.
-func Opened(open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgleases.Option) (*pgleases.Client, error) {
+func Opened(
+	open func(...pgleases.Option) (*pgleases.Client, error), opts ...pgleases.Option,
+) (*pgleases.Client, error) {
 	if os.Getenv(Fast) != "" {
 		c, err := open(append(opts[:len(opts):len(opts)], fastFailover()...)...)
-		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") { // refused behind a pooler, and on PostgreSQL 14
+		// It is refused behind a pooler, and on PostgreSQL 14.
+		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") {
 			return c, err
 		}
 	}
@@ -221,8 +224,11 @@ func work(config Config, input io.Reader, output io.Writer) error {
 	if err := errors.Join(watched(), locked()); err != nil {
 		return err
 	}
+	why := first.Err()
 	ended := Event{
-		Kind: "ended", Error: first.Err().Error(), Superseded: errors.Is(first.Err(), pgleases.ErrSuperseded) || errors.Is(first.Err(), pgleases.ErrEvicted),
+		Kind:       "ended",
+		Error:      why.Error(),
+		Superseded: errors.Is(why, pgleases.ErrSuperseded) || errors.Is(why, pgleases.ErrEvicted),
 	}
 	if err := errors.Join(left...); err != nil {
 		ended.Left = err.Error()
@@ -267,7 +273,9 @@ const effectsWriters = 2
 // the times when they return. It returns nil if the worker does not write. The server ends
 // transactions that are idle for longer than a TTL. Otherwise the transactions of a paused worker
 // would keep their partitions, because the guard in SQL, which zombies use, sets no limit.
-func openEffects(ctx context.Context, config Config, log, lease string, writers int32) (effects *Effects, shut func(), err error) {
+func openEffects(
+	ctx context.Context, config Config, log, lease string, writers int32,
+) (effects *Effects, shut func(), err error) {
 	if !config.Effects {
 		return nil, func() {}, nil
 	}
