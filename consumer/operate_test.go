@@ -259,6 +259,46 @@ func TestStatusWithoutAKey(t *testing.T) {
 	expect(t, db.status(), "3 null 0 1 00:00:00 0 0", "their partition is blocked")
 }
 
+// The rows of receivers that are away may be the 1,000 first ones. Others are seen behind them, of any
+// partition.
+func TestStatusSeesRowsBehindABlockedKey(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newDirectDatabase(t) // see BlocksRead
+	queue := outbox
+	queue.Time = "created_at"
+	newWorkerOf(db, queue, failing())
+	of, others := db.alike(2), db.customers(4, 2)
+	put := func(first, last int, customer, age string) {
+		t.Helper()
+		db.exec("INSERT INTO public.outbox (id, customer, payload, created_at) OVERRIDING SYSTEM VALUE "+
+			"SELECT i, $3, '1', now() - $4::interval FROM generate_series($1::int, $2) AS i", first, last, customer, age)
+	}
+	status := func(want, what string) {
+		t.Helper()
+		got := one[string](db, "SELECT concat_ws(' ', waiting, coalesce(extract(hour FROM oldest)::text, 'null'), coalesce(first_id::text, 'null')) FROM pgleases.consumers_status")
+		expect(t, got, want, what)
+	}
+	put(1, 700, others[0], "20 hours")
+	put(701, 100000, of[0], "20 hours")
+	db.block("id IN (1, 701)")
+	status("1000 null null", "only their rows")
+	put(200001, 200002, db.customers(5, 1)[0], "3 hours")
+	status("1000 3 200001", "rows of a partition without blocked keys")
+	n := testkit.BlocksRead(t, db.Pool, "SELECT * FROM pgleases.consumers_status")
+	if n > 10_000 { // some for each of about 2,000 rows
+		t.Errorf("it has read %d blocks", n)
+	}
+	put(100001, 100001, others[1], "7 hours")
+	status("1000 7 100001", "a row behind 700 rows of its partition")
+	db.exec("DELETE FROM public.outbox WHERE id > 100000")
+	put(100001, 100001, of[1], "5 hours")
+	status("1000 null null", "a row behind more than 1,000 rows of its partition")
+	db.exec("DROP INDEX public.outbox_partition_id_idx")
+	put(200001, 200001, db.customers(5, 1)[0], "3 hours")
+	status("1000 null null", "no index of the partition and the ID")
+}
+
 // The rights are those of the role that asks. Code of the table's owner does not run.
 func TestStatusRunsNoCodeOfOthers(t *testing.T) {
 	testkit.OnlyInCI(t)

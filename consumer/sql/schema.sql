@@ -231,6 +231,11 @@ COMMENT ON FUNCTION pgleases.consumer_end(pg_catalog.text, int[], bigint[]) IS '
 -- rows are hidden by policies: code of the table's owner never runs in the session of a person who looks. A value that it cannot
 -- read is null. It reads 1,000 rows by an index on the ID, if there is one, and never the whole table. It waits 50 ms for
 -- a locked table, because a command that asks for all consumers has 10 s.
+--
+-- If the keys of all these rows are blocked, for example those of a receiver that is away, rows of other keys may wait
+-- behind them. Then it asks each partition for its first row whose key is not blocked. It looks at 1,000 rows of a
+-- partition with blocked keys, at one row of any other, and at 20,000 rows of 10,000 partitions in all. The ranges on the
+-- partition keep the planner on the index of (partition, id).
 --   oldest: the time of the oldest among these rows whose key is not blocked
 --   timed: whether oldest is known: there is a column for the time, and an index that begins with the ID
 --   unhandled: rows whose partition is null or out of range, 1,000 at most
@@ -244,6 +249,8 @@ DECLARE
     routed  boolean;
     fits    int;
     dated   boolean;
+    at      text; -- the expressions of a row's time and key
+    key     text;
 BEGIN
     queue := to_regclass(p_consumer.queue);
     SELECT count(*) FILTER (WHERE w.name IS DISTINCT FROM p_consumer.time_column), coalesce(bool_or(w.name = p_consumer.time_column), false),
@@ -258,13 +265,35 @@ BEGIN
     IF fits < num_nonnulls(p_consumer.id_column, p_consumer.partition_column, p_consumer.key_column) THEN
         RETURN;
     END IF;
+    at := CASE WHEN dated THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END;
+    key := coalesce('q.' || quote_ident(p_consumer.key_column), '''''') || '::text COLLATE "C"';
     EXECUTE format('SELECT count(*), min(r.at) FILTER (WHERE r.free AND isfinite(r.at)), min(r.id) FILTER (WHERE r.free) '
                    'FROM (SELECT r.at, r.id, $1 AND (r.partition, r.key) NOT IN (SELECT b.partition, b.key FROM %s AS b WHERE b.consumer = $2) AS free '
-                   'FROM (SELECT q.%I::bigint AS id, %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r) AS r', 'pgleases.consumer_blocked'::regclass, p_consumer.id_column,
-                   CASE WHEN dated THEN format('q.%I', p_consumer.time_column) ELSE 'NULL::timestamptz' END, p_consumer.partition_column,
-                   coalesce('q.' || quote_ident(p_consumer.key_column), '''''') || '::text COLLATE "C"', queue::regclass,
-                   CASE WHEN ordered THEN format(' ORDER BY q.%I', p_consumer.id_column) ELSE '' END)
+                   'FROM (SELECT q.%I::bigint AS id, %s AS at, q.%I AS partition, %s AS key FROM %s AS q%s LIMIT 1000) AS r) AS r', 'pgleases.consumer_blocked'::regclass,
+                   p_consumer.id_column, at, p_consumer.partition_column, key, queue::regclass, CASE WHEN ordered THEN format(' ORDER BY q.%I', p_consumer.id_column) ELSE '' END)
     INTO waiting, oldest, first_id USING ordered, p_consumer.name;
+    IF waiting = 1000 AND first_id IS NULL AND ordered AND EXISTS (
+        SELECT FROM pg_index AS i JOIN pg_attribute AS p ON p.attrelid = queue AND p.attname = p_consumer.partition_column JOIN pg_attribute AS n ON n.attrelid = queue AND n.attname = p_consumer.id_column
+        WHERE i.indrelid = queue AND i.indisvalid AND i.indpred IS NULL AND i.indkey[0] = p.attnum AND i.indkey[1] = n.attnum
+          AND (SELECT r.relam FROM pg_class AS r WHERE r.oid = i.indexrelid) = 403 /* btree */) THEN
+        EXECUTE format('WITH RECURSIVE parts AS ( -- those that have rows
+                (SELECT q.%2$I AS number, 1 AS n FROM %1$s AS q WHERE q.%2$I >= 0 AND q.%2$I < $2 ORDER BY q.%2$I, q.%3$I LIMIT 1)
+                UNION ALL
+                SELECT q.number, p.n + 1 FROM parts AS p CROSS JOIN LATERAL (
+                    SELECT q.%2$I AS number FROM %1$s AS q WHERE q.%2$I > p.number AND q.%2$I < $2 ORDER BY q.%2$I, q.%3$I LIMIT 1) AS q
+                WHERE p.n < 10000
+            ), heads AS MATERIALIZED ( -- those without blocked keys first, because each costs one row
+                SELECT p.number, CASE WHEN EXISTS (SELECT FROM %6$s AS b WHERE b.consumer = $1 AND b.partition = p.number) THEN 1000 ELSE 1 END AS most FROM parts AS p ORDER BY most, p.number
+            )
+            SELECT min(r.at) FILTER (WHERE isfinite(r.at)), min(r.id)
+            FROM (SELECT r.* FROM heads AS h CROSS JOIN LATERAL (
+                      SELECT q.%3$I::bigint AS id, %4$s AS at, q.%2$I AS partition, %5$s AS key
+                      FROM %1$s AS q WHERE q.%2$I >= h.number AND q.%2$I <= h.number ORDER BY q.%2$I, q.%3$I LIMIT h.most) AS r LIMIT 20000) AS r
+            WHERE (SELECT b.id FROM %6$s AS b WHERE b.consumer = $1 AND b.partition = r.partition AND hashtextextended(b.key, 0) >= hashtextextended(r.key, 0)
+                     AND hashtextextended(b.key, 0) <= hashtextextended(r.key, 0) AND b.key = r.key ORDER BY hashtextextended(b.key, 0), b.id LIMIT 1) IS NULL',
+                       queue::regclass, p_consumer.partition_column, p_consumer.id_column, at, key, 'pgleases.consumer_blocked'::regclass)
+        INTO oldest, first_id USING p_consumer.name, p_consumer.partitions;
+    END IF;
     timed := dated AND ordered;
     IF routed THEN
         EXECUTE format('SELECT count(*) FROM ((SELECT 1 FROM %1$s WHERE %2$I IS NULL LIMIT 1000) UNION ALL (SELECT 1 FROM %1$s WHERE %2$I < 0 LIMIT 1000) '
@@ -314,7 +343,7 @@ COMMENT ON COLUMN pgleases.consumers_status.queue IS 'The queue table.';
 COMMENT ON COLUMN pgleases.consumers_status.partitions IS 'Number of the lease''s partitions.';
 COMMENT ON COLUMN pgleases.consumers_status.owned IS 'How many of them a live client owns.';
 COMMENT ON COLUMN pgleases.consumers_status.waiting IS 'Rows in the table. 1000 means 1,000 or more.';
-COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs. It is null if there is none, the queue has no column for the time, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers_status.oldest IS 'Age of the oldest row whose key is not blocked, among the 1,000 rows with the lowest IDs. If the keys of all these are blocked, it is the oldest among the first such rows of the partitions. It is null if there is none, the queue has no column for the time, or no index begins with the ID.';
 COMMENT ON COLUMN pgleases.consumers_status.timed IS 'The queue has a column for the time, and an index begins with the ID, so oldest is known.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_keys IS 'Keys whose rows wait, because a row failed or may have crashed a process.';
 COMMENT ON COLUMN pgleases.consumers_status.blocked_for IS 'How long the oldest of these rows has blocked its key.';
@@ -323,7 +352,7 @@ COMMENT ON COLUMN pgleases.consumers_status.unhandled IS 'Rows that no process h
 COMMENT ON COLUMN pgleases.consumers_status.paused_at IS 'When an operator paused it. It is null if it is not paused.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_by IS 'The operator who paused it.';
 COMMENT ON COLUMN pgleases.consumers_status.paused_reason IS 'Why.';
-COMMENT ON COLUMN pgleases.consumers_status.first_id IS 'The lowest ID of a row whose key is not blocked, among the 1,000 rows with the lowest IDs. It is null if there is none, or no index begins with the ID.';
+COMMENT ON COLUMN pgleases.consumers_status.first_id IS 'The lowest ID of a row whose key is not blocked. It is null if there is none, or no index begins with the ID.';
 
 -- Notes the oldest row of a queue table, for pgleases doctor: if it stays the oldest for long, no row is handled, and if
 -- no process has looked for long, their reads fail. A process calls it each minute.

@@ -22,8 +22,8 @@ type Consumer struct {
 	Timed bool `json:"timed"`
 	// Rows in the table; nil: this role may not read it, or it is gone.
 	Waiting *int `json:"waiting"`
-	// Age of the oldest row whose key is not blocked, among the first 1,000; nil: there is none, or it
-	// is not known.
+	// Age of the oldest row whose key is not blocked, among the first 1,000, or else among the first ones
+	// of the partitions; nil: there is none, or it is not known.
 	Oldest *time.Duration `json:"oldest_ns"`
 	// Since the row with the lowest ID whose key is not blocked is the same, to 1 min; 0: no such row
 	// waits, or no process is to handle it.
