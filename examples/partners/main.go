@@ -61,11 +61,19 @@ func deliverAll(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 		consumer.WithBatch(1, 1<<20),
 		consumer.WithTimeout(10*time.Second),                                        // for each call
 		consumer.WithMaxAttempts(870, consumer.Backoff(time.Second, 5*time.Minute)), // for about three days
-		consumer.WithOnFailure(consumer.OnFailureDeadLetter))                        // and go on
+		// Then go on without the row, so the partner gets its later rows without this one. Leave this out
+		// to keep the order: then the row stays, and the partner's rows wait for an operator.
+		consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 	if err != nil {
 		return err
 	}
 	return c.Run(ctx)
+}
+
+// direct follows no redirect, because that may turn a POST into a GET without the body, and the 200 of that
+// GET is no delivery. It needs no timeout, because the context of each call has one.
+var direct = &http.Client{
+	CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 }
 
 // deliver makes the call for one row. Its error says what becomes of the row.
@@ -81,7 +89,7 @@ func deliver(ctx context.Context, pool *pgxpool.Pool, row consumer.Row[Delivery]
 	}
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Idempotency-Key", row.Value.UID)
-	answer, err := http.DefaultClient.Do(request) // it needs no timeout, because ctx has one
+	answer, err := direct.Do(request)
 	if err != nil {
 		return err // refused, not found, or no answer in time: a failed attempt
 	}
@@ -95,12 +103,15 @@ func verdict(row consumer.Row[Delivery], answer *http.Response) error {
 	switch code := answer.StatusCode; {
 	case code < 300:
 		return nil
-	case code == 429 && time.Since(row.Value.CreatedAt) < time.Hour: // later it counts, so that an operator is alerted
-		return consumer.Snooze(retryAfter(answer.Header))
+	case code == 429:
+		if row.Attempt == 1 && time.Since(row.Value.CreatedAt) > time.Hour {
+			return failure // only once, so that the key counts as blocked, and an operator is alerted
+		}
+		return fmt.Errorf("%w: %w", failure, consumer.Snooze(retryAfter(answer.Header)))
 	case code == 400, code == 404, code == 410, code == 422:
 		return consumer.Discard(failure) // the partner will never take this row
 	}
-	return failure // 5xx, 401, 403 and the rest: a failed attempt
+	return failure // 3xx, 401, 403, 5xx and the rest: a failed attempt
 }
 
 // retryAfter returns how long the partner asks to wait, between 1 s and 10 min. If it does not say

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -156,8 +157,8 @@ func TestAnswerDecidesWhatBecomesOfTheRow(t *testing.T) {
 		insert(t, pool, name, 1)
 	}
 	testkit.Becomes(t, pool, "each row has its answer",
-		`busy f snoozed for 7s, `+
-			`down t partner down answered 503 Service Unavailable, refused t Post "http://localhost:1"`,
+		`busy f partner busy answered 429 Too Many Requests, down t partner down answered 503 Service Unavailable, `+
+			`refused t Post "http://localhost:1"`,
 		`SELECT coalesce(string_agg(concat_ws(' ', key, attempts > 0, split_part(error, ': ', 1)), ', ' ORDER BY key),
 			'') FROM pgleases.consumer_blocked`)
 	testkit.Becomes(t, pool, "two are dead",
@@ -165,6 +166,28 @@ func TestAnswerDecidesWhatBecomesOfTheRow(t *testing.T) {
 		"SELECT coalesce(string_agg(key || ' ' || error, ', ' ORDER BY key), '') FROM pgleases.consumer_dead_letters")
 	testkit.Becomes(t, pool, "one is handled", "busy down refused",
 		"SELECT coalesce(string_agg(partner, ' ' ORDER BY partner), '') FROM deliveries")
+}
+
+// A redirect is no delivery, because a client that follows it may send a GET without the body.
+func TestRedirectIsNotFollowed(t *testing.T) {
+	t.Parallel()
+	pool := start(t)
+	for _, status := range []int{301, 302, 303, 307, 308} {
+		name := strconv.Itoa(status)
+		moved := newPartner(t, pool, name, func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/" {
+				http.Redirect(w, r, "/elsewhere", status)
+			}
+		})
+		row := consumer.Row[Delivery]{Key: name, Value: Delivery{Payload: json.RawMessage("1")}}
+		err := deliver(t.Context(), pool, row)
+		if err == nil || !strings.Contains(err.Error(), "answered "+name) {
+			t.Errorf("the answer %s is %v", name, err)
+		}
+		if got := moved.calls(); got != "1" {
+			t.Errorf("the partner with the answer %s got %q", name, got)
+		}
+	}
 }
 
 // A call ends with its context, and that is a failed attempt.
@@ -190,18 +213,27 @@ func TestCallEndsWithItsTimeout(t *testing.T) {
 	}
 }
 
-// A partner that keeps asking to wait has failed.
+// A partner that keeps asking to wait has failed once, so that an operator is alerted. Then it gets the
+// time that it asks for.
 func TestPatienceWithBusyPartnerEnds(t *testing.T) {
 	t.Parallel()
-	row := consumer.Row[Delivery]{Key: "busy", Value: Delivery{CreatedAt: time.Now().Add(-2 * time.Hour)}}
-	err := verdict(row, &http.Response{StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests"})
-	if err == nil || strings.Contains(err.Error(), "snoozed") {
-		t.Errorf("after two hours: %v", err)
-	}
-	row.Value.CreatedAt = time.Now()
-	err = verdict(row, &http.Response{StatusCode: http.StatusTooManyRequests})
-	if err == nil || err.Error() != "snoozed for 1m0s" {
-		t.Errorf("at first: %v", err)
+	answer := &http.Response{StatusCode: http.StatusTooManyRequests, Status: "429 Too Many Requests"}
+	const plain = "partner busy answered 429 Too Many Requests"
+	for _, c := range []struct {
+		age     time.Duration
+		attempt int
+		want    string
+	}{
+		{0, 1, plain + ": snoozed for 1m0s"},
+		{2 * time.Hour, 1, plain},
+		{2 * time.Hour, 2, plain + ": snoozed for 1m0s"},
+	} {
+		row := consumer.Row[Delivery]{Key: "busy", Attempt: c.attempt}
+		row.Value.CreatedAt = time.Now().Add(-c.age)
+		err := verdict(row, answer)
+		if err == nil || err.Error() != c.want {
+			t.Errorf("attempt %d after %v: %v, not %s", c.attempt, c.age, err, c.want)
+		}
 	}
 	at := time.Now().Add(5 * time.Minute).UTC().Format(http.TimeFormat)
 	for text, most := range map[string]time.Duration{
@@ -211,5 +243,22 @@ func TestPatienceWithBusyPartnerEnds(t *testing.T) {
 		if got > most || got < most-10*time.Second && got < time.Second {
 			t.Errorf("Retry-After: %s is %v, not %v", text, got, most)
 		}
+	}
+}
+
+// After an outage of more than an hour, a busy partner has the time that it asks for, and its key counts
+// as blocked.
+func TestBusyPartnerIsAwaitedAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	pool := start(t)
+	newPartner(t, pool, "busy", answers(429))
+	testkit.Execute(t, pool,
+		"INSERT INTO deliveries (partner, payload, created_at) VALUES ('busy', '1', now() - interval '2 hours')")
+	testkit.Becomes(t, pool, "its row has failed once and then waits",
+		"1 t partner busy answered 429 Too Many Requests: snoozed for 7s",
+		`SELECT coalesce(min(concat_ws(' ', attempts, next_at - failed_at > interval '6 s', error)), '')
+		FROM pgleases.consumer_blocked`)
+	if n := testkit.Value[int](t, pool, "SELECT blocked_keys FROM pgleases.consumers_status"); n != 1 {
+		t.Errorf("%d keys count as blocked", n)
 	}
 }
