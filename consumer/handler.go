@@ -100,8 +100,8 @@ func ByKey[T any](rows []Row[T]) [][]Row[T] {
 // RowError returns an error for a handler of a batch to return. It says that row i is the cause,
 // and that the rows before it have succeeded. These are committed, for which InTx is called with
 // them again. err says what happens to row i. It has failed, unless err is a [Snooze], [Discard] or
-// [Unavailable]. If rows come before it, and nothing is unavailable, row i is then handled once
-// more, alone, and only that call counts.
+// [Unavailable]. If rows come before it, and nothing is unavailable, the handler is then called
+// again with a batch that begins with row i, and only that call counts.
 func RowError(i int, err error) error { return worker.RowError(i, err) }
 
 // Unavailable returns an error for a handler to return. It says that something is away that the
