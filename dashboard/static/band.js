@@ -61,9 +61,14 @@ function take(band, life) {
   band.events = life.events.toReversed(); // the oldest first
   band.event = band.events.findIndex(e => e.id === chosen);
   markPauses(band);
-  giveSlots(band);
   fill(band.axis, life.asked + life.until, axis(band.start, band.end));
-  const latest = life.events.slice(0, mostEvents);
+}
+
+// nameOwners draws the list of events and the legend, in the colors of the owners. Those of live clients come with the
+// polls, so the list and the legend may be older than these.
+function nameOwners(band) {
+  giveSlots(band);
+  const latest = band.life.events.slice(0, mostEvents);
   keyed(band.list, latest, e => e.id + slotOf(band, e.from) + slotOf(band, e.to), e => {
     const item = eventItem(e, id => slotOf(band, id), band.lease);
     item.event = e.id;
@@ -142,8 +147,10 @@ function linesOf(band) {
 }
 
 function draw(band) {
+  if (!band.life || !state.status?.seen) return;
+  nameOwners(band);
   const width = band.place.clientWidth;
-  if (!band.life || width === 0) return;
+  if (width === 0) return;
   const { n, first, height, each } = linesOf(band);
   const ratio = fit(band.canvas, width, lane + height);
   const c = band.canvas.getContext("2d");
