@@ -22,14 +22,15 @@ const (
 func newAudit() *cobra.Command {
 	cmd := &cobra.Command{Use: "audit", Short: "Check what the database has recorded", Args: cobra.NoArgs}
 	output := outputFlag(cmd)
-	since := cmd.Flags().Duration("since", 24*time.Hour, "length of the period that is checked, until now")
+	since := span(24 * time.Hour)
+	cmd.Flags().Var(&since, "since", "length of the period that is checked, until now, such as 1h or 7d")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		if *since < time.Minute {
-			return fmt.Errorf("--since %v: give 1m or more", *since)
+		if since < span(time.Minute) {
+			return fmt.Errorf("--since %v: give 1m or more", &since)
 		}
 		var report *audit.Report
 		err := withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) (err error) {
-			report, err = audit.Run(ctx, pool, schema, *since)
+			report, err = audit.Run(ctx, pool, schema, time.Duration(since))
 			return err
 		})
 		if err != nil {

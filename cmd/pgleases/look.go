@@ -171,13 +171,17 @@ func similar(name string, known []string) string {
 			return fmt.Sprintf("did you mean %s? ", shown(k))
 		}
 	}
+	const noBreak = "\u00a0" // cobra cuts names at a space
 	names := &cobra.Command{SuggestionsMinimumDistance: 2}
+	of := make(map[string]string)
 	for _, k := range known {
-		names.AddCommand(&cobra.Command{Use: k, Run: func(*cobra.Command, []string) {}})
+		use := strings.ReplaceAll(k, " ", noBreak)
+		of[use] = k
+		names.AddCommand(&cobra.Command{Use: use, Run: func(*cobra.Command, []string) {}})
 	}
-	for _, s := range names.SuggestionsFor(name) {
-		if slices.Contains(known, s) { // cobra cuts names at a space
-			return fmt.Sprintf("did you mean %s? ", shown(s))
+	for _, s := range names.SuggestionsFor(strings.ReplaceAll(name, " ", noBreak)) {
+		if of[s] != "" {
+			return fmt.Sprintf("did you mean %s? ", shown(of[s]))
 		}
 	}
 	return ""

@@ -8,7 +8,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -18,7 +17,7 @@ import (
 	"github.com/pgleases/pgleases/internal/store"
 )
 
-// The verbs of operators, and those that show overrides and events.
+// The verbs of operators, and the one that shows overrides.
 
 func newOperations() []*cobra.Command {
 	return []*cobra.Command{
@@ -384,154 +383,4 @@ func owned(s *admin.Snapshot, w admin.Override) (n int, first string) {
 		}
 	}
 	return n, first
-}
-
-// mostEvents is the maximum number of events that one call reads.
-const mostEvents = 1000
-
-func newEvents() *cobra.Command {
-	cmd := &cobra.Command{Use: "events [LEASE]", Short: "Show events of members and partitions", Args: asUsed}
-	output := outputFlag(cmd)
-	most := cmd.Flags().IntP("number", "n", 50, "number of latest lines, 1 to 1000; in JSON, of events")
-	follow := cmd.Flags().BoolP("follow", "f", false, "print new events as they arrive; in JSON, one line for each")
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		lease := strings.Join(args, "")
-		if *most < 1 || *most > mostEvents {
-			return fmt.Errorf("-n %d: give 1 to %d", *most, mostEvents)
-		}
-		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			if *follow {
-				inJSON := cmd.Flag("output").Value.String() == "json"
-				return followEvents(ctx, cmd.ErrOrStderr(), a, lease, *most, func(events []admin.Event) error {
-					text, err := eventLines(events, inJSON)
-					if err != nil {
-						return err
-					}
-					_, err = io.WriteString(cmd.OutOrStdout(), text)
-					return err
-				})
-			}
-			events, err := a.Events(ctx, lease, mostEvents)
-			if err == nil && len(events) == 0 && lease != "" {
-				err = noEventsOf(ctx, a, lease)
-			}
-			if err != nil {
-				return err
-			}
-			const heading = "AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON"
-			text := table(heading, latest(*most, together(events)), eventCells)
-			return output(latest(*most, events), text)
-		})
-	}
-	return cmd
-}
-
-// eventLines returns a line for each event, or in text for those that belong together.
-func eventLines(events []admin.Event, inJSON bool) (string, error) {
-	var lines strings.Builder
-	if !inJSON {
-		for _, e := range together(events) {
-			lines.WriteString(strings.Join(mapped(eventCells(e), toText), "  ") + "\n")
-		}
-		return lines.String(), nil
-	}
-	for _, e := range events {
-		line, err := asJSON(e, "")
-		if err != nil {
-			return "", err
-		}
-		lines.WriteString(line)
-	}
-	return lines.String(), nil
-}
-
-// noEventsOf returns an error if there is no lease of a name that no event has either.
-func noEventsOf(ctx context.Context, a *admin.Admin, name string) error {
-	s, err := a.Snapshot(ctx)
-	if err != nil || s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
-		return err
-	}
-	return fmt.Errorf("there is no lease %q, and no event of one: %spgleases list shows all",
-		name, similarLease(s, name))
-}
-
-// latest returns the last n events, or all if there are fewer.
-func latest(n int, events []admin.Event) []admin.Event { return events[max(0, len(events)-n):] }
-
-// together makes one event of those that differ only in their partitions and are less than 2 s
-// apart: a handoff ends partition by partition.
-func together(events []admin.Event) (all []admin.Event) {
-	key := func(e admin.Event) [6]string { return [6]string{e.Cause, e.Lease, e.From, e.To, e.Actor, e.Reason} }
-next:
-	for _, e := range events {
-		for i := len(all) - 1; i >= 0 && e.At.Sub(all[i].At) < 2*time.Second; i-- {
-			both := admin.Ranges(ranges.Merged(slices.Concat(all[i].Partitions, e.Partitions)))
-			n := both.Count()
-			disjoint := n > 0 && n == all[i].Partitions.Count()+e.Partitions.Count()
-			if key(e) == key(all[i]) && disjoint {
-				all[i].Partitions = both
-				continue next
-			}
-		}
-		all = append(all, e)
-	}
-	return all
-}
-
-// followEvents shows the latest events, and new ones, until ctx ends: those that the poll before
-// did not return. So it also shows an event that commits later than one with a higher number.
-func followEvents(
-	ctx context.Context, notes io.Writer, a *admin.Admin, lease string, most int, show func([]admin.Event) error,
-) error {
-	var seen map[string]bool // those of the poll before; nil: there was no poll yet
-	last, away := "", false
-	for limited := range eachSecond(ctx) {
-		events, err := a.Events(limited, lease, mostEvents)
-		switch {
-		case ctx.Err() != nil:
-			return nil
-		case err != nil && seen == nil:
-			return err
-		case err != nil:
-			if !away {
-				fmt.Fprintf(notes, "pgleases: %s\nThe command tries again each second.\n", lines(safeText(err)))
-			}
-			away = true
-			continue
-		}
-		now, before := make(map[string]bool), last
-		news := slices.DeleteFunc(slices.Clone(events), func(e admin.Event) bool {
-			last = e.ID + " " + e.At.String() // another server may use the same number again
-			now[last] = true
-			return seen[last]
-		})
-		if away || before != "" && !now[before] {
-			fmt.Fprintln(notes, "pgleases: the events start again; some may be missing, "+
-				"if there were more than 1,000 meanwhile, or if this server lacks some")
-		}
-		if seen == nil {
-			news = latest(most, news)
-		}
-		if err := show(news); err != nil {
-			return err
-		}
-		seen, away = now, false
-	}
-	return nil
-}
-
-func eventCells(e admin.Event) []any {
-	if e.Cause == "handed over" && e.From != "" && e.From == e.To {
-		e.Reason = "it had lost its trust, or a newer process with its ID took over"
-	}
-	switch {
-	case e.Row != nil:
-		e.Reason = fmt.Sprintf("row %d: %s", *e.Row, e.Reason)
-	case e.Rows > 0:
-		e.Reason = fmt.Sprintf("%s: %s", ranges.Many(e.Rows, "row"), e.Reason)
-	}
-	return []any{
-		utc(e.At), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions),
-		orDash(e.Actor), orDash(e.Reason),
-	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"iter"
 	"os"
@@ -129,6 +130,46 @@ func period(d time.Duration) string {
 		return fmt.Sprintf("%dh", d/time.Hour)
 	}
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
+}
+
+// A span is a flag for a time until now, which may be in days.
+type span time.Duration
+
+var days = regexp.MustCompile(`^([0-9]{1,5})d`)
+
+func (s *span) Type() string { return "duration" }
+
+// String returns the time as Set takes it; "" for no time, so that the help shows no default.
+func (s *span) String() string {
+	d := time.Duration(*s)
+	switch {
+	case d == 0:
+		return ""
+	case d%(24*time.Hour) == 0 && d > 24*time.Hour:
+		return fmt.Sprintf("%dd", d/(24*time.Hour))
+	case d%time.Hour == 0:
+		return fmt.Sprintf("%dh", d/time.Hour)
+	case d%time.Minute == 0:
+		return strings.TrimSuffix(d.String(), "0s")
+	}
+	return d.String()
+}
+
+func (s *span) Set(text string) (err error) {
+	var d time.Duration
+	if found := days.FindStringSubmatch(text); found != nil {
+		n, _ := strconv.Atoi(found[1])
+		d, text = time.Duration(n)*24*time.Hour, text[len(found[0]):]
+	}
+	rest := time.Duration(0)
+	if text != "" || d == 0 {
+		rest, err = time.ParseDuration(text)
+	}
+	if err != nil || rest < 0 || d+rest <= 0 {
+		return errors.New("give a time above 0, such as 1h or 7d")
+	}
+	*s = span(d + rest)
+	return nil
 }
 
 // A choice is a flag that takes one of some words.

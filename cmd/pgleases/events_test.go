@@ -1,0 +1,113 @@
+//go:build linux
+
+package main
+
+import (
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/pgleases/pgleases/internal/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/internal/testkit/command"
+)
+
+// past are two clients, a lease, and what happened to it: minutes ago, lease, cause, from, to.
+const past = sound + `
+	INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions)
+	SELECT clock_timestamp() - v.ago * interval '1 minute', v.lease, v.cause, v.f, v.t, v.p::int4multirange FROM (VALUES
+		(5000, 'l', 'given', NULL, 'early', '{[0,2)}'), (90, 'l', 'handed over', 'early', 'worker-1', '{[0,2)}'),
+		(30, 'l', 'given', 'worker-1', 'a', '{[0,2)}'), (20, 'other', 'given', NULL, 'b', '{[0,1)}'),
+		(10, NULL, 'evicted', 'worker-1', NULL, NULL)) AS v (ago, lease, cause, f, t, p)`
+
+func TestEventsOfAPeriod(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, past)
+	for args, want := range map[string]string{
+		"--since 1h":                   "given worker-1,given ,evicted worker-1",
+		"--since 1h -n 2":              "given ,evicted worker-1",
+		"--since 7d":                   "given ,handed over early,given worker-1,given ,evicted worker-1",
+		"--since 1d12h --client early": "handed over early",
+		"l --since 1h":                 "given worker-1,evicted worker-1",
+		"--lease l --since 1h":         "given worker-1,evicted worker-1",
+		"--since 3h --client worker-1": "handed over early,given worker-1,evicted worker-1",
+		"--since 7d --cause given":     "given ,given worker-1,given ",
+		"--cause given":                "given worker-1,given ", // of a day
+		"--client b --since 15m":       "",
+		"--since 1h --cause joined":    "",
+	} {
+		var got []string
+		c := command.Run(t, command.Database(database), append(append([]string{"events"}, strings.Fields(args)...), "-o", "json")...)
+		code := c.ExitCode()
+		text, note, _ := strings.Cut(c.Printed(), "pgleases: ")
+		for _, e := range only[[]admin.Event](t, text) {
+			got = append(got, e.Cause+" "+e.From)
+		}
+		if strings.Join(got, ",") != want || code != 0 || (note != "") != (want == "") {
+			t.Errorf("events %s: %q, want %q; exit code %d, note %q", args, got, want, code, note)
+		}
+	}
+	for args, want := range map[string]string{
+		"events --lease ll --since 1h":               `there is no lease "ll", and no event of one: did you mean l? pgleases list shows all`,
+		"events --client worker-2 --since 1h":        `there is no client "worker-2", and no event of one in the last 1h: did you mean worker-1? pgleases clients shows all`,
+		"events --client early --since 1h":           `there is no client "early", and no event of one in the last 1h: pgleases clients shows all`,
+		"events --cause handed --since 1h":           `there is no cause "handed": did you mean handed over? there are joined, left,`,
+		"events --cause nothing":                     `there is no cause "nothing": there are joined, left, handed over, given, evicted,`,
+		"events l --lease other --since 1h":          `the leases "l" and "other" are given: leave one out`,
+		"events --since 1h -f":                       "[follow since]",
+		"events --since 0s":                          "give a time above 0, such as 1h or 7d",
+		"events --since yesterday":                   "give a time above 0, such as 1h or 7d",
+		"events --since 1h -n 0":                     "-n 0: give 1 to 1000",
+		"audit --since yesterday":                    "give a time above 0, such as 1h or 7d",
+		"events -f --cause nothing":                  `there is no cause "nothing": there are joined,`,
+		"events --lease none --client worker-1":      `there is no lease "none"`,
+		"events --since 1h --client b --cause givne": `there is no cause "givne": did you mean given?`,
+	} {
+		fails(t, database, args, want)
+	}
+	text := output1(t, database, "events", "--since", "1h", "--client", "a")
+	if !regexp.MustCompile(`^AT +CAUSE +LEASE +FROM +TO +PARTITIONS +BY +REASON\n\S+ \S+ +given +l +worker-1 +a +0-1 +- +-\n$`).MatchString(text) {
+		t.Errorf("events of a client: %q", text)
+	}
+	execute(t, database, "INSERT INTO pgleases.events (lease, cause, to_id) SELECT 'l', 'joined', 'c' || n FROM generate_series(1, 1001) AS n")
+	if text := output1(t, database, "events", "--since", "1h"); strings.Count(text, " joined ") != 1000 || !strings.Contains(text, "pgleases: there are more than 1,000 such events, so older ones are missing: choose a shorter period") {
+		t.Errorf("of more than 1000 events: %s", text[max(0, len(text)-200):])
+	}
+}
+
+// A follower shows only the events that a client or a cause selects.
+func TestEventsFollowSelects(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, past)
+	follower := command.Run(t, command.Database(database), "events", "-f", "--client", "worker-1", "--cause", "evicted")
+	testkit.Until(t, "it shows what was there", func() bool { return strings.Contains(follower.Printed(), "evicted") })
+	execute(t, database, "INSERT INTO pgleases.events (cause, from_id, reason) VALUES ('evicted', 'b', 'not this'), ('left', 'worker-1', 'not this'), ('evicted', 'worker-1', 'this one')")
+	testkit.Until(t, "it shows the new one", func() bool { return strings.Contains(follower.Printed(), "this one") })
+	if text := follower.Printed(); strings.Contains(text, "given") || strings.Contains(text, "not this") {
+		t.Errorf("it shows others: %s", text)
+	}
+	follower.Signal(syscall.SIGINT)
+	follower.ExitCode()
+}
+
+// The page explains each cause that the command knows.
+func TestCausesAreThoseOfThePage(t *testing.T) {
+	page := string(testkit.Must(os.ReadFile("../../docs/operations.md"))(t))
+	_, page, _ = strings.Cut(page, "\n## Causes of events\n")
+	page, _, _ = strings.Cut(page, "\n## ")
+	var named []string
+	for _, item := range regexp.MustCompile(`(?m)^- (\*\*.*?\*\*):`).FindAllStringSubmatch(page, -1) {
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(item[1], -1) {
+			named = append(named, name[1])
+		}
+	}
+	if !slices.Equal(named, admin.Causes) {
+		t.Errorf("the page explains %q, and the command knows %q", named, admin.Causes)
+	}
+}
