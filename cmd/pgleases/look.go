@@ -327,6 +327,8 @@ func eachSecond(ctx context.Context) iter.Seq[context.Context] {
 func newExplain() *cobra.Command {
 	cmd := &cobra.Command{Use: "explain LEASE[/PARTITION]", Short: "Explain why a client owns a partition"}
 	key := cmd.Flags().String("key", "", "explain the partition of this key, such as a customer, in the lease")
+	at := cmd.Flags().String("at", "", "explain who owned it at this time of UTC, such as 03:12 for today, "+
+		"'2026-03-02 03:12', or a time of RFC 3339")
 	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		lease, partition, err := partitionOf(args[0])
 		keyed := cmd.Flags().Changed("key")
@@ -336,18 +338,16 @@ func newExplain() *cobra.Command {
 		if err != nil {
 			return nil, "", err
 		}
-		e, err := a.Explain(ctx, lease, partition)
-		if errors.Is(err, admin.ErrNoSuchPartition) {
-			if s, other := a.Snapshot(ctx); other != nil {
-				err = other
-			} else if l := s.Lease(lease); l != nil {
-				err = fmt.Errorf("lease %q has partitions 0 to %d", lease, l.Partitions-1)
-			} else {
-				err = unknown("lease", lease, leaseNames(s), "pgleases list")
+		if cmd.Flags().Changed("at") {
+			past, err := pastOf(ctx, a, lease, partition, *at)
+			if err != nil {
+				return nil, "", noSuchPartition(ctx, a, lease, err)
 			}
+			return past, past.text(), nil
 		}
+		e, err := a.Explain(ctx, lease, partition)
 		if err != nil {
-			return nil, "", err
+			return nil, "", noSuchPartition(ctx, a, lease, err)
 		}
 		text := fmt.Sprintf("%s/%d, epoch %d\n\n", shown(e.Lease), e.Partition, e.Epoch)
 		for _, sentence := range e.Reasons {
@@ -355,6 +355,21 @@ func newExplain() *cobra.Command {
 		}
 		return e, text + "\n" + table(shareHeading, e.Members, share), nil
 	})
+}
+
+// noSuchPartition returns what is wrong if err is that there is no such partition or lease.
+func noSuchPartition(ctx context.Context, a *admin.Admin, lease string, err error) error {
+	if !errors.Is(err, admin.ErrNoSuchPartition) && !errors.Is(err, admin.ErrNoLease) {
+		return err
+	}
+	s, other := a.Snapshot(ctx)
+	if other != nil {
+		return other
+	}
+	if l := s.Lease(lease); l != nil {
+		return fmt.Errorf("lease %q has partitions 0 to %d", lease, l.Partitions-1)
+	}
+	return unknown("lease", lease, leaseNames(s), "pgleases list")
 }
 
 // leaseOf returns the partition of a key in a lease, or the only partition of a lease.

@@ -326,6 +326,15 @@ func (a *Admin) Partitions(ctx context.Context, lease string) (n int, err error)
 	return n, err
 }
 
+// Kept returns since when all events are left, and the time of the database's clock.
+func (a *Admin) Kept(ctx context.Context) (since, now time.Time, err error) {
+	err = a.past(ctx, Period{}, "read since when events are kept", func(tx pgx.Tx, _, at time.Time) error {
+		now = at.UTC()
+		return tx.QueryRow(ctx, a.statement("kept")).Scan(&since)
+	})
+	return since.UTC(), now, err
+}
+
 // endOfTime is after all events. The clock of a former primary may have been ahead.
 var endOfTime = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 
