@@ -40,9 +40,10 @@ const (
 
 // An Admin reads and changes one schema. All methods are safe for concurrent use.
 type Admin struct {
-	pool   *pgxpool.Pool
-	schema string
-	locks  *store.Locks
+	pool      *pgxpool.Pool
+	schema    string
+	locks     *store.Locks
+	pastLimit time.Duration
 }
 
 // An Option configures an Admin.
@@ -52,11 +53,15 @@ type Option func(*Admin)
 // "pgleases".
 func WithSchema(name string) Option { return func(a *Admin) { a.schema = name } }
 
+// WithPastLimit sets how long the server may take for one question of the past; default 200 ms,
+// because a dashboard may have many viewers.
+func WithPastLimit(d time.Duration) Option { return func(a *Admin) { a.pastLimit = d } }
+
 // New returns an Admin on a pool, which it borrows and never closes. It does not connect, so it
 // returns an error only for a bad option. Reading needs the rights that Grants returns for
 // ForReader.
 func New(pool *pgxpool.Pool, opts ...Option) (*Admin, error) {
-	a := &Admin{pool: pool, schema: defaultSchema}
+	a := &Admin{pool: pool, schema: defaultSchema, pastLimit: defaultPastLimit}
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("pgleases: option is nil")

@@ -16,10 +16,10 @@ import (
 
 // This file reads the past: what happened in a period, and who owned what. Any number of viewers
 // may ask for any period, so each question reads a limited number of rows, by an index, and the
-// server may take pastLimit for it.
+// server may take 200 ms for it, or what WithPastLimit says.
 
 const (
-	pastLimit = 200 * time.Millisecond
+	defaultPastLimit = 200 * time.Millisecond
 
 	stripMost = 20_000 // events, and entries of the history, that a strip of time counts
 	eventMost = 2_000  // events that the life of a lease is made from
@@ -189,7 +189,7 @@ func (a *Admin) past(
 	ctx context.Context, p Period, doing string, read func(tx pgx.Tx, since, until time.Time) error,
 ) error {
 	limits := fmt.Sprintf("SET LOCAL statement_timeout = %d; SET LOCAL enable_seqscan = off; "+
-		"SET LOCAL plan_cache_mode = force_custom_plan", pastLimit.Milliseconds())
+		"SET LOCAL plan_cache_mode = force_custom_plan", a.pastLimit.Milliseconds())
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}
 	err := pgx.BeginTxFunc(ctx, a.pool, options, func(tx pgx.Tx) error {
 		if _, err := tx.Conn().PgConn().Exec(ctx, settings+limits).ReadAll(); err != nil {
@@ -205,7 +205,7 @@ func (a *Admin) past(
 	if store.Code(err) == "57014" {
 		const late = "pgleases: %s: the server took longer than %v: choose a shorter period or another filter, " +
 			"or ask again when the server is less busy: %w"
-		return wrap.Errorf(late, doing, pastLimit, err)
+		return wrap.Errorf(late, doing, a.pastLimit, err)
 	}
 	return a.failure(doing, err)
 }

@@ -317,3 +317,19 @@ func TestTicksCountTheOutcomesOfASchedule(t *testing.T) {
 		t.Errorf("%d ticks are counted, from %v", sum, often.From)
 	}
 }
+
+// A question of the past ends when its time is over, and says what to do.
+func TestPastHasALimit(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `INSERT INTO pgleases.events (lease, cause, to_id) SELECT 'l', 'joined', 'c' || n FROM generate_series(1, 20000) AS n`)
+	pool := newPool(t, url)
+	short := testkit.Must(admin.New(pool, admin.WithPastLimit(time.Millisecond)))(t)
+	if _, err := short.Moves(t.Context(), admin.Period{Last: hour}); err == nil || !strings.Contains(err.Error(), "the server took longer than 1ms: choose a shorter period") {
+		t.Errorf("with 1 ms: %v", err)
+	}
+	long := testkit.Must(admin.New(pool, admin.WithPastLimit(testkit.Patience)))(t)
+	if _, err := long.Moves(t.Context(), admin.Period{Last: hour}); err != nil {
+		t.Errorf("with more time: %v", err)
+	}
+}
