@@ -52,20 +52,24 @@ func consumersTable(all []admin.Consumer) string {
 		if c.BlockedKeys > 0 {
 			blocked = period(c.BlockedFor)
 		}
-		state := dash
-		switch {
-		case !c.PausedAt.IsZero():
-			since := relative(now, c.PausedAt)
-			state = fmt.Sprintf("paused %s by %s: %s", since, printable(c.PausedBy), printable(c.PausedReason))
-		case c.LeasePaused:
-			state = "lease paused"
-		}
 		owned := fmt.Sprintf("%d/%d", c.Owned, c.Partitions)
 		return []any{
 			shown(c.Name), shown(c.Queue), owned, counted(c.Waiting), oldest, c.BlockedKeys, blocked,
-			counted(&c.DeadLetters), counted(c.Unhandled), state,
+			counted(&c.DeadLetters), counted(c.Unhandled), pausedState(now, c),
 		}
 	})
+}
+
+// pausedState returns whether a consumer or its lease is paused, or dash.
+func pausedState(now time.Time, c admin.Consumer) string {
+	switch {
+	case !c.PausedAt.IsZero():
+		since := relative(now, c.PausedAt)
+		return fmt.Sprintf("paused %s by %s: %s", since, printable(c.PausedBy), printable(c.PausedReason))
+	case c.LeasePaused:
+		return "lease paused"
+	}
+	return dash
 }
 
 // counted returns a count that stops at 1,000.

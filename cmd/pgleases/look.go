@@ -99,7 +99,7 @@ func newDescribe() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:        "describe LEASE",
 		Short:      "Show the members and partitions of a lease",
-		SuggestFor: []string{"show", "get", "status", "members", "partitions"},
+		SuggestFor: []string{"show", "get", "members", "partitions"},
 	}
 	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, args []string) (any, string, error) {
 		s, err := a.Snapshot(ctx)

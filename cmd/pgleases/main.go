@@ -2,7 +2,8 @@
 // which a test generates from the command's help.
 //
 // The texts of the help are in help.txt, which help.go reads. look.go has the verbs that show
-// leases and clients, operate.go those of operators, overrides and events, audit.go the audit,
+// leases and clients, status.go all of them on one screen, events.go and past.go those that read
+// the past, operate.go those of operators and overrides, audit.go the audit,
 // schedules.go, jobs.go and consumers.go those of schedules, jobs and consumers, setup.go those
 // that create the tables, and doctor; all of them use package admin. table.go prints. serve.go is
 // the dashboard.
@@ -118,8 +119,8 @@ func newRoot() *cobra.Command {
 		verbs []*cobra.Command
 	}{
 		{"Inspect", []*cobra.Command{
-			newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(), newOverrides(),
-			newAudit(),
+			newStatus(), newList(), newDescribe(), newClients(), newWatch(), newExplain(), newLocks(), newEvents(),
+			newOverrides(), newAudit(),
 		}},
 		{"Run", []*cobra.Command{newRun()}},
 		{"Change", newOperations()},

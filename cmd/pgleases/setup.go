@@ -151,6 +151,26 @@ func newGrants() *cobra.Command {
 // exitCodes are those of doctor; the worst level decides.
 var exitCodes = map[admin.Level]int{admin.LevelWarning: 1, admin.LevelFault: 2}
 
+// skipFlag adds the flag for the checks of doctor that a verb leaves out.
+func skipFlag(cmd *cobra.Command) *[]string {
+	return cmd.Flags().StringSlice("skip", nil, "checks to leave out, with commas between")
+}
+
+// checkSkipped returns an error for a name that no check has.
+func checkSkipped(skip []string) error {
+	for _, check := range skip {
+		if !slices.Contains(admin.Checks, check) {
+			return fmt.Errorf("--skip %q: give names out of %s", check, strings.Join(admin.Checks, ", "))
+		}
+	}
+	return nil
+}
+
+// withoutChecks returns the findings of the checks that are not left out.
+func withoutChecks(found []admin.Finding, skip []string) []admin.Finding {
+	return slices.DeleteFunc(found, func(f admin.Finding) bool { return slices.Contains(skip, f.Check) })
+}
+
 func newDoctor() *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Short: "Check the database, the tables and the fleet", Args: cobra.NoArgs}
 	output := outputFlag(cmd)
@@ -159,19 +179,17 @@ func newDoctor() *cobra.Command {
 	long := cmd.Flags().Duration("long", time.Minute, "minimum age of a handoff, a wait, an idle transaction "+
 		"or an expired session that is reported; 10 times that for a transaction that works "+
 		"or a row of a consumer, 60 times for a blocked key")
-	skip := cmd.Flags().StringSlice("skip", nil, "checks to leave out, with commas between")
+	skip := skipFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		for _, check := range *skip {
-			if !slices.Contains(admin.Checks, check) {
-				return fmt.Errorf("--skip %q: give names out of %s", check, strings.Join(admin.Checks, ", "))
-			}
+		if err := checkSkipped(*skip); err != nil {
+			return err
 		}
 		if *long < time.Millisecond {
 			return fmt.Errorf("--long %v: give 1ms or more", *long)
 		}
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 			found := a.Doctor(ctx, admin.DoctorOptions{Role: *role, Long: *long})
-			found = slices.DeleteFunc(found, func(f admin.Finding) bool { return slices.Contains(*skip, f.Check) })
+			found = withoutChecks(found, *skip)
 			if ctx.Err() != nil {
 				return errors.New("interrupted")
 			}

@@ -112,6 +112,13 @@ func namesOfChecks() (names []string) {
 // checks that depend on it are missing. Doctor uses one connection of the pool for less than a
 // second, or for some seconds if there is a fault. It changes no row.
 func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
+	findings, _ := a.Examine(ctx, o)
+	return findings
+}
+
+// Examine is like Doctor, and also returns the snapshot that the checks have read. It is nil if
+// they could not read one.
+func (a *Admin) Examine(ctx context.Context, o DoctorOptions) ([]Finding, *Snapshot) {
 	if o.Long <= 0 {
 		o.Long = time.Minute
 	}
@@ -120,7 +127,7 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 	if err != nil {
 		d.check = "connect"
 		d.unreachable(err)
-		return d.findings
+		return d.findings, nil
 	}
 	defer conn.Release()
 	d.conn = conn
@@ -131,7 +138,10 @@ func (a *Admin) Doctor(ctx context.Context, o DoctorOptions) []Finding {
 			c.examine(d, ctx)
 		}
 	}
-	return d.findings
+	if reached < hasContent {
+		return d.findings, nil
+	}
+	return d.findings, d.snapshot
 }
 
 // A doctor is one call of Doctor: what it has read, and what its checks have found so far.
