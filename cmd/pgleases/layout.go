@@ -18,7 +18,7 @@ const (
 
 // colors are those of cells in the columns LEVEL, STATE and OUTCOME, by their first word.
 var colors = map[string]string{
-	"fault": red, "expired": red, "failed": red, "blocked": red, "unknown": red,
+	"fault": red, "expired": red, "failed": red, "failing": red, "blocked": red, "unknown": red,
 	"warning": yellow, "evicted": yellow, "superseded": yellow, "retrying": yellow, "missed": yellow,
 	"ok": green, "live": green, "succeeded": green,
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/manage"
+	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/shell"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -25,10 +26,19 @@ import (
 // The verbs on schedules.
 
 func newSchedules() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "schedules",
-		Short: "Show, pause, resume, trigger, backfill and delete schedules",
-		RunE:  onlyVerbs,
+	cmd := &cobra.Command{Use: "schedules", Short: "List, pause, trigger, backfill and delete schedules"}
+	looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
+		ill, err := a.IllSchedules(ctx)
+		if err != nil {
+			return nil, "", err
+		}
+		return ill, illText(ill), nil
+	})
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return onlyVerbs(cmd, args)
+		}
+		return nil
 	}
 	cmd.AddCommand(newScheduleGroups(), newScheduleList(), newScheduleHistory(),
 		newEdit("pause_schedule", "pause GROUP SCHEDULE", "Pause a schedule until it is resumed"),
@@ -38,6 +48,44 @@ func newSchedules() *cobra.Command {
 		newEdit("backfill_schedule", "backfill GROUP SCHEDULE FROM TO", "Run a schedule again for past ticks"),
 		newEdit("retry_tick", "retry GROUP SCHEDULE TICK", "Retry a tick that failed"))
 	return cmd
+}
+
+// illText returns schedules that do not go on as a table, or says that all is well.
+func illText(ill []admin.IllSchedule) string {
+	if len(ill) == 0 {
+		return "All is well: no schedule is failing, blocked, late or paused, and none skips most of its ticks.\n"
+	}
+	now := time.Now()
+	return table("GROUP,SCHEDULE,SINCE,SUCCEEDED,STATE", ill, func(one admin.IllSchedule) []any {
+		var since time.Time
+		var state []string
+		for _, fault := range one.Faults {
+			text, at := faultText(one, fault, now)
+			state = append(state, text)
+			since = cmp.Or(since, at)
+		}
+		return []any{
+			shown(one.Group), shown(one.Name), relative(now, since), relative(now, one.Succeeded),
+			strings.Join(state, "; "),
+		}
+	})
+}
+
+// faultText returns what is wrong with a schedule, and since when; the zero time: that is not known.
+func faultText(one admin.IllSchedule, fault string, now time.Time) (text string, since time.Time) {
+	why := ""
+	if one.Why != "" && (fault == one.State || fault == "late") {
+		why = ": " + printable(one.Why)
+	}
+	switch fault {
+	case "failing":
+		return fmt.Sprintf("failing, %s: %s", ranges.Many(one.Failures, "tick"), printable(one.Error)), one.FailingSince
+	case "blocked", "late":
+		return fault + why, now.Add(-one.Late)
+	case "paused":
+		return strings.Replace(fault+why, "paused: by ", "paused by ", 1), one.PausedAt
+	}
+	return fmt.Sprintf("skipping, %d of %d ticks of the last day", one.Skipped, one.Ticks), time.Time{}
 }
 
 // onlyVerbs runs a command that needs a verb. Without it, cobra prints the help for an unknown

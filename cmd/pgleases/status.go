@@ -298,7 +298,7 @@ func (s *Status) consumerRows() [][]any {
 	})...)
 }
 
-// obstacles returns why rows of a consumer wait; "" if none waits for long.
+// obstacles returns why rows of a consumer wait; "" if they do not wait for long.
 func obstacles(now time.Time, c admin.Consumer) string {
 	var all []string
 	if c.BlockedKeys > 0 {

@@ -32,6 +32,41 @@ type OutcomeCount struct {
 	Since   time.Time `json:"since"`
 }
 
+// An IllSchedule is a schedule that does not go on as it should.
+type IllSchedule struct {
+	Group string `json:"group"`
+	Name  string `json:"name"`
+	// One or more of failing, blocked, late, paused and skipping, in this order. It is late if it was due
+	// more than 10 s ago, and skipping if it skipped most of its ticks.
+	Faults   []string `json:"faults"`
+	State    string   `json:"state"`
+	Why      string   `json:"why"`      // the reason for State, if it is known
+	Failures int      `json:"failures"` // consecutive failed ticks
+	// The tick of the first failure after the last success; zero: it does not fail, or the history does
+	// not go back so far.
+	FailingSince time.Time     `json:"failing_since,omitzero"`
+	Succeeded    time.Time     `json:"succeeded,omitzero"` // the last tick that succeeded; zero: no tick did
+	Error        string        `json:"error"`              // the first line of the last one
+	Late         time.Duration `json:"late_ns"`            // how long it has been late or blocked
+	PausedAt     time.Time     `json:"paused_at,omitzero"`
+	Skipped      int64         `json:"skipped"` // of Ticks
+	Ticks        int64         `json:"ticks"`   // with an outcome in the last day, of a schedule that is skipping
+}
+
+// illMost is the maximum number of schedules that IllSchedules returns.
+const illMost = 200
+
+// IllSchedules returns the schedules of all groups that do not go on as they should, by group and
+// name, at most 200. It returns ErrNoSchedules, or an error of the database.
+func (a *Admin) IllSchedules(ctx context.Context) ([]IllSchedule, error) {
+	const groupsMost, entriesMost, searched = 100, 10_000, 1000
+	all, err := collect(ctx, a, a.pool, "ill", pgx.RowTo[IllSchedule], groupsMost, illMost, entriesMost, searched)
+	if store.Undefined(err) {
+		return nil, a.noSchedules(err)
+	}
+	return all, a.failure("read the schedules that do not go on", err)
+}
+
 // ErrNoSchedules is returned if the database has no tables of package schedule, or too old ones.
 var ErrNoSchedules = errors.New("pgleases: there are no schedules here")
 
