@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -34,7 +37,7 @@ func newConsumers() *cobra.Command {
 		}
 		return nil
 	}
-	cmd.AddCommand(newConsumerShow())
+	cmd.AddCommand(newConsumerShow(), newConsumerTable())
 	for _, v := range consumerVerbs {
 		cmd.AddCommand(newConsumerChange(v))
 	}
@@ -141,6 +144,51 @@ func changesTable(changes []admin.ConsumerChange) string {
 		}
 		return []any{utc(h.At), h.Cause, row, counted(h.Rows), shown(h.Actor), shown(h.Reason)}
 	})
+}
+
+func newConsumerTable() *cobra.Command {
+	cmd := &cobra.Command{Use: "table CONSUMER", Short: "Print the statements for a queue table", Args: asUsed}
+	var q consumer.Queue
+	flags := cmd.Flags()
+	flags.StringVar(&q.Table, "table", "", "the table, with its schema unless the search_path has it, as in SQL")
+	flags.StringVar(&q.Key, "key", "", "column whose rows of one value are handled in order")
+	flags.StringVar(&q.ID, "id", "id", "column with the IDs")
+	flags.StringVar(&q.Time, "time", "created_at", "column with the time of the insert, of a new table")
+	flags.IntVar(&q.Partitions, "partitions", 1024, "number of partitions of the consumer")
+	existing := flags.Bool("existing", false, "print the steps for a table that exists and is in use")
+	_ = cmd.MarkFlagRequired("table")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		schema, _ := cmd.Flags().GetString("schema")
+		names := strings.Join([]string{args[0], schema, q.Table, q.Key, q.ID, q.Time}, "")
+		switch {
+		case strings.ContainsFunc(names, unicode.IsControl):
+			return fmt.Errorf("a name in %q has a control character", names)
+		case q.Partitions < 1 || q.Partitions > 65536:
+			return fmt.Errorf("--partitions %d: give 1 to 65536", q.Partitions)
+		case *existing && q.Key == "":
+			return errors.New("--key is missing: a trigger computes the partition of each row from it")
+		}
+		text := tableOf(consumer.TableSQL(args[0], schema, q), *existing)
+		_, err := io.WriteString(cmd.OutOrStdout(), text)
+		return err
+	}
+	return cmd
+}
+
+// stepsFor begins the comment in the text of TableSQL that has the steps for an existing table.
+const stepsFor = "\n-- Instead, for"
+
+// tableOf returns the part of the text of TableSQL for a new table, or the other one, whose steps
+// are then no longer a comment.
+func tableOf(text string, existing bool) string {
+	table, steps, _ := strings.Cut(text, stepsFor)
+	if !existing {
+		return strings.TrimSpace(table) + "\n"
+	}
+	steps = strings.ReplaceAll("-- For"+steps, "\n--   ", "\n")
+	steps = strings.ReplaceAll(steps, "\n--\n", "\n\n")
+	return "-- After pgleases migrate --consumers. docs/consumer.md has a shell function that repeats a step.\n" +
+		strings.TrimSpace(steps) + "\n"
 }
 
 // unknownConsumer returns the error for a name that no consumer has.

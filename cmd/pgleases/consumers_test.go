@@ -203,3 +203,71 @@ func TestVerbsNameConsumersAndGroups(t *testing.T) {
 		}
 	}
 }
+
+// statementsOf returns the statements of a text as psql sends them, without comments above them.
+func statementsOf(text string) (all []string) {
+	one := ""
+	for line := range strings.Lines(text) {
+		if one == "" && (strings.HasPrefix(line, "--") || strings.TrimSpace(line) == "") {
+			continue
+		}
+		one += line
+		code, _, _ := strings.Cut(line, "; --")
+		ends := code != line || strings.HasSuffix(strings.TrimSpace(line), ";")
+		if ends && strings.Count(one, "$pgleases$")%2 == 0 {
+			all = append(all, one)
+			one = ""
+		}
+	}
+	return append(all, strings.Fields(one)...)
+}
+
+// Both texts run, and a consumer handles the rows of the table.
+func TestConsumersTablePrintsWhatRuns(t *testing.T) {
+	t.Parallel()
+	database, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	output1(t, database, "migrate", "--consumers")
+	pool := testkit.Pool(t, database)
+	execute(t, database, output1(t, "postgres://127.0.0.1:1/none", "consumers", "table", "mails", "--table", "public.mails", "--key", "customer", "--time", "at", "--partitions", "8"),
+		"INSERT INTO public.mails (customer, payload) VALUES ('ada', '1')",
+		"CREATE TABLE public.outbox (number int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL, payload jsonb)",
+		"INSERT INTO public.outbox (customer, payload) SELECT 'c' || n, '1' FROM generate_series(1, 100) AS n")
+	text := output1(t, database, "consumers", "table", "orders", "--table", "public.outbox", "--key", "customer", "--id", "number", "--partitions", "8", "--existing")
+	steps := statementsOf(text)
+	if !strings.HasPrefix(text, "-- After pgleases migrate --consumers.") || strings.Contains(text, "CREATE TABLE") || strings.Contains(text, "Instead") || len(steps) != 14 {
+		t.Errorf("%d steps: %s", len(steps), text)
+	}
+	conn := newConn(t, database) // one session, no transaction
+	for _, step := range steps {
+		_, err := conn.PgConn().Exec(t.Context(), step).ReadAll()
+		if err != nil {
+			t.Fatalf("%s: %v", step, err)
+		}
+	}
+	execute(t, database, "INSERT INTO public.outbox (customer, payload) VALUES ('later', '1')")
+	client := testkit.Must(pgleases.NewClient(t.Context(), pool))(t)
+	defer client.Close(t.Context())
+	for name, queue := range map[string]consumer.Queue{
+		"mails":  {Table: "public.mails", Key: "customer", Time: "at"},
+		"orders": {Table: "public.outbox", ID: "number", Key: "customer", Partitions: 8},
+	} {
+		c := testkit.Must(consumer.New(t.Context(), client, pool, name, queue, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[order]) error { return nil })))(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- c.Run(ctx) }()
+		testkit.Becomes(t, pool, "all rows of "+name+" are handled", int64(0), "SELECT count(*) FROM "+queue.Table)
+		cancel()
+		<-ended
+	}
+	for args, want := range map[string]string{
+		"orders":                                      `required flag(s) "table" not set`,
+		"orders --table outbox --existing":            "--key is missing",
+		"orders --table outbox --partitions 0":        "--partitions 0: give 1 to 65536",
+		"--table outbox":                              "CONSUMER is missing: pgleases consumers table CONSUMER",
+		"orders --table outbox --key \x01 --existing": "has a control character",
+		"orders --table outbox --partitions 70000":    "give 1 to 65536",
+		"orders outbox --table outbox --key customer": `"outbox" is one argument too many`,
+	} {
+		fails(t, database, "consumers table "+args, want)
+	}
+}

@@ -36,9 +36,9 @@ func TestNamesForgeNoLine(t *testing.T) {
 		expectNoForgedLine(t, database, append(words, why...)...)
 	}
 	for _, words := range [][]string{
-		{"describe", name}, {"explain", name + "/1"}, {"explain", name}, {"locks", name}, {"events", name}, {"events"}, {"overrides"}, {"list"}, {"clients"},
+		{"describe", name}, {"explain", name + "/1"}, {"explain", name}, {"locks", name}, {"events", name}, {"events", "--client", name}, {"events", "--cause", name}, {"explain", name + "/1", "--at", name}, {"events"}, {"overrides"}, {"list"}, {"clients"},
 		{"schedules", "list", name}, {"schedules", "history", name, name}, {"jobs", "list", name}, {"jobs", "failed", name}, {"jobs", "show", name, "1"},
-		{"consumers"}, {"consumers", "show", name}, {"doctor", "--role", name}, {"list", "--schema", name}, {"doctor", "--schema", name},
+		{"consumers"}, {"consumers", "show", name}, {"consumers", "table", name, "--table", name}, {"status"}, {"schedules"}, {"doctor", "--role", name}, {"list", "--schema", name}, {"doctor", "--schema", name},
 		{"run", name, "-n", "70000", "--", "true"}, {"run", "x", "--", name}, {"list", "--database", name}, {"list", "--database", "postgres://" + name + "@localhost:1/x"},
 	} {
 		expectNoForgedLine(t, database, words...)
