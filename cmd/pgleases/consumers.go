@@ -320,6 +320,9 @@ func newConsumerChange(v consumerVerb) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if cmd.Name() == "resume" {
+				left = leasePaused(ctx, a, args[0])
+			}
 			fmt.Fprint(cmd.OutOrStdout(), done(cmd, args, state+left))
 			return nil
 		})
@@ -343,6 +346,15 @@ func rowOf(args []string, v consumerVerb, all bool) (*int64, error) {
 		return nil, errors.New("ID is missing: give the ID of a row, or --all")
 	}
 	return nil, nil
+}
+
+// leasePaused says that the lease of a consumer is paused, so that it does not go on.
+func leasePaused(ctx context.Context, a *admin.Admin, name string) string {
+	c, err := a.Consumer(ctx, name)
+	if err != nil || c == nil || !c.LeasePaused {
+		return ""
+	}
+	return fmt.Sprintf("; its lease is paused: pgleases resume %s --reason '...'", shell.Word("consumer/"+name))
 }
 
 // leftOf says what is left of a consumer after it is deleted.

@@ -179,6 +179,30 @@ func TestVerbsNameConsumersAndGroups(t *testing.T) {
 	fails(t, database, "describe reports", "pgleases schedules list reports")
 	output1(t, database, "pause", "consumer/orders", "--reason", "why")
 	fails(t, database, "resume orders --reason why", `but a consumer: pgleases resume consumer/orders --reason '...'`)
+	paused := func(want string, args ...string) {
+		t.Helper()
+		text := output1(t, database, append(args, "--reason", "why")...)
+		if !strings.HasSuffix(text, want) {
+			t.Errorf("%v: %q, want %q", args, text, want)
+		}
+	}
+	const leaseToo = "; its lease is paused: pgleases resume consumer/orders --reason '...'\n"
+	paused("it is not paused"+leaseToo, "consumers", "resume", "orders")
+	paused("done; batches in hand end first\n", "consumers", "pause", "orders")
+	paused("done"+leaseToo, "consumers", "resume", "orders")
+	output1(t, database, "consumers", "pause", "orders", "--reason", "why")
+	text := output1(t, database, "resume", "consumer/orders", "--reason", "why")
+	if !strings.Contains(text, "pgleases: the consumer \"orders\" is paused, too: pgleases consumers resume orders --reason '...'\n") || !strings.Contains(text, "recorded") {
+		t.Errorf("resume of the lease of a paused consumer: %q", text)
+	}
+	execute(t, database, "INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())")
+	fails(t, database, "resume orders --reason why", `lease "orders" is not paused, but the consumer "orders": pgleases consumers resume orders --reason '...'`)
+	paused("it is paused already\n", "consumers", "pause", "orders")
+	output1(t, database, "pause", "orders", "--reason", "why")
+	output1(t, database, "resume", "orders", "--reason", "why") // the lease, which is paused
+	output1(t, database, "consumers", "resume", "orders", "--reason", "why")
+	execute(t, database, "DELETE FROM pgleases.leases WHERE name = 'orders'")
+	output1(t, database, "pause", "consumer/orders", "--reason", "why")
 
 	output1(t, database, "consumers", "retry", "orders", "0", "--reason", "why")
 	output1(t, database, "consumers", "skip", "orders", "0", "--reason", "why")

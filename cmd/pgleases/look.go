@@ -41,7 +41,7 @@ func newList() *cobra.Command {
 func leasesOf(ctx context.Context, a *admin.Admin, s *admin.Snapshot) string {
 	states := map[admin.Verb]string{admin.VerbPause: "paused", admin.VerbFreeze: "frozen"}
 	idle := pausedConsumers(ctx, a, s)
-	return table("LEASE,PARTITIONS,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED,STATE", s.Leases, func(l admin.Lease) []any {
+	return table("LEASE,COUNT,OWNED,MOVING,ORPHANS,MEMBERS,PLANNED,STATE", s.Leases, func(l admin.Lease) []any {
 		state := dash
 		for _, w := range s.OverridesOf(l.Name, "") {
 			state = max(state, states[w.Verb]) // a pause goes before a freeze

@@ -135,7 +135,7 @@ func TestVerbsShowAFleet(t *testing.T) {
 	}
 
 	list := output1(t, database, "list")
-	if !regexp.MustCompile(`(?m)^LEASE +PARTITIONS +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED +STATE\nfleet +6 +6 +0 +0 +3 +\S+ ago +-$`).MatchString(list) {
+	if !regexp.MustCompile(`(?m)^LEASE +COUNT +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED +STATE\nfleet +6 +6 +0 +0 +3 +\S+ ago +-$`).MatchString(list) {
 		t.Errorf("list: %s", list)
 	}
 	clients := output1(t, database, "clients")

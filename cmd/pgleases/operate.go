@@ -110,8 +110,9 @@ func newOperation(verb admin.Verb, subject, short string) *cobra.Command {
 	return cmd
 }
 
-// noteOf returns a note for a pause of a lease that does not exist yet. It returns an error for a
-// pause or a resume that means something else.
+// noteOf returns a note for a pause of a lease that does not exist yet, and for a resume of a lease
+// whose consumer is paused, too. It returns an error for a pause or a resume that means something
+// else.
 func noteOf(ctx context.Context, a *admin.Admin, c admin.Change) (note string, err error) {
 	if c.Verb != admin.VerbPause && c.Verb != admin.VerbResume {
 		return "", nil
@@ -123,7 +124,12 @@ func noteOf(ctx context.Context, a *admin.Admin, c admin.Change) (note string, e
 	if err := meansOther(ctx, a, s, string(c.Verb), c.Subject); err != nil {
 		return "", err
 	}
-	if c.Verb == admin.VerbResume || s.Lease(c.Subject) != nil {
+	of, is := strings.CutPrefix(c.Subject, "consumer/")
+	switch {
+	case c.Verb == admin.VerbResume && is && consumerPaused(ctx, a, of):
+		return fmt.Sprintf("pgleases: the consumer %q is paused, too: pgleases consumers resume %s --reason '...'\n",
+			of, shell.Word(of)), nil
+	case c.Verb == admin.VerbResume || s.Lease(c.Subject) != nil:
 		return "", nil
 	}
 	return fmt.Sprintf("pgleases: lease %q does not exist yet: its pause begins when it is created; "+
@@ -134,13 +140,14 @@ func noteOf(ctx context.Context, a *admin.Admin, c admin.Change) (note string, e
 // consumer or a group of schedules; or for a resume of a lease whose consumer is paused instead.
 func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, name string) error {
 	paused := func(lease string) bool { return s.Pause(&admin.Lease{Name: lease}) != nil }
-	of, is := strings.CutPrefix(name, "consumer/")
-	if is && verb == "resume" && !paused(name) {
-		c, _ := a.Consumer(ctx, of) // otherwise the verb returns its error
-		if c != nil && !c.PausedAt.IsZero() {
-			return fmt.Errorf("lease %q is not paused, but its consumer: pgleases consumers resume %s --reason '...'",
-				name, shell.Word(of))
-		}
+	of, its := strings.TrimPrefix(name, "consumer/"), "its consumer"
+	if of == name {
+		its = fmt.Sprintf("the consumer %q", name)
+	}
+	known := of != name || s.Lease(name) != nil
+	if known && verb == "resume" && !paused(name) && consumerPaused(ctx, a, of) {
+		return fmt.Errorf("lease %q is not paused, but %s: pgleases consumers resume %s --reason '...'",
+			name, its, shell.Word(of))
 	}
 	if s.Lease(name) != nil || len(s.OverridesOf(name, "")) > 0 {
 		return nil
@@ -164,6 +171,13 @@ func meansOther(ctx context.Context, a *admin.Admin, s *admin.Snapshot, verb, na
 		return fmt.Errorf("there is no lease %q, but a group of schedules: pgleases %s", name, ofGroup)
 	}
 	return nil
+}
+
+// consumerPaused reports whether there is a consumer of a name that is paused. It also returns false
+// if that cannot be read.
+func consumerPaused(ctx context.Context, a *admin.Admin, name string) bool {
+	c, _ := a.Consumer(ctx, name)
+	return c != nil && !c.PausedAt.IsZero()
 }
 
 // operate executes a change, writes a note of it, and returns what it has done. It warns of an

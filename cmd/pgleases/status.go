@@ -32,8 +32,8 @@ type Status struct {
 	// they cannot be read: a finding says why.
 	Clients    map[string]int `json:"clients"`
 	Leases     int            `json:"leases"`
-	Partitions int            `json:"partitions"` // of all leases
-	Unowned    []Unowned      `json:"unowned"`    // by lease
+	Partitions int            `json:"partition_count"` // of all leases
+	Unowned    []Unowned      `json:"unowned"`         // by lease
 	// The numbers of partitions or clients that the events of the last hour concern, by cause; null: they
 	// cannot be read.
 	Moves      map[string]int64 `json:"moves"`
