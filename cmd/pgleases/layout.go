@@ -26,6 +26,10 @@ var colors = map[string]string{
 const (
 	leastName = 9  // columns that a longer name keeps at least
 	leastText = 20 // columns that a longer text keeps at least
+
+	// mostSplit is the maximum number of names for which all ways to cut them are tried. For thousands,
+	// that would take seconds.
+	mostSplit = 100
 )
 
 var (
@@ -50,7 +54,7 @@ var (
 
 // layout aligns the columns of rows, whose first row is the heading. If width is above 0, a row
 // fits into it: times of today lose their date, the columns leftOut are left out one after the
-// other, names are cut so that they stay different, and a text in the last column continues on
+// other, then those that are empty in each row, names are cut so that they stay different, and a text in the last column continues on
 // the next lines. A table that is still wider stays so.
 func layout(rows [][]string, width int, color bool) string {
 	if width > 0 && wide(rows) > width {
@@ -143,7 +147,21 @@ func withoutColumns(rows [][]string, width int) [][]string {
 			rows[n] = slices.Delete(slices.Clone(rows[n]), i, i+1)
 		}
 	}
+	for i := len(rows[0]) - 1; i > 0 && needs-2 > width; i-- {
+		if !isEmpty(columnsOf(rows)[i]) {
+			continue
+		}
+		needs -= leasts[i] + 2
+		for n := range rows {
+			rows[n] = slices.Delete(slices.Clone(rows[n]), i, i+1)
+		}
+	}
 	return rows
+}
+
+// isEmpty reports whether no row has a value in a column.
+func isEmpty(column []string) bool {
+	return !slices.ContainsFunc(column[1:], func(cell string) bool { return cell != dash && cell != "0" })
 }
 
 // leastOf returns the least widths of the columns of rows.
@@ -172,6 +190,8 @@ func least(column []string, wraps bool) (width int) {
 		}
 	}
 	width = max(width, min(widest(names), leastName))
+	slices.Sort(names)
+	names = slices.Compact(names)
 	for ; ; width++ {
 		if _, different := cutAll(names, width); different {
 			return width
@@ -213,11 +233,21 @@ func withCutNames(rows [][]string, width int) [][]string {
 // the first one that keeps different names different cuts them, and reports whether there is one.
 func cutAll(names []string, width int) (all []string, different bool) {
 	prefix := commonPrefix(names, width)
-	for _, way := range []func(name string) string{
+	ways := []func(name string) string{
 		func(name string) string { return cut(name, width) },
 		func(name string) string { return cutStart(name, width) },
 		func(name string) string { return cutPrefix(name, prefix, width) },
-	} {
+	}
+	splits := width / 2
+	if len(slices.Compact(slices.Sorted(slices.Values(names)))) > mostSplit {
+		splits = 0
+	}
+	for off := 1; off < splits; off++ { // names may differ at two places
+		ways = append(ways,
+			func(name string) string { return cutBehind(name, width/2+off, width) },
+			func(name string) string { return cutBehind(name, width/2-off, width) })
+	}
+	for _, way := range ways {
 		all = mapped(names, func(name string) string {
 			if several.MatchString(name) {
 				return cutRanges(name, width)
@@ -267,12 +297,16 @@ func commonPrefix(names []string, width int) int {
 }
 
 // cut returns a name in at most width characters, without its middle if it is longer.
-func cut(name string, width int) string {
+func cut(name string, width int) string { return cutBehind(name, width/2, width) }
+
+// cutBehind returns a name in at most width characters, without those behind the first ones if it is
+// longer.
+func cutBehind(name string, first, width int) string {
 	runes := []rune(name)
-	if len(runes) <= width {
+	if len(runes) <= width || width < 1 {
 		return name
 	}
-	return string(runes[:width/2]) + "…" + string(runes[len(runes)-(width-1)/2:])
+	return string(runes[:first]) + "…" + string(runes[len(runes)-(width-1-first):])
 }
 
 // cutStart returns a name in at most width characters, without its start if it is longer.

@@ -129,3 +129,67 @@ func TestNarrowTablesCutRangesBetweenNumbers(t *testing.T) {
 		}
 	}
 }
+
+// longNames are those of leases, groups, consumers and tables that differ in the middle, at the end, or where
+// they begin.
+var longNames = []string{
+	"warehouse/europe-central/stock-reservations/retry", "warehouse/europe-central/stock-reservations/first", "warehouse/europe-west/stock-reservations/retry",
+	"shop-a/warehouse/europe-central/stock-reservations", "shop-b/warehouse/europe-central/stock-reservations",
+}
+
+// At 80 columns the rows of each of these verbs still name different things.
+func TestRowsStayDifferentAt80Columns(t *testing.T) {
+	t.Parallel()
+	pods := podNames()
+	const why = "the operator of the night has written a long reason here, so that it needs several lines"
+	for verb, table := range map[string]struct {
+		heading string
+		names   int // columns that name the row
+		most    int // columns of a line if more than 80, because numbers are not cut
+		row     func(i int) []string
+	}{
+		"events": {"AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", 5, 140, func(i int) []string {
+			return []string{"2026-11-28 13:04:05", "consumer resumed", longNames[i], pods[i], pods[(i+1)%5], "0-100,102,104-110,113-1200", "maria.gonzales@example.com (postgres)", why}
+		}},
+		"schedules": {"GROUP,SCHEDULE,SINCE,SUCCEEDED,STATE", 2, 0, func(i int) []string {
+			return []string{longNames[0], longNames[i], "119m ago", "47h ago", "failing, 1000 ticks: " + why}
+		}},
+		"schedules list": {"SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", 1, 0, func(i int) []string {
+			return []string{longNames[i], "reservations", "CRON_TZ=Europe/Berlin */5 8-18 * * MON-FRI", pods[i], "in 119m", "47h ago", "retrying: " + why}
+		}},
+		"schedules groups": {"GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS", 1, 85, func(i int) []string {
+			return []string{longNames[i], "1000+", "1000+", "1000+", "1000+", "1000+", "1000+", "1000+"}
+		}},
+		"consumers": {"CONSUMER,QUEUE,OWNED,WAITING,OLDEST,BLOCKED KEYS,FOR,DEAD LETTERS,UNHANDLED,STATE", 1, 89, func(i int) []string {
+			return []string{longNames[i], longNames[i], "1024/1024", "1000+", "119m", "1000", "47h", "0", "0", "paused 3m ago by maria: " + why}
+		}},
+		"status": {"SUBJECT,STATE", 1, 0, func(i int) []string { return []string{"  " + longNames[i], "1 without an owner: 17"} }},
+	} {
+		rows := [][]string{strings.Split(table.heading, ",")}
+		for i := range longNames {
+			rows = append(rows, table.row(i))
+		}
+		text := layout(rows, 80, false)
+		seen := make(map[string]bool)
+		for line := range strings.Lines(text) {
+			if strings.HasPrefix(line, "     ") || strings.HasPrefix(line, rows[0][0]) { // it continues a text
+				continue
+			}
+			row := fields(strings.TrimSpace(line))[0]
+			name := strings.Join(row[:min(table.names, len(row))], " ")
+			if seen[name] {
+				t.Errorf("%s: two rows are %q:\n%s", verb, name, text)
+			}
+			seen[name] = true
+		}
+		if len(seen) < len(longNames) {
+			t.Errorf("%s: %d rows:\n%s", verb, len(seen), text)
+		}
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(strings.TrimSpace(line)); n > max(80, table.most) {
+				t.Errorf("%s: a line has %d columns:\n%s", verb, n, text)
+				break
+			}
+		}
+	}
+}
