@@ -249,6 +249,7 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	end := p.start()
 	err = lease.Run(life, p.serve)
 	end()
+	p.exec.outage.lines.Flush()
 	c.counts.polled.Clear()
 	c.counts.oldest.Clear()
 	leaving, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.times.leave)

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/logqueue"
+	"github.com/pgleases/pgleases/internal/ranges"
 )
 
 // keysOfOutage is how many keys of a process fail in a row before the reason is searched elsewhere.
@@ -16,7 +18,8 @@ const keysOfOutage = 3
 // An outage is what all jobs of a Run know about something that handlers need and that is away. It
 // is safe for concurrent use.
 type outage struct {
-	log *slog.Logger
+	log   *slog.Logger
+	lines logqueue.Joiner // of pauses that come again and again
 
 	mu     sync.Mutex       // guards the following fields
 	failed []string         // keys that failed since the last success
@@ -40,6 +43,9 @@ func (o *outage) seems(r row) bool {
 	return len(o.failed) >= keysOfOutage
 }
 
+// pausing is the reason of the lines that the lines of pauses are joined with.
+var pausing = logqueue.Reason{Message: "paused"}
+
 // succeeded notes that a row of a partition was handled. If the partition was paused, what was away
 // is back, so all that are paused try again.
 func (o *outage) succeeded(p *part, wasPaused bool) {
@@ -53,11 +59,14 @@ func (o *outage) succeeded(p *part, wasPaused bool) {
 	o.mu.Unlock()
 	if ended {
 		lasted = lasted.Round(time.Millisecond)
-		o.log.Info("consumer: pause of partitions ended", slog.Int("partition", p.Number), slog.Duration("for", lasted))
+		o.lines.Follow(pausing, func() {
+			o.log.Info("consumer: pause of partitions ended", slog.Int("partition", p.Number), slog.Duration("for", lasted))
+		})
 	}
 }
 
-// paused notes that a partition pauses for an error. It is logged for the first one only.
+// paused notes that a partition pauses for an error. It is logged for the first one only, and pauses
+// that follow on each other are logged together.
 func (o *outage) paused(p *part, why error) {
 	o.mu.Lock()
 	first := len(o.away) == 0
@@ -68,8 +77,19 @@ func (o *outage) paused(p *part, why error) {
 	o.last = why.Error()
 	o.mu.Unlock()
 	if first {
-		o.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.Any("error", why))
+		o.logPaused(p, why)
 	}
+}
+
+func (o *outage) logPaused(p *part, why error) {
+	o.lines.Add(pausing, []int{p.Number}, func(numbers []int, lines int) {
+		if lines == 0 {
+			o.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.Any("error", why))
+			return
+		}
+		o.log.Warn("consumer: partition paused, no attempt is counted", slog.String("partitions", ranges.Logged(numbers)),
+			slog.Int("count", len(numbers)), slog.Int("lines", lines), slog.Any("error", why))
+	})
 }
 
 // left notes that this process handles no rows of a partition any more.

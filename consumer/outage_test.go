@@ -5,26 +5,47 @@ import (
 	"errors"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/logqueue"
 )
+
+// A writtenLog is a log that goroutines of timers write too.
+type writtenLog struct {
+	mu   sync.Mutex
+	text []byte
+}
+
+func (l *writtenLog) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.text = append(l.text, line...)
+	return len(line), nil
+}
+
+// take returns the lines that were written since the last call.
+func (l *writtenLog) take() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lines := strings.Split(string(l.text), "\n")
+	l.text = nil
+	return lines[:len(lines)-1]
+}
 
 // The end of a pause is logged once for all partitions, with its length.
 func TestEndOfPauseIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
+		var log writtenLog
 		o := outage{log: slog.New(slog.NewTextHandler(&log, nil))}
 		lines := func(want ...string) {
 			t.Helper()
-			got := strings.Split(strings.TrimSuffix(log.String(), "\n"), "\n")
-			if log.Len() == 0 {
-				got = nil
-			}
-			if log.Reset(); len(got) != len(want) {
+			got := log.take()
+			if len(got) != len(want) {
 				t.Fatalf("logged %q, want %q", got, want)
 			}
 			for i := range want {
@@ -51,11 +72,28 @@ func TestEndOfPauseIsLoggedOnce(t *testing.T) {
 		o.succeeded(of(1), true)
 		lines()
 		pause(1)
+		time.Sleep(time.Second)
 		o.left(1) // another process owns it
 		pause(2)
 		lines("partition paused", "partition paused")
 		o.succeeded(of(2), true)
 		lines("partition=2 for=10s")
+		time.Sleep(time.Second)
+		o.paused(of(1), errors.New("no broker"))
+		o.succeeded(of(1), true)
+		lines("partition=1", "partition=1 for=0s")
+		for number := range 3 { // it comes and goes
+			o.paused(of(number), errors.New("no broker"))
+			time.Sleep(time.Second)
+			o.succeeded(of(number), true)
+		}
+		lines()
+		time.Sleep(8 * time.Second)
+		synctest.Wait()
+		lines(`partition paused, no attempt is counted" partitions=[0-2] count=3 lines=3 error="no broker"`, "partition=2 for=1s")
+		o.paused(of(1), errors.New("no broker"))
+		o.lines.Flush()
+		lines("partitions=[1] count=1 lines=1")
 	})
 }
 
@@ -85,6 +123,7 @@ func TestSweepEndsThePauseOfBlockedRows(t *testing.T) {
 			}
 			p.exec.outage.left(second.Number)
 			p.answer(&poll{sweeps: []*partition{first}, changed: map[int]bool{0: true}}, nil)
+			time.Sleep(2 * logqueue.JoinedFor) // afterwards the line is not joined with the one before
 			pause(second)
 			want := 2
 			if rowsPause {

@@ -12,6 +12,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 )
@@ -25,6 +26,7 @@ type planner struct {
 	owned ownerships
 	clock serverClock
 	exec  executor
+	lines logqueue.Joiner // of pauses that come again and again
 
 	wake     chan struct{} // of capacity 1: poll at once
 	finished chan finish
@@ -110,7 +112,11 @@ func (p *planner) start(ctx context.Context) (stop func()) {
 	p.stopped = stopped
 	var loop sync.WaitGroup
 	loop.Go(func() { p.loop(ctx, stopped) })
-	return func() { close(stopped); loop.Wait() }
+	return func() {
+		close(stopped)
+		loop.Wait()
+		p.lines.Flush()
+	}
 }
 
 func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
@@ -327,19 +333,35 @@ func (p *planner) end(f finish) {
 	now := time.Now()
 	since, wasAway := p.queue.outages.Since(f.Kind)
 	if p.queue.end(f, now) {
-		p.s.log.Warn(
-			"schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind), slog.Any("error", f.away),
-		)
+		p.logPaused(f)
 	}
 	if wasAway && !p.queue.isAway(f.Kind) {
 		lasted := now.Sub(since).Round(time.Millisecond)
-		p.s.log.Info("schedule: pause of a kind ended", slog.String("kind", f.Kind), slog.Duration("for", lasted))
+		p.lines.Follow(pausing(f.Kind), func() {
+			p.s.log.Info("schedule: pause of a kind ended", slog.String("kind", f.Kind), slog.Duration("for", lasted))
+		})
 	}
 	if f.outcome == clockUnstable {
 		p.poller.soon()
 	}
 	lacks := p.poller.leftOut(f.Key) && !p.queue.has(f.Key)
 	p.poller.ended(f, lacks, p.short())
+}
+
+// pausing is the reason of the lines that the lines of a kind's pauses are joined with.
+func pausing(kind string) logqueue.Reason { return logqueue.Reason{Message: "paused", Of: kind} }
+
+// logPaused logs that a kind is paused. Pauses that follow on each other are logged together.
+func (p *planner) logPaused(f finish) {
+	p.lines.Add(pausing(f.Kind), nil, func(_ []int, lines int) {
+		if lines == 0 {
+			p.s.log.Warn("schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind),
+				slog.Any("error", f.away))
+			return
+		}
+		p.s.log.Warn("schedule: kind paused, no attempt is counted", slog.String("kind", f.Kind),
+			slog.Int("lines", lines), slog.Any("error", f.away))
+	})
 }
 
 // short reports whether fewer of the queued items are due than can run at once.

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/worker"
 )
 
@@ -117,6 +118,20 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 		paused := strings.Count(log.String(), "kind paused")
 		if paused != 1 || strings.Count(log.String(), "pause of a kind ended") != 1 || !strings.Contains(log.String(), ended) {
 			t.Errorf("logged %s, want the pause once, and once %q", log.String(), ended)
+		}
+		log.Reset()
+		for id := range int64(4) { // it comes and goes
+			p.queue.began(numbered(id), time.Now())
+			p.end(finish{numbered(id), result{outcome: stepped, called: true, away: errors.New("no mail server")}})
+			p.queue.began(numbered(id), time.Now())
+			p.end(finish{numbered(id), result{outcome: stepped, called: true}})
+		}
+		time.Sleep(2 * logqueue.JoinedFor)
+		synctest.Wait()
+		const joined = `msg="schedule: kind paused, no attempt is counted" kind=mail lines=3 error="no mail server"` + "\n"
+		begun, all := strings.Count(log.String(), "kind paused"), strings.Count(log.String(), "\n")
+		if begun != 2 || all != 4 || !strings.Contains(log.String(), joined) {
+			t.Errorf("logged %s, want four lines with %q", log.String(), joined)
 		}
 	})
 }

@@ -3,12 +3,10 @@ package engine
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/owned"
-	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
 )
@@ -183,8 +181,7 @@ func (as *assignments) serve(gained []int) {
 	as.shared.logEnded()
 	as.publish(false)
 	if len(gained) > 0 {
-		as.shared.config.Log.Info("pgleases: partitions gained", slog.String("lease", as.membership.lease.Name),
-			slog.String("partitions", ranges.Logged(gained)))
+		as.shared.logGained(as.membership.lease, gained)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/when"
@@ -30,6 +31,8 @@ type shared struct {
 	// what was handed over of leases that the client leaves, or of all when it ends: one line for each
 	// lease when it has left
 	given map[*Lease]*ended
+	// what is gained and handed over again and again, in one line for each lease and JoinedFor
+	lines *logqueue.Joiner
 }
 
 // ended are ownerships of one lease that ended together.
@@ -42,7 +45,7 @@ type ended struct {
 
 func newShared(c *Client, now time.Time) shared {
 	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{}),
-		given: make(map[*Lease]*ended)}
+		given: make(map[*Lease]*ended), lines: new(logqueue.Joiner)}
 }
 
 // trusted reports whether there is trust.
@@ -84,6 +87,7 @@ func (s *shared) logGiven(l *Lease) {
 		return
 	}
 	delete(s.given, l)
+	s.lines.FlushOf(l.Name)
 	s.config.Log.Info("pgleases: partitions handed over", slog.String("lease", l.Name),
 		slog.Int("count", len(given.numbers)), slog.String("partitions", ranges.Logged(given.numbers)),
 		slog.Any("cause", given.cause))
@@ -93,16 +97,53 @@ func (s *shared) logGiven(l *Lease) {
 // before the gains.
 func (s *shared) logEnded() {
 	for _, l := range s.unlogged {
-		lease, partitions := l.lease.Name, ranges.Logged(l.numbers)
-		if l.handedOver { // the cause would repeat the message
-			s.config.Log.Info("pgleases: partitions handed over",
-				slog.String("lease", lease), slog.String("partitions", partitions))
-		} else {
-			s.config.Log.Warn("pgleases: partitions lost",
-				slog.String("lease", lease), slog.String("partitions", partitions), slog.Any("cause", l.cause))
+		if l.handedOver {
+			s.logHandedOver(l.lease, l.numbers)
+			continue
 		}
+		s.lines.FlushOf(l.lease.Name)
+		s.config.Log.Warn("pgleases: partitions lost", slog.String("lease", l.lease.Name),
+			slog.String("partitions", ranges.Logged(l.numbers)), slog.Any("cause", l.cause))
 	}
 	s.unlogged = nil
+}
+
+// logHandedOver logs what another client gets. The cause would repeat the message.
+func (s *shared) logHandedOver(l *Lease, numbers []int) {
+	log := s.config.Log
+	s.lines.Add(logqueue.Reason{Message: "handed over", Of: l.Name}, numbers, func(numbers []int, lines int) {
+		lease, partitions := l.Name, ranges.Logged(numbers)
+		if lines == 0 {
+			log.Info("pgleases: partitions handed over", slog.String("lease", lease), slog.String("partitions", partitions))
+			return
+		}
+		log.Info("pgleases: partitions handed over", slog.String("lease", lease), slog.String("partitions", partitions),
+			slog.Int("count", len(numbers)), slog.Int("lines", lines), slog.String("owned", nowOwned(l)))
+	})
+}
+
+// logGained logs what the client gains.
+func (s *shared) logGained(l *Lease, numbers []int) {
+	log := s.config.Log
+	s.lines.Add(logqueue.Reason{Message: "gained", Of: l.Name}, numbers, func(numbers []int, lines int) {
+		lease, partitions := l.Name, ranges.Logged(numbers)
+		if lines == 0 {
+			log.Info("pgleases: partitions gained", slog.String("lease", lease), slog.String("partitions", partitions))
+			return
+		}
+		log.Info("pgleases: partitions gained", slog.String("lease", lease), slog.String("partitions", partitions),
+			slog.Int("count", len(numbers)), slog.Int("lines", lines), slog.String("owned", nowOwned(l)))
+	})
+}
+
+// nowOwned returns the partitions that readers of a lease see, for a line about what was gained or
+// handed over some seconds ago. Any goroutine may call it.
+func nowOwned(l *Lease) string {
+	shown := l.Board.Look()
+	if !shown.Validity.Holds() {
+		return ranges.Logged(nil)
+	}
+	return ranges.Logged(shown.Values)
 }
 
 // inWork returns the partitions of a lease that drain and are in work. A partition may have more

@@ -504,7 +504,10 @@ func (e *engine) loseTrust(now time.Time, why string) {
 		m.assignments.withdraw(m.assignments.serving(), cause, now)
 	}
 	if lost > 0 {
-		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost), slog.Duration("since_heartbeat", liveness.Passed(e.session.sent, now).Round(10*time.Millisecond)))
+		e.members.shared.lines.Flush()
+		silent := liveness.Passed(e.session.sent, now).Round(10 * time.Millisecond)
+		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost),
+			slog.Duration("since_heartbeat", silent))
 	}
 	e.members.shared.logEnded()
 }
@@ -743,6 +746,7 @@ func (e *engine) finish() {
 	c := e.client
 	c.Line.End()
 	c.closeErr, c.err = leftBehind(left, e.closing.hurried), e.closing.reason
+	e.members.shared.lines.Flush()
 	e.log.Info("pgleases: client ended", slog.Any("reason", e.closing.reason))
 	logqueue.Flush(e.log)
 	close(c.done)
