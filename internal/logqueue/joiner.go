@@ -30,7 +30,7 @@ type joined struct {
 	numbers  []int
 	distinct int // how many numbers there were when each was last kept only once
 	write    func(numbers []int, lines int)
-	then     func() // writes a line after it; nil: none
+	then     func() // writes a line after it, if it is not nil
 	last     int    // the number of the last line that waits
 	timer    *time.Timer
 }
@@ -86,7 +86,7 @@ func (j *Joiner) Follow(r Reason, write func()) {
 	write()
 }
 
-// due writes what waits for a reason. If nothing does, the next line is written at once again.
+// due writes what waits for a reason. If no line waits, the next line is written at once again.
 func (j *Joiner) due(r Reason, w *joined) {
 	j.mu.Lock()
 	defer j.mu.Unlock()

@@ -18,8 +18,13 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/pgleases/pgleases"
 )
+
+// signalName returns a name such as SIGTERM.
+func signalName(sig syscall.Signal) string { return unix.SignalName(sig) }
 
 // A supervisor starts keepers, one for each program that runs, and sends them the time until which
 // their partition is owned.

@@ -19,6 +19,7 @@ import (
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/connect"
 	"github.com/pgleases/pgleases/internal/shell"
+	"github.com/pgleases/pgleases/internal/wrap"
 )
 
 // The exit codes of the command itself: those of env(1) and timeout(1), and EX_TEMPFAIL of
@@ -79,8 +80,9 @@ type runner struct {
 	children *supervisor
 	status   *status // nil: none
 	ran      atomic.Bool
-	result   chan int   // with Once: the program's exit code
-	failed   chan error // an Exit: the program cannot be started
+	asked    atomic.Int32 // the signal that asked to end; 0: it was not asked
+	result   chan int     // with Once: the program's exit code
+	failed   chan error   // an Exit: the program cannot be started
 
 	mu         sync.Mutex        // guards the rest
 	running    int               // programs, with the pauses before they are started again
@@ -118,6 +120,7 @@ func Run(c Config) (err error) {
 	defer cancel(nil)
 	go func() {
 		sig := (<-asked).(syscall.Signal)
+		r.asked.Store(int32(sig))
 		cancel(Exit{Code: Signaled + int(sig)})
 		r.Log.Info("asked to end", slog.String("signal", sig.String()))
 		sig = nextRequest(asked)
@@ -519,7 +522,7 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 	for backoff := backoffMin; ; backoff = min(2*backoff, backoffMax) {
 		began := time.Now()
 		code, err := r.children.run(ctx, lease, p, log)
-		r.logEnd(context.Cause(ctx), log)
+		r.logEnd(context.Cause(ctx), code, log)
 		if err != nil { // another machine may be able to
 			select {
 			case r.failed <- err:
@@ -553,13 +556,32 @@ func (r *runner) keepRunning(ctx context.Context, lease *pgleases.Lease, p pglea
 	}
 }
 
-// logEnd logs why the ownership, and with it the program, was ended; nil: it ended by itself.
-func (r *runner) logEnd(cause error, log *slog.Logger) {
+// logEnd logs why the ownership, and with it the program, was ended, with the program's exit code and
+// whether somebody wanted it; nil: it ended by itself.
+func (r *runner) logEnd(cause error, code int, log *slog.Logger) {
+	if cause == nil {
+		return
+	}
+	why, inOrder := r.endOf(cause)
 	level := slog.LevelWarn
-	if errors.Is(cause, pgleases.ErrClosed) || errors.Is(cause, pgleases.ErrHandoff) && !r.Once {
+	if inOrder {
 		level = slog.LevelInfo
 	}
-	if cause != nil {
-		log.Log(context.Background(), level, "program was ended", slog.Any("cause", cause))
+	log.Log(context.Background(), level, "program was ended", slog.String("cause", why), slog.Int("exit_code", code),
+		slog.Bool("in_order", inOrder))
+}
+
+// endOf returns why an ownership ended, and whether that is in order. With Once a move is not,
+// because the program does not start again elsewhere.
+func (r *runner) endOf(cause error) (why string, inOrder bool) {
+	asked := syscall.Signal(r.asked.Load())
+	switch {
+	case errors.Is(cause, pgleases.ErrClosed) && asked != 0:
+		return "signal " + signalName(asked), true
+	case errors.Is(cause, pgleases.ErrClosed):
+		return "this command ends", true
+	case errors.Is(cause, pgleases.ErrHandoff):
+		return wrap.Text(cause), !r.Once
 	}
+	return wrap.Text(cause), errors.Is(cause, pgleases.ErrEvicted)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"syscall"
 
 	"github.com/pgleases/pgleases"
 )
@@ -22,6 +23,8 @@ func newSupervisor(*runner) (*supervisor, error) { return nil, errUnsupported }
 func (*supervisor) run(context.Context, *pgleases.Lease, pgleases.Partition, *slog.Logger) (int, error) {
 	panic("not reached: there is no supervisor")
 }
+
+func signalName(sig syscall.Signal) string { return sig.String() }
 
 func runApart() (code int, apart bool, err error) { return 0, false, nil }
 

@@ -156,6 +156,8 @@ func TestProgramRestartsWithBackoff(t *testing.T) {
 }
 
 // The TTL is much longer than the test, so the next client owns the partition only by a handoff.
+var wantedEnd = regexp.MustCompile(`level=INFO msg="program was ended" .*cause="signal SIGTERM" exit_code=\d+ in_order=true`)
+
 func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
@@ -184,6 +186,9 @@ func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
 				keptTrust(t, next, started, test.ttl)
 				if code := first.ExitCode(); code != 128+15 {
 					t.Errorf("exit code %d, want 143", code)
+				}
+				if out := first.Printed(); !wantedEnd.MatchString(out) {
+					t.Errorf("the log does not say that the end is in order: %s", out)
 				}
 				handedOver(t, records(t, dir), began.pid, test.last)
 			})
