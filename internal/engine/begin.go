@@ -252,7 +252,8 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 			return
 		}
 		if len(evicted.IDs) > 0 {
-			e.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs))
+			e.log.Info("pgleases: evicted sessions whose connection has ended", slog.Any("clients", evicted.IDs),
+				slog.Any("hosts", evicted.Hosts), slog.Any("pids", evicted.PIDs))
 		}
 		e.evictedOthers(evicted)
 	})
@@ -269,7 +270,8 @@ func beginEvict(e *engine, now time.Time) *operation {
 			return
 		}
 		if len(evicted.IDs) > 0 {
-			e.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs))
+			e.log.Info("pgleases: evicted expired sessions", slog.Any("clients", evicted.IDs),
+				slog.Any("hosts", evicted.Hosts), slog.Any("pids", evicted.PIDs))
 		}
 		e.evictedOthers(evicted)
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"time"
 
@@ -434,8 +435,11 @@ func (e *engine) sessionLost(copied bool) {
 		e.loseTrust(now, "a copy of this process has the session")
 		e.log.Warn("pgleases: a copy of this process goes on with the session", slog.Int64("session", e.session.number))
 	} else {
+		silent := liveness.Passed(e.session.sent, now).Round(10 * time.Millisecond)
 		e.loseTrust(now, "the session was evicted")
-		e.log.Warn("pgleases: session was evicted", slog.Int64("session", e.session.number))
+		e.log.Warn("pgleases: session was evicted, the client registers again", slog.Int64("session", e.session.number),
+			slog.String("host", e.config.Host), slog.Int("pid", os.Getpid()), slog.Duration("since_heartbeat", silent),
+			slog.String("remedy", remedyOfEviction(silent, e.config.TTL)))
 	}
 	e.session.replace()
 	e.connection.backOff(e.config.Heartbeat)
@@ -444,6 +448,15 @@ func (e *engine) sessionLost(copied bool) {
 	for _, m := range slices.Collect(e.members.all()) {
 		e.removed(m)
 	}
+}
+
+// remedyOfEviction returns what to look for after an eviction that came so long after the last
+// heartbeat.
+func remedyOfEviction(silent, ttl time.Duration) string {
+	if silent < ttl {
+		return "its heartbeats were in time, so look for a change of the tables by hand, or for a clock that jumped"
+	}
+	return "find out why it sent no heartbeat for its TTL: it was frozen, or cut off from the database"
 }
 
 // --- trust

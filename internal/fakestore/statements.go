@@ -782,14 +782,17 @@ func (c *Conn) Evict(
 			}
 		}
 		maps.DeleteFunc(t.Members, func(m Member, _ Membership) bool { return expired[m.Session] })
-		for session := range expired {
+		byID := func(a, b int64) int {
+			return cmp.Or(cmp.Compare(t.Clients[a].ID, t.Clients[b].ID), cmp.Compare(a, b))
+		}
+		for _, session := range slices.SortedFunc(maps.Keys(expired), byID) {
 			row := t.Clients[session]
 			delete(t.Clients, session)
 			t.used(row.ID, clock)
 			answer.IDs = append(answer.IDs, row.ID)
+			answer.Hosts, answer.PIDs = append(answer.Hosts, row.Process.Host), append(answer.PIDs, row.Process.PID)
 			db.Evicted(row)
 		}
-		slices.Sort(answer.IDs)
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
 			if l, known := t.Leases[name]; known {
 				l.Generation++

@@ -28,6 +28,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		run := a.run()
 		clock := a.beat().Clock
 		got := testkit.Must(a.Evict(f.ctx, clock-int64(time.Minute/time.Microsecond), time.Hour, usualTTL, run))(f)
+		expect(t, fmt.Sprint(got.Hosts, got.PIDs), "[host] [4711]", "hosts, pids")
 		if fmt.Sprint(got.IDs, got.ToPlan) != "[b] [l]" || !got.Made || got.CheckDueIn > 50*time.Millisecond {
 			t.Fatalf("%+v", got)
 		}

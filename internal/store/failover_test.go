@@ -177,6 +177,7 @@ func TestEvictDisconnectedRequiresACrash(t *testing.T) {
 			}
 			got := testkit.Must(w.pg().EvictDisconnected(f.ctx, []Absence{a}, since, run))(f)
 			expect(t, slices.Equal(got.IDs, []string{"victim"}), test.evicted, "evicted")
+			expect(t, fmt.Sprint(got.Hosts, got.PIDs) == "[host] [4711]", test.evicted, "with its host and pid")
 			expect(t, slices.Equal(got.ToPlan, []string{"l"}), test.evicted, "a plan is due")
 			expect(t, len(f.tables().Clients) == 1 && len(f.tables().Members) == 1, test.evicted, "it is gone from the tables")
 			expect(t, value[bool](f, "SELECT next_check_at > clock_timestamp() + interval '1 second' FROM server"), true, "the next check is not due yet")

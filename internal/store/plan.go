@@ -16,6 +16,8 @@ import (
 // An Evicted is the answer to an eviction.
 type Evicted struct {
 	IDs       []string      // client IDs of the evicted sessions
+	Hosts     []string      // of their processes, in the same order
+	PIDs      []int         // as Hosts
 	ToPlan    []string      // leases that need a plan
 	PlanDueIn time.Duration // the time until it is due for all of them
 	// Made says that the caller made the check, and has to call Tidy. Otherwise another client makes it,

@@ -13,7 +13,7 @@
 -- with 10. All that can wait is left to tidy.
 CREATE OR REPLACE FUNCTION pgleases.evict(
     p_cutoff bigint, p_watched bigint, p_ttl bigint, p_timeline bigint, p_started bigint, p_marker bigint, p_lock_ms int,
-    OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint,
+    OUT evicted pg_catalog.text[], OUT hosts pg_catalog.text[], OUT pids int[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint,
     OUT made pg_catalog.bool, OUT check_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
@@ -24,6 +24,8 @@ DECLARE
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     evicted := '{}';
+    hosts := '{}';
+    pids := '{}';
     to_plan := '{}';
     plan_due_in := 0;
     made := false;
@@ -166,13 +168,15 @@ BEGIN
         RETURNING s.next_check_at, rest.unwatched
     )
     -- 11 minutes is more than any TTL. infinity less a time would be an error.
-    SELECT coalesce((SELECT array_agg(e.id ORDER BY e.id) FROM evicted AS e), '{}'),
+    SELECT coalesce(r.ids, '{}'), coalesce(r.hosts, '{}'), coalesce(r.pids, '{}'),
            coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM due AS a), '{}'),
            coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM due AS a), 0),
            (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
                                                      clock_timestamp() + (c.unwatched - watched)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
-    INTO evicted, to_plan, plan_due_in, check_due_in;
+    FROM (SELECT array_agg(e.id ORDER BY e.id, e.session) AS ids, array_agg(e.host ORDER BY e.id, e.session) AS hosts,
+                 array_agg(e.pid ORDER BY e.id, e.session) AS pids FROM evicted AS e) AS r
+    INTO evicted, hosts, pids, to_plan, plan_due_in, check_due_in;
 END
 $pgleases_body$;
 

@@ -108,7 +108,7 @@ COMMENT ON FUNCTION pgleases.session_ends() IS 'How many sessions in this databa
 CREATE OR REPLACE FUNCTION pgleases.evict_disconnected(
     p_sessions bigint[], p_presences bigint[], p_pids int[], p_expiries bigint[], p_abandoned bigint, p_killed bigint, p_fatal bigint, p_reset bigint,
     p_timeline bigint, p_started bigint, p_marker bigint, p_lock_ms int, p_channel pg_catalog.text,
-    OUT evicted pg_catalog.text[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint)
+    OUT evicted pg_catalog.text[], OUT hosts pg_catalog.text[], OUT pids int[], OUT to_plan pg_catalog.text[], OUT plan_due_in bigint)
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET jit = off AS $pgleases_body$
 DECLARE
     expired bigint[] := '{}';
@@ -116,6 +116,8 @@ DECLARE
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     evicted := '{}';
+    hosts := '{}';
+    pids := '{}';
     to_plan := '{}';
     plan_due_in := 0;
     PERFORM FROM pgleases.server AS s
@@ -146,9 +148,9 @@ BEGIN
     END IF;
     UPDATE pgleases.clients AS c SET expires_at = timestamptz 'epoch' WHERE c.session = ANY (expired);
     UPDATE pgleases.server AS s SET next_check_at = timestamptz 'epoch';
-    SELECT e.evicted, e.to_plan, e.plan_due_in
+    SELECT e.evicted, e.hosts, e.pids, e.to_plan, e.plan_due_in
     FROM pgleases.evict(1::bigint, 660000000::bigint, 0::bigint, p_timeline, p_started, p_marker, p_lock_ms) AS e
-    INTO evicted, to_plan, plan_due_in;
+    INTO evicted, hosts, pids, to_plan, plan_due_in;
     IF p_channel <> '' THEN
         PERFORM pg_notify(p_channel, string_agg(n.session::text, ','))
         FROM (SELECT p.session FROM pgleases.presences AS p JOIN pgleases.clients AS c ON c.session = p.session

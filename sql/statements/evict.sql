@@ -8,9 +8,9 @@
 -- $4 bigint timeline, $5 bigint started, $6 bigint marker: the server incarnation that was watched
 -- $7 int     lock timeout, milliseconds
 --
--- One row: client IDs of the evicted sessions; leases that need a plan; nanoseconds until it is due for all of them;
+-- One row: client IDs of the evicted sessions, with their hosts and pids in the same order; leases that need a plan; nanoseconds until it is due for all of them;
 -- whether the caller made the check, otherwise another client makes it, or may make it; nanoseconds until the next check
 -- is due for the caller, if it made this one. A plan is due 50 ms after the last one was begun plus 5 us for each partition, so that many expired sessions
 -- cost few plans.
-SELECT evicted, to_plan, plan_due_in * 1000, made, check_due_in * 1000
+SELECT evicted, hosts, pids, to_plan, plan_due_in * 1000, made, check_due_in * 1000
 FROM pgleases.evict($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::int)

@@ -10,8 +10,8 @@
 -- $12 int    lock timeout, milliseconds
 -- $13 text   channel to notify; empty: do not notify
 --
--- One row: client IDs of the evicted sessions; leases that need a plan; nanoseconds until it is due for all of them;
+-- One row: client IDs of the evicted sessions, with their hosts and pids in the same order; leases that need a plan; nanoseconds until it is due for all of them;
 -- false and 0, because it is no check for expired sessions.
-SELECT evicted, to_plan, plan_due_in * 1000, false, 0::bigint
+SELECT evicted, hosts, pids, to_plan, plan_due_in * 1000, false, 0::bigint
 FROM pgleases.evict_disconnected($1::bigint[], $2::bigint[], $3::int[], $4::bigint[], $5::bigint, $6::bigint, $7::bigint, $8::bigint,
                           $9::bigint, $10::bigint, $11::bigint, $12::int, $13::text)
