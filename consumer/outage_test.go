@@ -170,3 +170,39 @@ func TestSweepEndsNoPauseOfOtherPartitions(t *testing.T) {
 		})
 	}
 }
+
+// What polls find out ends with a line that says how long it lasted.
+func TestEndsOfPausesAndFailedPollsAreLogged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log writtenLog
+		p := simulated(t.Context())
+		p.queue = *queued(2)
+		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		expect := func(want ...string) {
+			t.Helper()
+			got := log.take()
+			if len(got) != len(want) {
+				t.Fatalf("logged %q, want %q", got, want)
+			}
+			for i := range want {
+				if !strings.Contains(got[i], want[i]) {
+					t.Errorf("logged %q, want %q", got[i], want[i])
+				}
+			}
+		}
+		for range 200 { // more than a minute
+			p.answer(&poll{}, errors.New("no database"))
+			time.Sleep(time.Second)
+		}
+		p.answer(&poll{}, nil)
+		p.answer(&poll{}, nil)
+		expect("poll failed", "poll failed", "poll failed", "poll failed",
+			`level=INFO msg="consumer: poll succeeded again" after=3m20s`)
+		p.answer(&poll{paused: true}, nil)
+		time.Sleep(time.Hour)
+		p.answer(&poll{paused: true}, nil)
+		p.answer(&poll{}, nil)
+		expect("paused by an operator", `level=INFO msg="consumer: resumed by an operator" for=1h0m0s`)
+	})
+}

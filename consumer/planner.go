@@ -70,6 +70,7 @@ type planner struct {
 	poller     poller
 	beginning  bool // the begin of ownerships is being recorded
 	beginAfter time.Time
+	pausedAt   time.Time // when a poll found that an operator has paused the consumer
 	slowLogged time.Time // when it was last logged that partitions are slow
 }
 
@@ -332,16 +333,20 @@ func (p *planner) answer(q *poll, err error) {
 		}
 		return
 	}
-	p.poller.succeeded(q, p.announces(), idle)
+	lasted := p.poller.succeeded(q, p.announces(), idle, now)
+	if lasted > 0 {
+		p.log.Info("consumer: poll succeeded again", slog.Duration("after", lasted.Round(time.Millisecond)))
+	}
 	p.poller.swept(q, now, p.times.sweep)
 	for _, number := range p.queue.swept(q.changed) {
 		p.exec.outage.left(number)
 	}
 	switch {
 	case q.paused && !p.queue.paused:
+		p.pausedAt = now
 		p.log.Warn("consumer: paused by an operator")
 	case p.queue.paused && !q.paused:
-		p.log.Info("consumer: resumed by an operator")
+		p.log.Info("consumer: resumed by an operator", slog.Duration("for", now.Sub(p.pausedAt).Round(time.Millisecond)))
 	}
 	p.queue.answered(q, now)
 	switch {

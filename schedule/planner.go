@@ -43,8 +43,9 @@ type planner struct {
 	cancels map[subject]context.CancelCauseFunc // end the contexts of what runs
 	poller  poller
 	strange strange
-	failing bool // the last poll failed
+	failing time.Time // since when polls fail, as was logged; zero: the last one did not
 
+	doubted    time.Time // when the log last said that the clock is unstable
 	slowLogged time.Time // when the log last said how many are slow
 }
 
@@ -198,10 +199,7 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 		p.exec.stop(final)
 	}
 	ok := p.poller.received(q)
-	if !ok && ctx.Err() == nil && !p.failing {
-		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(q.err)))
-	}
-	p.failing = !ok
+	p.saidPoll(ctx, q.err)
 	if !ok {
 		return
 	}
@@ -248,6 +246,20 @@ func (p *planner) countRunning() {
 	p.s.counts.oldest.Set(p.queue.running[p.queue.order[0]].begun)
 }
 
+// saidPoll logs that polls begin to fail, and when one succeeds again.
+func (p *planner) saidPoll(ctx context.Context, err error) {
+	now := time.Now()
+	switch {
+	case err == nil && !p.failing.IsZero():
+		lasted := now.Sub(p.failing).Round(time.Millisecond)
+		p.s.log.Info("schedule: poll succeeded again", slog.Duration("after", lasted))
+		p.failing = time.Time{}
+	case err != nil && ctx.Err() == nil && p.failing.IsZero():
+		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(err)))
+		p.failing = now
+	}
+}
+
 // cancelGone ends the runs of what does not exist any more: it was canceled or deleted, or the run
 // itself has removed its job, and the answer to its commit is under way or lost: see endCanceled.
 func (p *planner) cancelGone(gone []subject) {
@@ -265,11 +277,13 @@ func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	trusted := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt)
 	switch {
 	case !trusted && !doubted:
+		p.doubted = time.Now()
 		p.s.log.Warn(
 			"schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected),
 		)
 	case trusted && doubted:
-		p.s.log.Warn("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected))
+		p.s.log.Info("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected),
+			slog.Duration("for", time.Since(p.doubted).Round(time.Millisecond)))
 	}
 	return trusted
 }

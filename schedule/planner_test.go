@@ -136,6 +136,39 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// The end of failed polls, and of an unstable clock, is logged with its length.
+func TestEndsOfFailedPollsAndOfDoubtAreLogged(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := watched()
+		var log bytes.Buffer
+		p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+		for range 90 {
+			p.saidPoll(t.Context(), errors.New("no database"))
+			time.Sleep(time.Second)
+		}
+		p.saidPoll(t.Context(), nil)
+		p.saidPoll(t.Context(), nil)
+		const again = `level=INFO msg="schedule: poll succeeded again" after=1m30s`
+		if n := strings.Count(log.String(), "msg="); n != 2 || !strings.Contains(log.String(), again) {
+			t.Errorf("logged %s, want %s", log.String(), again)
+		}
+		log.Reset()
+		now := time.Now()
+		p.trusts(now, now, now)
+		for range 3 {
+			shows := time.Now().Add(time.Hour)
+			p.trusts(shows, time.Now(), time.Now())
+			time.Sleep(p.s.times.ClockDoubt / 2)
+		}
+		trusted := `level=INFO msg="schedule: clock trusted again"`
+		if n := strings.Count(log.String(), "msg="); n != 2 || !strings.Contains(log.String(), trusted) ||
+			!strings.Contains(log.String(), " for="+p.s.times.ClockDoubt.String()) {
+			t.Errorf("logged %s, want %s", log.String(), trusted)
+		}
+	})
+}
+
 // A kind of which no run comes any more, because its job was canceled or its partition has moved, is
 // paused no longer, so the next outage is logged. One whose runs wait stays paused.
 func TestPauseOfKindIsForgottenWithItsRuns(t *testing.T) {

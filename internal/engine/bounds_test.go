@@ -184,6 +184,26 @@ func (w *world) reported() (told string) {
 	return told
 }
 
+// The line of a lease that cannot be joined again has an end.
+func TestRejoinThatWasRefusedLogsItsEnd(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		l := a.owning("x", 3)
+		w.blind.Store(true) // it shows what was taken from it by hand
+		w.evict("a")
+		testkit.OK(t, w.db.Drop("x", 0))
+		w.remake("x", 5)
+		time.Sleep(10 * time.Minute)
+		testkit.OK(t, w.db.Drop("x", 0))
+		w.remake("x", 3)
+		w.within(time.Minute, "it owns the lease again", func() bool { return len(shown(l)) == 3 })
+		time.Sleep(time.Second) // of simulated time: the log has its own goroutine
+		if n := w.logged("INFO pgleases: lease joined again lease=x after=9m5"); n != 1 {
+			t.Errorf("the end is logged %d times", n)
+		}
+	})
+}
+
 // The client works on nothing of the lease, and nothing ends. So somebody has to be told, again and
 // again.
 func TestRejoinWithAnotherNumberIsLoudEachMinute(t *testing.T) {

@@ -38,6 +38,8 @@ type members struct {
 	sum     LeaseStats // of all memberships, including those that have ended
 	warned  bool       // of too many leases
 	drained override   // of the client
+	// when it was heard that the client is drained
+	drainedAt time.Time
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client
@@ -52,12 +54,14 @@ type membership struct {
 	closed bool        // it has ended
 	reason error       // why it is left; nil: it is not left
 
-	generation int64
-	paused     override // of the lease
-	unowned    unowned
-	retryAt    time.Time     // when to join again
-	retry      time.Duration // the pause after the next failure to join
-	refusedAt  time.Time     // when it was last logged that it cannot be joined again
+	generation   int64
+	paused       override  // of the lease
+	pausedAt     time.Time // when it was heard that the lease is paused
+	unowned      unowned
+	retryAt      time.Time     // when to join again
+	retry        time.Duration // the pause after the next failure to join
+	refusedAt    time.Time     // when it was last logged that it cannot be joined again
+	refusedSince time.Time     // when that was first logged; zero: it was not, or it was joined since
 
 	callers       []*joinCall // calls of Client.Join that wait for the join
 	answeredJoins int         // calls of Client.Join that were answered
@@ -297,6 +301,7 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	// executed, or from an earlier membership.
 	m.becameMember()
 	ms.notRefused(m)
+	m.logJoinedAgain(ms.config.Log, now)
 	if !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name]) {
 		m.setToRead(true)
 	}
@@ -365,7 +370,20 @@ func (m *membership) logRefused(log *slog.Logger, err error, now time.Time) {
 		return
 	}
 	m.refusedAt = now
+	if m.refusedSince.IsZero() {
+		m.refusedSince = now
+	}
 	log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
+}
+
+// logJoinedAgain logs that a lease was joined for which it was logged that it cannot be.
+func (m *membership) logJoinedAgain(log *slog.Logger, now time.Time) {
+	if m.refusedSince.IsZero() {
+		return
+	}
+	log.Info("pgleases: lease joined again", slog.String("lease", m.lease.Name),
+		slog.Duration("after", lasted(m.refusedSince, now)))
+	m.refusedAt, m.refusedSince = time.Time{}, time.Time{}
 }
 
 // notRefused notes that nothing keeps the client from a lease any more.

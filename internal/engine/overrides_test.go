@@ -88,9 +88,22 @@ func TestADrainedClientOwnsNothingUntilItGetsItsOwnBack(t *testing.T) {
 		w.shares(leases, 6, 0, 6)
 		w.takeBack("drain", "", "b")
 		w.shares(leases, 4, 4, 4)
-		logs("drain of the client ended")
+		logs("drain of the client ended for=2")
 		if after := shows(again); after != before {
 			t.Errorf("it owned %s, and then %s", before, after)
+		}
+	})
+}
+
+func TestEndOfAPauseSaysHowLongItWas(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		_, leases := w.trio()
+		w.override("pause", "x", "")
+		w.shares(leases, 0, 0, 0)
+		w.takeBack("pause", "x", "")
+		w.shares(leases, 4, 4, 4)
+		if n := w.logged("pause of a lease ended lease=x for=2"); n != 3 {
+			w.failf("the end is logged %d times with its length", n)
 		}
 	})
 }

@@ -238,7 +238,7 @@ func TestOneMemberLogsEachMinuteWhatHasNoOwner(t *testing.T) {
 		d := w.start("d").mustJoin("x", 12)
 		w.within(heard, "each partition has an owner", func() bool { return len(shown(d)) == 9 })
 		time.Sleep(10 * time.Minute)
-		if n := w.logged("ceilings no longer exceeded"); n != 1 {
+		if n := w.logged("ceilings no longer exceeded lease=x for="); n != 1 {
 			w.failf("its end was logged %d times", n)
 		}
 		if n := w.logged(leftOut); n != 0 {

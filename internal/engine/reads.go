@@ -35,8 +35,8 @@ func (ms *members) namesToRead() []string {
 func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now time.Time) (released bool) {
 	m.noteGeneration(r.Generation)
 	m.lease.hear(r.Generation, r.ServerGeneration)
-	ms.heardOverrides(m, r)
-	ms.heardUnowned(m, r)
+	ms.heardOverrides(m, r, now)
+	ms.heardUnowned(m, r, now)
 	c := compare(r, m.assignments.assigned, accepted, ms.unreleased[r.Name] || m.leaving())
 	if accepted {
 		delete(ms.unreleased, r.Name)
@@ -71,25 +71,32 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 }
 
 // heardOverrides logs an operator's overrides of this client and of its lease.
-func (ms *members) heardOverrides(m *membership, r store.LeaseRead) {
+func (ms *members) heardOverrides(m *membership, r store.LeaseRead, now time.Time) {
 	paused, drained := overrideOf(r.Paused), overrideOf(r.Drained)
 	switch changed := m.paused != paused; {
 	case changed && !paused.active:
-		ms.config.Log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name))
+		ms.config.Log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name),
+			slog.Duration("for", lasted(m.pausedAt, now)))
 	case changed:
 		ms.config.Log.Info("pgleases: lease paused by an operator",
 			slog.String("lease", r.Name), slog.String("actor", paused.actor), slog.String("reason", paused.reason))
 	}
 	switch changed := ms.drained != drained; {
 	case changed && !drained.active:
-		ms.config.Log.Info("pgleases: drain of the client ended")
+		ms.config.Log.Info("pgleases: drain of the client ended", slog.Duration("for", lasted(ms.drainedAt, now)))
 	case changed:
 		ms.config.Log.Info("pgleases: client drained by an operator", slog.String("actor", drained.actor),
 			slog.String("reason", drained.reason))
 	}
-	m.setPaused(paused)
+	m.setPaused(paused, now)
+	if drained.active && !ms.drained.active {
+		ms.drainedAt = now
+	}
 	ms.drained = drained
 }
+
+// lasted returns how long ago something began, for the line of its end.
+func lasted(began, now time.Time) time.Duration { return now.Sub(began).Round(10 * time.Millisecond) }
 
 // An override is an operator's pause of a lease, or drain of a client.
 type override struct {
@@ -113,7 +120,12 @@ func (m *membership) noteGeneration(generation int64) {
 }
 
 // setPaused notes the pause of the lease, or its end.
-func (m *membership) setPaused(by override) { m.paused = by }
+func (m *membership) setPaused(by override, now time.Time) {
+	if by.active && !m.paused.active {
+		m.pausedAt = now
+	}
+	m.paused = by
+}
 
 // changes are the differences between a read of a lease and the assignments.
 type changes struct {

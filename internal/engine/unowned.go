@@ -21,12 +21,14 @@ type unowned struct {
 	count  int
 	speaks bool      // this member is the one that logs them
 	saidAt time.Time // when it last did; zero: it has not, or not since they came
+	since  time.Time // when it first did
 }
 
 // heardUnowned notes what a read says about such partitions.
-func (ms *members) heardUnowned(m *membership, r store.LeaseRead) {
+func (ms *members) heardUnowned(m *membership, r store.LeaseRead, now time.Time) {
 	if r.Unowned == 0 && !m.unowned.saidAt.IsZero() {
-		ms.config.Log.Info("pgleases: ceilings no longer exceeded", slog.String("lease", r.Name))
+		ms.config.Log.Info("pgleases: ceilings no longer exceeded", slog.String("lease", r.Name),
+			slog.Duration("for", lasted(m.unowned.since, now)))
 	}
 	m.setUnowned(r.Unowned, r.Speaks)
 }
@@ -52,7 +54,12 @@ func (m *membership) sayUnownedAt() time.Time {
 }
 
 // saidUnowned notes that this member has logged them.
-func (m *membership) saidUnowned(now time.Time) { m.unowned.saidAt = now }
+func (m *membership) saidUnowned(now time.Time) {
+	if m.unowned.saidAt.IsZero() {
+		m.unowned.since = now
+	}
+	m.unowned.saidAt = now
+}
 
 // unownedDue returns when such partitions are to be logged.
 func (ms *members) unownedDue() time.Time {
