@@ -1,9 +1,11 @@
 package dashboard_test
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	neturl "net/url"
 	"runtime"
 	"strings"
@@ -248,5 +250,20 @@ func TestViewersOfThePastThatDoNotReadCostLittle(t *testing.T) { // not in paral
 		t.Errorf("%d viewers of a megabyte cost %.1f MB, want at most %d", viewers, float64(cost)/(1<<20), most>>20)
 	} else {
 		t.Logf("%d viewers cost %.1f MB", viewers, float64(cost)/(1<<20))
+	}
+}
+
+// A viewer that goes away before it has its answer leaves none to the others.
+func TestAViewerThatGoesLeavesNoAnswer(t *testing.T) {
+	t.Parallel()
+	h := newHandler(t, newPool(t, pgtest.MigratedDatabase(t)), dashboard.Options{})
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 { // its turn comes at random
+		r := httptest.NewRequest("GET", "/data/past?since=1h", nil).WithContext(gone)
+		h.ServeHTTP(httptest.NewRecorder(), r)
+	}
+	if status, body := look(t, h, "past", map[string]string{"since": "1h"}); status != 200 || strings.Contains(body, "canceled") {
+		t.Errorf("another viewer gets %d %s", status, body)
 	}
 }

@@ -47,10 +47,10 @@ func (h *handler) shared(r *http.Request, keep time.Duration, ask func(context.C
 	answer := answered{failed: err}
 	lasts := max(keep, 20*time.Since(began))
 	switch {
+	case errors.Is(r.Context().Err(), context.Canceled): // only this viewer has gone, so its answer is not kept
+		return nil, r.Context().Err()
 	case err == nil:
 		answer.sent = encode(content)
-	case errors.Is(r.Context().Err(), context.Canceled): // only this viewer has gone
-		return nil, err
 	default:
 		lasts = min(max(kept, 20*time.Since(began)), keptFailed)
 	}

@@ -444,6 +444,10 @@ func TestAlertsFire(t *testing.T) {
 	if err := <-consumed; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
+	insert("later")
+	testkit.Until(t, "no process runs the consumer", func() bool { return count(`pgleases_database_members{lease="consumer/mails"}`) == 0 })
+	story.step("rows wait for a process", w.scrape(), "PgleasesConsumerUnattended", "PgleasesConsumerLag")
+	testkit.Execute(t, w.pool, "DELETE FROM public.outbox")
 	testkit.Execute(t, w.pool, "SELECT pgleases.drop_lease('consumer/mails', 'why')")
 
 	hold := orders.Hold(t.Context())
@@ -502,6 +506,10 @@ func TestAlertsFire(t *testing.T) {
 	story.step("the last member was killed", w.scrape(), "PgleasesPartitionsUnowned")
 	testkit.OK(t, w.worker.Close(t.Context()))
 	story.step("no client is live", w.scrape(), "PgleasesFleetGone", "PgleasesNoTrust")
+	late := schedule.AtLeastOnce(w.scheduler, "late", func(context.Context, schedule.Run[string]) error { return nil })
+	testkit.OK(t, late.Put(t.Context(), "late", "", schedule.Every(time.Hour)))
+	testkit.Execute(t, w.pool, "UPDATE pgleases.schedules SET due = now() - interval '1 hour'")
+	story.step("a schedule is due", w.scrape(), "PgleasesFleetGone", "PgleasesNoTrust", "PgleasesSchedulesLate")
 	story.check(t)
 }
 

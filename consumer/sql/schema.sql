@@ -281,14 +281,16 @@ BEGIN
                 UNION ALL
                 SELECT q.number, p.n + 1 FROM parts AS p CROSS JOIN LATERAL (
                     SELECT q.%2$I AS number FROM %1$s AS q WHERE q.%2$I > p.number AND q.%2$I < $2 ORDER BY q.%2$I, q.%3$I LIMIT 1) AS q
-                WHERE p.n < 10000
-            ), heads AS MATERIALIZED ( -- those without blocked keys first, because each costs one row
-                SELECT p.number, CASE WHEN EXISTS (SELECT FROM %6$s AS b WHERE b.consumer = $1 AND b.partition = p.number) THEN 1000 ELSE 1 END AS most FROM parts AS p ORDER BY most, p.number
+                WHERE p.n < 2000
+            ), heads AS MATERIALIZED ( -- those without blocked keys first, because each costs one row; the others share 8,000 rows
+                SELECT p.number, CASE WHEN p.blocked THEN greatest(1, least(1000, 8000 / count(*) FILTER (WHERE p.blocked) OVER ())) ELSE 1 END AS most
+                FROM (SELECT p.number, EXISTS (SELECT FROM %6$s AS b WHERE b.consumer = $1 AND b.partition = p.number) AS blocked FROM parts AS p) AS p
+                ORDER BY p.blocked, p.number
             )
             SELECT min(r.at) FILTER (WHERE isfinite(r.at)), min(r.id)
             FROM (SELECT r.* FROM heads AS h CROSS JOIN LATERAL (
                       SELECT q.%3$I::bigint AS id, %4$s AS at, q.%2$I AS partition, %5$s AS key
-                      FROM %1$s AS q WHERE q.%2$I >= h.number AND q.%2$I <= h.number ORDER BY q.%2$I, q.%3$I LIMIT h.most) AS r LIMIT 20000) AS r
+                      FROM %1$s AS q WHERE q.%2$I >= h.number AND q.%2$I <= h.number ORDER BY q.%2$I, q.%3$I LIMIT h.most) AS r) AS r
             WHERE (SELECT b.id FROM %6$s AS b WHERE b.consumer = $1 AND b.partition = r.partition AND hashtextextended(b.key, 0) >= hashtextextended(r.key, 0)
                      AND hashtextextended(b.key, 0) <= hashtextextended(r.key, 0) AND b.key = r.key ORDER BY hashtextextended(b.key, 0), b.id LIMIT 1) IS NULL',
                        queue::regclass, p_consumer.partition_column, p_consumer.id_column, at, key, 'pgleases.consumer_blocked'::regclass)

@@ -144,6 +144,7 @@ export const scroll = (...children) => make("div", "scroll", ...children);
 
 // drawFacts shows pairs of a label and a value.
 export function drawFacts(element, signature, facts) {
+  if (element.signature === signature) return; // a value that is an element stays in its place
   fill(element, signature, ...facts.map(([label, value]) => make("div", "", sub(label), make("strong", "", value))));
 }
 

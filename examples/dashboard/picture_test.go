@@ -265,6 +265,10 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.run(chromedp.NavigateForward())
 	x.until(`document.title.startsWith("Overview")`)
 
+	x.show("clients/worker-2")
+	x.until(rows("#event-list li") + `.length > 8`) // the page has been drawn more than once
+	x.until(`/^\d.* of \d/.test(document.querySelector(".facts-list .beat")?.innerText.trim())`)
+
 	x.show("schedules/billing/invoices")
 	x.until(`document.querySelectorAll(".tick").length === 100`)
 	x.run(chromedp.Focus(".ticks", chromedp.ByQuery))

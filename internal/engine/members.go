@@ -376,7 +376,7 @@ func (m *membership) logRefused(log *slog.Logger, err error, now time.Time) {
 	log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
 }
 
-// logJoinedAgain logs that a lease was joined for which it was logged that it cannot be.
+// logJoinedAgain logs that a lease was joined after a line said that it cannot be.
 func (m *membership) logJoinedAgain(log *slog.Logger, now time.Time) {
 	if m.refusedSince.IsZero() {
 		return

@@ -95,10 +95,10 @@ func TestSamplesAreKeptForAWeek(t *testing.T) {
 	f.runAs = role
 	c := f.client("c")
 	c.join("l", 1)
-	f.exec(`INSERT INTO samples (at, kind, name, value) SELECT now() - interval '8 days' - n * interval '1 second', 'old', 'l', 1 FROM generate_series(1, 1200) AS n`)
+	f.exec(`INSERT INTO samples (at, kind, name, value) SELECT now() - interval '8 days' - n * interval '1 second', 'old', 'l', 1 FROM generate_series(1, 12000) AS n`)
 	f.exec(`INSERT INTO samples (at, kind, name, value) VALUES (now() - interval '6 days', 'young', 'l', 1), (now() + interval '1 hour', 'ahead', 'l', 1), (now() + interval '2 days', 'far ahead', 'l', 1)`)
 	c.sampleAll() // as the application
-	for _, want := range []string{"200", "0"} {
+	for _, want := range []string{"2000", "0"} {
 		f.checkNow()
 		c.evict()
 		expect(t, f.text("SELECT count(*) FROM samples WHERE kind = 'old'"), want, "old")
@@ -112,4 +112,28 @@ func TestSamplesAreKeptForAWeek(t *testing.T) {
 			t.Errorf("an application may %s: %v", statement, err)
 		}
 	}
+}
+
+// However many leases there are, samples have a bound: those of the first 200 by name.
+func TestSamplesHaveABound(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+		SELECT 'l' || lpad(n::text, 3, '0'), 1, 1, 1, 0, 'infinity', now() FROM generate_series(1, 300) AS n`)
+	a.sampleAll()
+	got := f.text("SELECT count(*), max(name) FROM samples WHERE kind = 'members' AND at = (SELECT max(at) FROM samples WHERE kind = 'clients')")
+	expect(t, got, "200|l200", "leases with samples, and the last of them")
+}
+
+// A lock on the samples, for example by VACUUM FULL, keeps no override from ending.
+func TestALockOnSamplesStopsNothingElse(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	f.exec("SELECT pgleases.pause('l', 'why', 'me', clock_timestamp() + interval '1 hour')")
+	f.exec("UPDATE overrides SET until = clock_timestamp() - interval '1 second'")
+	defer f.lock("LOCK TABLE pgleases.samples IN ACCESS EXCLUSIVE MODE")()
+	testkit.Must(a.Tidy(f.ctx))(t)
+	expect(t, f.text("SELECT count(*) FROM overrides"), "0", "overrides")
 }

@@ -47,23 +47,31 @@ BEGIN
     wrote := true;
     remains := true;
 
-    FOR s IN SELECT l.name FROM pgleases.leases AS l
-             WHERE l.partitions > 0 AND NOT EXISTS (SELECT FROM pgleases.samples AS d WHERE d.kind = 'members' AND d.name = l.name AND d.at = minute)
-             ORDER BY l.name LIMIT 200 LOOP
+    FOR s IN SELECT l.name FROM (SELECT l.name FROM pgleases.leases AS l WHERE l.partitions > 0 ORDER BY l.name LIMIT 200) AS l
+             WHERE NOT EXISTS (SELECT FROM pgleases.samples AS d WHERE d.kind = 'members' AND d.name = l.name AND d.at = minute)
+             ORDER BY l.name LOOP
         IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
             RETURN;
         END IF;
+        BEGIN
+            SELECT (SELECT count(*) FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = s.name) AS members,
+                   (SELECT coalesce(sum(p.number), 0)
+                    FROM (SELECT p.owner, count(*) AS number FROM pgleases.partitions AS p WHERE p.lease = s.name GROUP BY p.owner) AS p
+                    WHERE NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)) AS unowned
+            INTO v;
+        EXCEPTION WHEN query_canceled THEN -- of this statement the time is over, so the rest is left to the next call
+            INSERT INTO pgleases.samples (at, kind, name) VALUES (minute, 'members', s.name) ON CONFLICT DO NOTHING;
+            RETURN;
+        END;
         INSERT INTO pgleases.samples (at, kind, name, value)
-        VALUES (minute, 'members', s.name, (SELECT count(*) FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session WHERE m.lease = s.name)),
-               (minute, 'unowned', s.name, (SELECT count(*) FROM pgleases.partitions AS p WHERE p.lease = s.name
-                                              AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)))
+        VALUES (minute, 'members', s.name, v.members), (minute, 'unowned', s.name, v.unowned)
         ON CONFLICT DO NOTHING;
         sampled := sampled + 1;
     END LOOP;
 
     IF status IS NOT NULL AND has_table_privilege(status, 'SELECT') THEN
-        FOR s IN EXECUTE format('SELECT c.name FROM %s AS c WHERE NOT EXISTS (SELECT FROM %s AS d WHERE d.kind = ''waiting'' AND d.name = c.name AND d.at = $1) '
-                                'ORDER BY c.name LIMIT 100', 'pgleases.consumers'::regclass, 'pgleases.samples'::regclass) USING minute LOOP
+        FOR s IN EXECUTE format('SELECT c.name FROM (SELECT c.name FROM %s AS c ORDER BY c.name LIMIT 100) AS c '
+                                'WHERE NOT EXISTS (SELECT FROM %s AS d WHERE d.kind = ''waiting'' AND d.name = c.name AND d.at = $1) ORDER BY c.name', 'pgleases.consumers'::regclass, 'pgleases.samples'::regclass) USING minute LOOP
             IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
                 RETURN;
             END IF;
@@ -88,8 +96,8 @@ BEGIN
 
     -- The counts end at 1,001, as those of admin's groups.sql, which explains how late schedules are counted.
     IF groups IS NOT NULL AND has_table_privilege(schedules_status, 'SELECT') AND has_table_privilege(schedules, 'SELECT') AND has_table_privilege(groups, 'SELECT') THEN
-        FOR s IN EXECUTE format('SELECT g.name, g.partitions FROM %s AS g WHERE NOT EXISTS (SELECT FROM %s AS d WHERE d.kind = ''late'' AND d.name = g.name AND d.at = $1) '
-                                'ORDER BY g.name LIMIT 100', groups, 'pgleases.samples'::regclass) USING minute LOOP
+        FOR s IN EXECUTE format('SELECT g.name, g.partitions FROM (SELECT g.name, g.partitions FROM %s AS g ORDER BY g.name LIMIT 100) AS g '
+                                'WHERE NOT EXISTS (SELECT FROM %s AS d WHERE d.kind = ''late'' AND d.name = g.name AND d.at = $1) ORDER BY g.name', groups, 'pgleases.samples'::regclass) USING minute LOOP
             IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
                 RETURN;
             END IF;
@@ -140,9 +148,9 @@ DECLARE
     ahead CONSTANT timestamptz := clock_timestamp() + interval '1 day';
 BEGIN
     DELETE FROM pgleases.samples AS s
-    WHERE s.ctid = ANY (ARRAY(SELECT o.ctid FROM pgleases.samples AS o WHERE o.at < old ORDER BY o.at LIMIT 1000 FOR UPDATE SKIP LOCKED));
+    WHERE s.ctid = ANY (ARRAY(SELECT o.ctid FROM pgleases.samples AS o WHERE o.at < old ORDER BY o.at LIMIT 10000 FOR UPDATE SKIP LOCKED));
     DELETE FROM pgleases.samples AS s
-    WHERE s.ctid = ANY (ARRAY(SELECT o.ctid FROM pgleases.samples AS o WHERE o.at > ahead ORDER BY o.at DESC LIMIT 1000 FOR UPDATE SKIP LOCKED));
+    WHERE s.ctid = ANY (ARRAY(SELECT o.ctid FROM pgleases.samples AS o WHERE o.at > ahead ORDER BY o.at DESC LIMIT 10000 FOR UPDATE SKIP LOCKED));
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.trim_samples() FROM PUBLIC;

@@ -51,9 +51,9 @@ SELECT json_build_object(
                          AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = g.client)
                          AND NOT EXISTS (SELECT FROM pgleases.members AS n JOIN known AS c ON c.session = n.session
                                          WHERE n.lease = l.name AND c.id = g.client AND n.joined_generation > g.generation)), '[]'),
-                   -- It is not missed: the last that happened to its partitions is that an owner handed them over or left.
+                   -- It is not missed: the last that happened to its members and partitions is that a member left in order.
                    'left', m.members IS NULL AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.lease = l.name AND p.owner IS NOT NULL)
-                       AND coalesce((SELECT e.cause <> 'given' FROM pgleases.events AS e
+                       AND coalesce((SELECT e.cause = 'left' FROM pgleases.events AS e
                                      WHERE e.lease = l.name AND e.cause IN ('given', 'handed over', 'left')
                                      ORDER BY e.at DESC, e.id DESC LIMIT 1), true),
                    'unowned', l.unowned, 'members', coalesce(m.members, '[]'), 'holdings', coalesce(h.holdings, '[]')) ORDER BY l.name), '[]')
