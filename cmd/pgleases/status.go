@@ -44,7 +44,7 @@ type Status struct {
 	Unread    map[string]string     `json:"unread"` // why moves, groups or consumers cannot be read
 }
 
-// Unowned are the partitions of a lease that no live client owns.
+// Unowned are the partitions of a lease that no live client owns, unless it was left in order.
 type Unowned struct {
 	Lease      string       `json:"lease"`
 	Partitions admin.Ranges `json:"partitions"`
@@ -144,7 +144,7 @@ func (s *Status) setSnapshot(snapshot *admin.Snapshot) {
 		l := &snapshot.Leases[i]
 		s.Partitions += l.Partitions
 		orphans := snapshot.Orphans(l)
-		if orphans.Count() > 0 {
+		if orphans.Count() > 0 && !l.Left {
 			s.Unowned = append(s.Unowned, Unowned{l.Name, orphans, snapshot.Pause(l) != nil})
 		}
 	}

@@ -42,11 +42,12 @@ func TestStatusShowsWhatIsWrong(t *testing.T) {
 	database, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
 	output1(t, database, "migrate", "--consumers", "--schedules")
 	execute(t, database, sound,
-		`INSERT INTO pgleases.leases VALUES ('orphaned', 4, 5, 1, 0, 'infinity', now());
+		`INSERT INTO pgleases.leases VALUES ('orphaned', 4, 5, 1, 0, 'infinity', now()), ('left in order', 4, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id) SELECT 'left in order', p, 3, 'gone' FROM generate_series(0, 3) AS p;
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id) SELECT 'orphaned', p, NULL, NULL, 3, 'gone' FROM generate_series(0, 3) AS p;
 		UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 hour' WHERE id = 'b';
 		INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions) VALUES ('l', 'handed over', 'a', 'b', '{[0,120)}'), ('l', 'handed over', 'a', 'b', '{[0,3)}'), (NULL, 'evicted', 'x', NULL, NULL);
-		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions) VALUES (now() - interval '2 hours', 'l', 'given', 'a', 'b', '{[0,120)}')`,
+		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions) VALUES (now() - interval '2 hours', 'l', 'given', 'a', 'b', '{[0,120)}'), (now() - interval '2 hours', 'orphaned', 'given', 'gone', NULL, '{[0,4)}')`,
 		"CREATE TABLE public.outbox (id bigint PRIMARY KEY, customer text NOT NULL, partition int NOT NULL, created_at timestamptz); CREATE INDEX ON public.outbox (partition, id)",
 		"INSERT INTO pgleases.consumers (name, queue, id_column, key_column, partition_column, time_column, partitions, paused_at, paused_by, paused_reason) VALUES ('orders', 'public.outbox', 'id', 'customer', 'partition', 'created_at', 4, now(), 'maria', 'the shop is closed')",
 		"INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, since, next_at) VALUES ('orders', 0, 0, 'c', '0', 1, now() - interval '2 hours', 'infinity')",
@@ -61,7 +62,7 @@ func TestStatusShowsWhatIsWrong(t *testing.T) {
 		`  expired +warning: silent for .*: "b"`,
 		`  schedules +warning: failed 3 or more times in a row: 1 of group "reports", such as "n2" 4 times \(no paper\)`,
 		`clients +1 expired, 1 live`,
-		`leases +2 with 6 partitions, 5 without an owner`,
+		`leases +3 with 10 partitions, 5 without an owner`,
 		`  orphaned +4 without an owner: 0-3`,
 		`  l +1 without an owner: 1`,
 		`last hour +handed over 123, evicted 1`,
@@ -80,7 +81,7 @@ func TestStatusShowsWhatIsWrong(t *testing.T) {
 	}
 	text, code = statusIn(t, database, "-o", "json")
 	s := only[Status](t, text)
-	if s.Level != admin.LevelFault || s.Clients["expired"] != 1 || s.Partitions != 6 || len(s.Unowned) != 2 || s.Moves["handed over"] != 123 ||
+	if s.Level != admin.LevelFault || s.Clients["expired"] != 1 || s.Partitions != 10 || len(s.Unowned) != 2 || s.Moves["handed over"] != 123 ||
 		len(s.Groups) != 1 || len(s.Consumers) != 1 || len(s.Unread) != 0 || code != 2 {
 		t.Errorf("exit code %d: %+v", code, s)
 	}
@@ -104,7 +105,8 @@ func TestStatusStaysOnOneScreen(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound, `INSERT INTO pgleases.leases SELECT 'orphaned' || n, 4, 5, 1, 0, 'infinity', now() FROM generate_series(1, 30) AS n;
-		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id) SELECT 'orphaned' || n, p, NULL, NULL, 3, 'gone' FROM generate_series(1, 30) AS n, generate_series(0, 3) AS p`)
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id) SELECT 'orphaned' || n, p, NULL, NULL, 3, 'gone' FROM generate_series(1, 30) AS n, generate_series(0, 3) AS p;
+		INSERT INTO pgleases.events (lease, cause, from_id) SELECT 'orphaned' || n, 'given', 'gone' FROM generate_series(1, 30) AS n`)
 	text, _ := statusIn(t, database)
 	if !strings.Contains(text, "and 25 more: pgleases list\n") || strings.Count(text, "\n") > 24 {
 		t.Errorf("%d lines: %s", strings.Count(text, "\n"), text)

@@ -29,10 +29,10 @@ type Event struct {
 
 // Causes are the causes of events. docs/operations.md explains them, in the same order.
 var Causes = []string{
-	"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "dropped", "replaced",
-	"replaces", "drain", "undrain", "cordon", "uncordon", "pause", "resume", "freeze", "unfreeze", "pin", "unpin",
-	"evict", "consumer paused", "consumer resumed", "consumer deleted", "row retried", "rows retried", "row skipped",
-	"row returned",
+	"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "no live client",
+	"dropped", "replaced", "replaces", "drain", "undrain", "cordon", "uncordon", "pause", "resume", "freeze",
+	"unfreeze", "pin", "unpin", "evict", "consumer paused", "consumer resumed", "consumer deleted", "row retried",
+	"rows retried", "row skipped", "row returned",
 }
 
 // eventPage is the maximum number of events that one call reads.
