@@ -71,7 +71,8 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	if err != nil {
 		if !p.lost {
 			p.delayOf(e.job).lose(time.Now())
-			e.log.Warn("consumer: failed attempt not recorded, row handled again", slog.Int64("id", r.id), slog.Any("error", err))
+			e.log.Warn("consumer: failed attempt not recorded, row handled again",
+				slog.Int64("id", r.id), slog.Any("error", err))
 		}
 		return false
 	}

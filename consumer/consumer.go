@@ -243,7 +243,8 @@ func (c *Consumer) run(ctx context.Context, untilEmpty bool) error {
 	share := c.share()
 	defer share.Leave()
 	if crowded, handlers, places := share.Crowded(); crowded {
-		c.log.Info("consumer: handlers take turns, the pool is small", slog.Int("handlers", handlers), slog.Int("at_once", places))
+		c.log.Info("consumer: handlers take turns, the pool is small",
+			slog.Int("handlers", handlers), slog.Int("at_once", places))
 	}
 	p := newPlanner(life, c, lease, share, untilEmpty, stop)
 	end := p.start()

@@ -29,7 +29,8 @@ func (x *executor) begin(fresh []*part) error {
 		return err
 	})
 	if err == nil && crashed > 0 {
-		x.log.Warn("consumer: previous owner crashed or was cut off", slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
+		x.log.Warn("consumer: previous owner crashed or was cut off",
+			slog.Int("partitions", crashed), slog.Int("with_suspects", suspects))
 	}
 	if errors.Is(err, pgleases.ErrNotOwner) { // none of them is owned any more
 		return nil

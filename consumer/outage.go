@@ -60,7 +60,8 @@ func (o *outage) succeeded(p *part, wasPaused bool) {
 	if ended {
 		lasted = lasted.Round(time.Millisecond)
 		o.lines.Follow(pausing, func() {
-			o.log.Info("consumer: pause of partitions ended", slog.Int("partition", p.Number), slog.Duration("for", lasted))
+			o.log.Info("consumer: pause of partitions ended",
+				slog.Int("partition", p.Number), slog.Duration("for", lasted))
 		})
 	}
 }
@@ -84,10 +85,12 @@ func (o *outage) paused(p *part, why error) {
 func (o *outage) logPaused(p *part, why error) {
 	o.lines.Add(pausing, []int{p.Number}, func(numbers []int, lines int) {
 		if lines == 0 {
-			o.log.Warn("consumer: partition paused, no attempt is counted", slog.Int("partition", p.Number), slog.Any("error", why))
+			o.log.Warn("consumer: partition paused, no attempt is counted",
+				slog.Int("partition", p.Number), slog.Any("error", why))
 			return
 		}
-		o.log.Warn("consumer: partition paused, no attempt is counted", slog.String("partitions", ranges.Logged(numbers)),
+		o.log.Warn("consumer: partition paused, no attempt is counted",
+			slog.String("partitions", ranges.Logged(numbers)),
 			slog.Int("count", len(numbers)), slog.Int("lines", lines), slog.Any("error", why))
 	})
 }

@@ -69,7 +69,8 @@ func (e *ends) record(db *db, log *slog.Logger, stopped <-chan struct{}) {
 			left, pause = left[:rest], 0
 		case time.Since(logged) > time.Minute:
 			logged = time.Now()
-			log.Warn("consumer: end not recorded yet, the next owner takes it for a crash", slog.Int("partitions", len(left)), slog.Any("error", store.Advised(err)))
+			log.Warn("consumer: end not recorded yet, the next owner takes it for a crash",
+				slog.Int("partitions", len(left)), slog.Any("error", store.Advised(err)))
 		}
 		for _, it := range came {
 			close(it.done)

@@ -90,7 +90,8 @@ func newPlanner(
 	}
 	p.announces = func() bool { return !untilEmpty && p.announced && p.poller.conn.Direct() }
 	p.exec = executor{
-		db: p.db, handler: c.handler, options: &c.options, times: &c.times, counts: &c.counts, log: c.log, share: share,
+		db: p.db, handler: c.handler, options: &c.options, times: &c.times,
+		counts: &c.counts, log: c.log, share: share,
 		outage: outage{log: c.log}, trusted: func() bool { return !lease.TrustDeadline().IsZero() },
 		overdue: func(j *job, free []int) { p.post(func() { p.giveSlotBack(j, free) }) },
 	}
@@ -222,7 +223,8 @@ func (p *planner) countSlow() {
 	}
 	p.slowLogged = now
 	p.log.Warn("consumer: partitions slowed down, others continue", slog.Int64("by_timeout", slow.Of(worker.TimedOut)),
-		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)), slog.Int("doubted", doubted))
+		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)),
+		slog.Int("doubted", doubted))
 }
 
 // countOldest notes which batch is the oldest.
@@ -346,7 +348,8 @@ func (p *planner) answer(q *poll, err error) {
 		p.pausedAt = now
 		p.log.Warn("consumer: paused by an operator")
 	case p.queue.paused && !q.paused:
-		p.log.Info("consumer: resumed by an operator", slog.Duration("for", now.Sub(p.pausedAt).Round(time.Millisecond)))
+		p.log.Info("consumer: resumed by an operator",
+			slog.Duration("for", now.Sub(p.pausedAt).Round(time.Millisecond)))
 	}
 	p.queue.answered(q, now)
 	switch {

@@ -79,7 +79,8 @@ func (e *execution) run() {
 func (e *execution) watch() (ended func()) {
 	limit := e.attemptLimit()
 	e.timer = time.AfterFunc(limit, func() {
-		e.log.Warn("consumer: batch still at work", slog.Int("partition", e.parts[0].Number), slog.Duration("for", limit))
+		e.log.Warn("consumer: batch still at work",
+			slog.Int("partition", e.parts[0].Number), slog.Duration("for", limit))
 		e.overdue(e.job, nil)
 	})
 	return func() { e.timer.Stop() }

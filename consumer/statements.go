@@ -136,7 +136,8 @@ func (s *statements) register(ctx context.Context, tx pgx.Tx, name string, t *ta
 // conflictOf returns an error if the stored consumer, of that name and with that queue, is another
 // one than is to be stored.
 func conflictOf(stored string, has Queue, name string, q Queue) error {
-	const orDelete = ", or, when no process uses the consumer any more, run pgleases consumers delete %s --reason '...'"
+	const orDelete = ", or, when no process uses the consumer any more, " +
+		"run pgleases consumers delete %s --reason '...'"
 	remedy := fmt.Sprintf(orDelete, shell.Word(stored))
 	switch {
 	case stored != name:

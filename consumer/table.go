@@ -261,7 +261,8 @@ var nextval = regexp.MustCompile(
 
 // checkIDs checks that IDs are unique, and rise with the inserts.
 func (t *table) checkIDs(q Queue) error {
-	const own = "; if the application itself gives each key unique IDs that rise with its inserts, use WithAscendingIDs"
+	const own = "; if the application itself gives each key unique IDs that rise with its inserts, " +
+		"use WithAscendingIDs"
 	drawn := t.Identity || nextval.MatchString(t.IDDefault)
 	return cmp.Or(
 		wrong(
@@ -353,7 +354,8 @@ func TableSQL(name, schema string, q Queue) string {
 		text = tableSQL
 	}
 	in := schemaOf.FindString(q.Table)
-	set := "set_partition_" + strings.ReplaceAll(q.Table[len(in):], `"`, "") // a function for each table, in its schema
+	// A function for each table, in its schema.
+	set := "set_partition_" + strings.ReplaceAll(q.Table[len(in):], `"`, "")
 	if len(set) > 63 {
 		set = fmt.Sprintf("set_partition_%08x", crc32.ChecksumIEEE([]byte(q.Table)))
 	}

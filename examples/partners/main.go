@@ -107,7 +107,7 @@ func verdict(row consumer.Row[Delivery], answer *http.Response) error {
 		if row.Attempt == 1 && time.Since(row.Value.CreatedAt) > time.Hour {
 			return failure // only once, so that the key counts as blocked, and an operator is alerted
 		}
-		return fmt.Errorf("%w: %w", failure, consumer.Snooze(retryAfter(answer.Header)))
+		return fmt.Errorf("%v: %w", failure, consumer.Snooze(retryAfter(answer.Header)))
 	case code == 400, code == 404, code == 410, code == 422:
 		return consumer.Discard(failure) // the partner will never take this row
 	}

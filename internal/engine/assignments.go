@@ -136,7 +136,8 @@ type assignments struct {
 
 func newAssignments(m *membership, s *shared) assignments {
 	return assignments{
-		shared: s, membership: m, assigned: make([]*assignment, m.lease.Partitions), delayEnds: make(map[int]time.Time),
+		shared: s, membership: m,
+		assigned: make([]*assignment, m.lease.Partitions), delayEnds: make(map[int]time.Time),
 	}
 }
 

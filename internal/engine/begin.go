@@ -16,7 +16,9 @@ import (
 // is passed to that part here. engine.go passes on an answer that concerns several.
 
 func beginConnect(e *engine, _ time.Time) *operation {
-	return query(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) { return e.config.Connect(ctx) }, func(c Conn, err error) {
+	return query(time.Hour, func(ctx context.Context, _ Conn) (Conn, error) {
+		return e.config.Connect(ctx)
+	}, func(c Conn, err error) {
 		if err != nil {
 			e.connection.failed = true
 			e.connection.backOff(e.config.Heartbeat)
@@ -82,7 +84,9 @@ func beginHeartbeat(e *engine, now time.Time) *operation {
 }
 
 func beginMark(e *engine, _ time.Time) *operation {
-	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.SetMarker(ctx, store.RandomID()) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.SetMarker(ctx, store.RandomID())
+	}, func(err error) {
 		if err == nil {
 			e.server.marked = true
 			e.session.beatNow() // its answer has the boot marker
@@ -100,7 +104,8 @@ func beginReject(e *engine, _ time.Time) *operation {
 		if err == nil {
 			e.server.toReject = false
 			e.session.beatNow() // its answer says that the server is not accepted
-			e.log.Warn("pgleases: rejected a server that is behind one seen before", slog.Int64("generation", generation))
+			e.log.Warn("pgleases: rejected a server that is behind one seen before",
+				slog.Int64("generation", generation))
 		}
 	})
 }
@@ -112,7 +117,8 @@ func beginAccept(e *engine, now time.Time) *operation {
 	}, func(generation int64, _ error) {
 		e.server.acceptTried(e.config.Heartbeat, time.Now())
 		if generation > 0 {
-			e.log.Warn("pgleases: accepted a promoted server: epochs begin a new generation", slog.Int64("generation", generation))
+			e.log.Warn("pgleases: accepted a promoted server: epochs begin a new generation",
+				slog.Int64("generation", generation))
 			e.session.beatNow()
 		}
 	})
@@ -144,7 +150,9 @@ func beginRead(e *engine, _ time.Time) *operation {
 // beginAnnounce notifies the new owners of released partitions.
 func beginAnnounce(e *engine, now time.Time) *operation {
 	names, sessions := e.releases.nextAnnouncement()
-	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Announce(ctx, names, sessions) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.Announce(ctx, names, sessions)
+	}, func(err error) {
 		e.releases.announced(names, err, now)
 	})
 }
@@ -157,7 +165,8 @@ func beginRelease(e *engine, now time.Time) *operation {
 	var planned time.Time
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
 		if r.successors {
-			if many, err = planWithout(ctx, c, e.config.Plan, session, e.config.ClientID, r.leaves, alone); err != nil {
+			many, err = planWithout(ctx, c, e.config.Plan, session, e.config.ClientID, r.leaves, alone)
+			if err != nil {
 				return answer, err
 			}
 			planned = time.Now()
@@ -198,14 +207,18 @@ func beginReleaseLocks(e *engine, now time.Time) *operation {
 func beginFence(e *engine, _ time.Time) *operation {
 	session, busy := e.session.number, e.members.toFence(e.server.generation, e.releases.batch)
 	rows := rowsOf(busy, func(a *assignment) int64 { return a.ownership.Epoch })
-	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Fence(ctx, session, rows) }, func(error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.Fence(ctx, session, rows)
+	}, func(error) {
 		fenceSent(busy)
 	})
 }
 
 func beginListenToLocks(e *engine, _ time.Time) *operation {
 	session := e.session.number
-	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.ListenToLocks(ctx, session) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.ListenToLocks(ctx, session)
+	}, func(err error) {
 		if err == nil {
 			e.locks.Listened(session)
 		}
@@ -278,7 +291,9 @@ func beginEvict(e *engine, now time.Time) *operation {
 }
 
 func beginSweepLocks(e *engine, _ time.Time) *operation {
-	return query(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.SweepLocks(ctx) }, func(done bool, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) {
+		return c.SweepLocks(ctx)
+	}, func(done bool, err error) {
 		if err == nil {
 			e.locks.Swept(done, time.Now())
 		}
@@ -314,7 +329,9 @@ func beginReport(e *engine, _ time.Time) *operation {
 	session, report := e.session.number, e.report()
 	told := report.String()
 	e.session.toldInDoubt, e.session.reports = true, true
-	return exec(e.config.limit(), func(ctx context.Context, c Conn) error { return c.Report(ctx, session, report) }, func(err error) {
+	return exec(e.config.limit(), func(ctx context.Context, c Conn) error {
+		return c.Report(ctx, session, report)
+	}, func(err error) {
 		if err == nil {
 			e.session.told, e.session.toldInDoubt = told, false
 		}
@@ -323,7 +340,9 @@ func beginReport(e *engine, _ time.Time) *operation {
 
 // beginTidy does the work that can wait. If it fails, the next check does it.
 func beginTidy(e *engine, _ time.Time) *operation {
-	return query(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) { return c.Tidy(ctx) }, func(toPlan []string, _ error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) ([]string, error) {
+		return c.Tidy(ctx)
+	}, func(toPlan []string, _ error) {
 		e.expiry.toTidy = false
 		e.plans.request(time.Now(), toPlan...)
 	})
@@ -331,19 +350,24 @@ func beginTidy(e *engine, _ time.Time) *operation {
 
 // beginSample writes samples of this minute. If it fails, the next minute has samples again.
 func beginSample(e *engine, _ time.Time) *operation {
-	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Sampled, error) { return c.Sample(ctx) }, func(sampled store.Sampled, _ error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Sampled, error) {
+		return c.Sample(ctx)
+	}, func(sampled store.Sampled, _ error) {
 		e.samples.tried(sampled, e.expiry.sessions, time.Now())
 	})
 }
 
 func beginListen(e *engine, _ time.Time) *operation {
-	return query(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) { return c.Listen(ctx) }, func(arrives bool, err error) {
+	return query(e.config.limit(), func(ctx context.Context, c Conn) (bool, error) {
+		return c.Listen(ctx)
+	}, func(arrives bool, err error) {
 		e.connection.listened(arrives, err, e.expiry.sessions)
 		if err != nil {
 			return
 		}
 		if !arrives {
-			e.log.Info("pgleases: notifications do not arrive, for example behind a connection pooler: polling at the heartbeat")
+			e.log.Info("pgleases: notifications do not arrive, for example behind a connection pooler: " +
+				"polling at the heartbeat")
 		}
 		e.members.readAll() // for changes from before it listened
 	})

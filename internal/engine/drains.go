@@ -114,10 +114,12 @@ func (s *shared) logHandedOver(l *Lease, numbers []int) {
 	s.lines.Add(logqueue.Reason{Message: "handed over", Of: l.Name}, numbers, func(numbers []int, lines int) {
 		lease, partitions := l.Name, ranges.Logged(numbers)
 		if lines == 0 {
-			log.Info("pgleases: partitions handed over", slog.String("lease", lease), slog.String("partitions", partitions))
+			log.Info("pgleases: partitions handed over",
+				slog.String("lease", lease), slog.String("partitions", partitions))
 			return
 		}
-		log.Info("pgleases: partitions handed over", slog.String("lease", lease), slog.String("partitions", partitions),
+		log.Info("pgleases: partitions handed over",
+			slog.String("lease", lease), slog.String("partitions", partitions),
 			slog.Int("count", len(numbers)), slog.Int("lines", lines), slog.String("owned", nowOwned(l)))
 	})
 }
@@ -222,7 +224,8 @@ func (s *shared) logWork(now time.Time) {
 	for l, numbers := range lines {
 		partitions, lasts := ranges.Logged(numbers), longest[l].Round(time.Second)
 		if l.over {
-			s.config.Log.Warn("pgleases: work goes on after its partition was lost", slog.String("lease", l.lease.Name),
+			s.config.Log.Warn("pgleases: work goes on after its partition was lost",
+				slog.String("lease", l.lease.Name),
 				slog.String("partitions", partitions), slog.Duration("for", lasts))
 		} else {
 			s.config.Log.Warn("pgleases: handoff waits for work", slog.String("lease", l.lease.Name),

@@ -60,10 +60,22 @@ func newEngine(c *Client, first Conn) *engine {
 	now := time.Now()
 	e := &engine{
 		client: c, config: c.config, log: c.config.Log, wakeAt: now,
-		progress: newProgress(), connection: connection{prepareAt: when.Never}, session: newSession(now), watch: newWatch(now, c.config.TTL),
-		expiry: expiry{at: when.Never}, samples: newSamples(c.config.NoSamples, now), liveness: liveness.New(c.config.FastFailover, now), members: newMembers(c, now),
-		releases: newReleases(), plans: newPlans(), lookups: make(lookups), closing: newClosing(),
-		locks: locks.New(locks.Config{Heartbeat: c.config.Heartbeat, Log: c.config.Log, Wake: c.wakeUp, Done: c.done, Err: c.Err, TrustLost: c.config.Errors.TrustLost}, now),
+		progress:   newProgress(),
+		connection: connection{prepareAt: when.Never},
+		session:    newSession(now),
+		watch:      newWatch(now, c.config.TTL),
+		expiry:     expiry{at: when.Never},
+		samples:    newSamples(c.config.NoSamples, now),
+		liveness:   liveness.New(c.config.FastFailover, now),
+		members:    newMembers(c, now),
+		releases:   newReleases(),
+		plans:      newPlans(),
+		lookups:    make(lookups),
+		closing:    newClosing(),
+		locks: locks.New(locks.Config{
+			Heartbeat: c.config.Heartbeat, Log: c.config.Log, TrustLost: c.config.Errors.TrustLost,
+			Wake: c.wakeUp, Done: c.done, Err: c.Err,
+		}, now),
 	}
 	c.Locks = e.locks
 	e.connection.connected(first)
@@ -352,7 +364,8 @@ func (e *engine) registered(sent time.Time, incarnation int64, newer *store.Proc
 		e.answered(sent)
 		e.earnTrust(sent)
 		if again {
-			e.log.Info("pgleases: registered", slog.Int64("session", e.session.number), slog.Int64("incarnation", incarnation))
+			e.log.Info("pgleases: registered",
+				slog.Int64("session", e.session.number), slog.Int64("incarnation", incarnation))
 		}
 	}
 }
@@ -365,8 +378,8 @@ func (e *engine) replacedBy(newer *store.Process) error {
 	case newer.Evicted:
 		return e.config.Errors.Evicted
 	default:
-		return fmt.Errorf("%w: host %s, pid %d, started %s; give every live process an ID of its own", superseded, newer.Host, newer.PID,
-			newer.StartedAt.Format(time.RFC3339Nano))
+		return fmt.Errorf("%w: host %s, pid %d, started %s; give every live process an ID of its own",
+			superseded, newer.Host, newer.PID, newer.StartedAt.Format(time.RFC3339Nano))
 	}
 }
 
@@ -382,7 +395,8 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.watch.observe(sent, received, beat.Clock, beat.Server)
 	if before := e.server.generation; e.server.meetsOthers(beat) {
 		e.loseTrust(time.Now(), "the database has other tables than before")
-		e.log.Warn("pgleases: the database has other tables than before", slog.Int64("generation", beat.ServerGeneration),
+		e.log.Warn("pgleases: the database has other tables than before",
+			slog.Int64("generation", beat.ServerGeneration),
 			slog.Int64("generation_before", before))
 	}
 	e.session.beatAnswered(sent, e.config.Heartbeat)
@@ -433,11 +447,13 @@ func (e *engine) sessionLost(copied bool) {
 	now := time.Now()
 	if copied {
 		e.loseTrust(now, "a copy of this process has the session")
-		e.log.Warn("pgleases: a copy of this process goes on with the session", slog.Int64("session", e.session.number))
+		e.log.Warn("pgleases: a copy of this process goes on with the session",
+			slog.Int64("session", e.session.number))
 	} else {
 		silent := liveness.Passed(e.session.sent, now).Round(10 * time.Millisecond)
 		e.loseTrust(now, "the session was evicted")
-		e.log.Warn("pgleases: session was evicted, the client registers again", slog.Int64("session", e.session.number),
+		e.log.Warn("pgleases: session was evicted, the client registers again",
+			slog.Int64("session", e.session.number),
 			slog.String("host", e.config.Host), slog.Int("pid", os.Getpid()), slog.Duration("since_heartbeat", silent),
 			slog.String("remedy", remedyOfEviction(silent, e.config.TTL)))
 	}
@@ -527,8 +543,10 @@ func (e *engine) loseTrust(now time.Time, why string) {
 
 // standing returns the state that acquisitions of locks depend on.
 func (e *engine) standing() locks.Standing {
-	s := locks.Standing{Ending: e.closing.reason, Validity: e.trust.validity, Session: e.session.number, Run: e.watch.run,
-		Clock: e.session.renewal.Clock, Sent: e.session.sent}
+	s := locks.Standing{
+		Ending: e.closing.reason, Validity: e.trust.validity, Session: e.session.number, Run: e.watch.run,
+		Clock: e.session.renewal.Clock, Sent: e.session.sent,
+	}
 	if e.server.accepted && e.server.confirms(s.Run) { // another server may return an old state
 		s.Confirmed = s.Run.Unmarked()
 	}

@@ -519,7 +519,8 @@ func (m *membership) releasedToNoOwner() { m.waiting++ }
 // logWaiting logs how many partitions wait for the client's return.
 func (ms *members) logWaiting(m *membership) {
 	if m.returns && m.waiting > 0 && m.weight > 0 && !ms.drained.active {
-		ms.config.Log.Info("pgleases: partitions wait for the return of this client", slog.String("lease", m.lease.Name),
+		ms.config.Log.Info("pgleases: partitions wait for the return of this client",
+			slog.String("lease", m.lease.Name),
 			slog.Int("count", m.waiting), slog.Duration("for", m.lease.Options.RestartGrace))
 	}
 }
