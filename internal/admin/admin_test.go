@@ -72,7 +72,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 		0:  `^It is owned by "a" since 20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC \(\d.* ago\), on host, pid 7, last heartbeat \S+s ago. Its owner has weight 1, so its share is 5.50 of 11 partitions among 2 working members; it owns 6`,
 		1:  `moving to "b". The owner was asked to hand it over \S+ ago. It does so when its Run callback .* kill -QUIT 7 on its host logs where, and ends it; if it does not, or under pgleases run, kill -9 7. Open transactions: pgleases doctor --long 1s.`,
 		2:  `longer than its TTL of 1m0s. A client that has watched`,
-		3:  `^Its owner "gone" was evicted at .* UTC \(4m\S* ago\). .* Its preferred owner is "gone", which is not running: if .* gets this one first. Nothing waits for that. An operator set a drain of "gone"`,
+		3:  `^Its owner "gone" was evicted at .* UTC \(4m\S* ago\). .* Its preferred owner is "gone", which is not a live client: if .* gets this one first. Nothing waits for that. An operator set a drain of "gone"`,
 		4:  `^It has had no owner yet. Its preferred owner is "dead", which sends no heartbeats: if`,
 		5:  `A newer process has the ID "b"`,
 		10: `^It has had no owner since .* UTC \(3m\S* ago\). The last one was "gone"`,

@@ -537,7 +537,7 @@ func (e *Explanation) sayDelay(s *Snapshot, l *Lease) {
 func (s *Snapshot) absence(l *Lease, id string) string {
 	switch {
 	case !slices.ContainsFunc(s.Clients, func(c Client) bool { return c.ID == id }):
-		return ", which is not running"
+		return ", which is not a live client"
 	case !s.live(id):
 		return ", which sends no heartbeats"
 	case !slices.ContainsFunc(l.Members, func(m Member) bool { return m.Client == id }):
