@@ -34,7 +34,8 @@ func beginRegister(e *engine, _ time.Time) *operation {
 	var newer *store.Process
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (incarnation int64, err error) {
 		sent = time.Now()
-		if incarnation, newer, err = c.Register(ctx, r); err == nil && newer != nil && newer.Contended {
+		incarnation, newer, err = c.Register(ctx, r)
+		if err == nil && newer != nil && newer.Contended {
 			err = contended(r.ID, newer)
 		}
 		return incarnation, err
@@ -46,7 +47,8 @@ func beginLookUp(e *engine, _ time.Time) *operation {
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (*store.Process, error) {
 		return c.Superseder(ctx, e.config.ClientID)
 	}, func(newer *store.Process, err error) {
-		if e.closing.lookUp = false; err == nil {
+		e.closing.lookUp = false
+		if err == nil {
 			e.endsBecause(e.replacedBy(newer))
 		}
 	})
@@ -66,7 +68,8 @@ func beginHoldLiveness(e *engine, _ time.Time) *operation {
 }
 
 func beginHeartbeat(e *engine, now time.Time) *operation {
-	session, watched, last := e.session.number, e.watch.lasts(now), e.session.takeRenewal()
+	session, watched := e.session.number, e.watch.lasts(now)
+	last := e.session.takeRenewal()
 	var sent, received time.Time
 	return query(max(e.config.Heartbeat, e.config.TTL/4), func(ctx context.Context, c Conn) (store.Beat, error) {
 		sent = time.Now()
@@ -111,7 +114,8 @@ func beginReject(e *engine, _ time.Time) *operation {
 }
 
 func beginAccept(e *engine, now time.Time) *operation {
-	watched, run, seen := e.watch.lasts(now), e.watch.run, e.server.generation
+	watched, run := e.watch.lasts(now), e.watch.run
+	seen := e.server.generation
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (int64, error) {
 		return c.AcceptServer(ctx, watched, run, seen)
 	}, func(generation int64, _ error) {
@@ -126,7 +130,8 @@ func beginAccept(e *engine, now time.Time) *operation {
 
 func beginJoin(e *engine, now time.Time) *operation {
 	m, number := e.members.beginJoin(now)
-	session, l, weight, calls := e.session.number, m.lease, m.weight, maps.Clone(m.weightCalls)
+	session, l := e.session.number, m.lease
+	weight, calls := m.weight, maps.Clone(m.weightCalls)
 	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
 		join, err := called(func() (store.Join, error) {
 			return c.Join(ctx, session, l.Name, l.Partitions, l.Options.terms(weight), number)
@@ -137,7 +142,8 @@ func beginJoin(e *engine, now time.Time) *operation {
 
 // beginRead reads the ownerships of the leases that changed.
 func beginRead(e *engine, _ time.Time) *operation {
-	session, run, names := e.session.number, e.watch.run, e.members.namesToRead()
+	session, run := e.session.number, e.watch.run
+	names := e.members.namesToRead()
 	return query(e.config.limit(), func(ctx context.Context, c Conn) ([]store.LeaseRead, error) {
 		return c.Read(ctx, session, names)
 	}, func(reads []store.LeaseRead, err error) {
@@ -160,7 +166,8 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 // beginRelease releases everything whose work has ended, in one statement, and leaves leases.
 func beginRelease(e *engine, now time.Time) *operation {
 	r := e.releases.nextRelease(e.members.releasable(now), e.members.toLeave())
-	session, lastJoin, alone := e.session.number, e.members.joinsSent, e.plans.portion(now).alone
+	session, lastJoin := e.session.number, e.members.joinsSent
+	alone := e.plans.portion(now).alone
 	var many bool
 	var planned time.Time
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (answer store.Released, err error) {
@@ -176,7 +183,8 @@ func beginRelease(e *engine, now time.Time) *operation {
 		if many {
 			e.plans.restAfterLargePlan(planned.Sub(now), planned)
 		}
-		if e.releases.tried(r, err, now); err == nil {
+		e.releases.tried(r, err, now)
+		if err == nil {
 			e.released(r, answer)
 		}
 	})
@@ -193,7 +201,8 @@ func beginLookUpOwners(e *engine, _ time.Time) *operation {
 }
 
 func beginReleaseLocks(e *engine, now time.Time) *operation {
-	session, run, r := e.session.number, e.watch.run, e.locks.BeginRelease(now, e.closing.ends())
+	session, run := e.session.number, e.watch.run
+	r := e.locks.BeginRelease(now, e.closing.ends())
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.LocksReleased, error) {
 		return c.ReleaseLocks(ctx, session, r.Rows, run)
 	}, func(answer store.LocksReleased, err error) {
@@ -228,7 +237,8 @@ func beginListenToLocks(e *engine, _ time.Time) *operation {
 // beginLookAtLocks checks whether waiting acquisitions were granted, and whether another server
 // incarnation confirms the locks that are held.
 func beginLookAtLocks(e *engine, _ time.Time) *operation {
-	session, run, look := e.session.number, e.watch.run, e.locks.BeginLook()
+	session, run := e.session.number, e.watch.run
+	look := e.locks.BeginLook()
 	var answered store.Incarnation
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (found []store.FoundLock, err error) {
 		found, answered, err = c.LookAtLocks(ctx, session, look.Nonces, look.Confirm)
@@ -273,7 +283,8 @@ func beginEvictDisconnected(e *engine, now time.Time) *operation {
 }
 
 func beginEvict(e *engine, now time.Time) *operation {
-	cutoff, watched, run := e.watch.cutoff(now), e.watch.lasts(now), e.watch.run
+	cutoff, watched := e.watch.cutoff(now), e.watch.lasts(now)
+	run := e.watch.run
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
 		return c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, e.config.TTL, run)
 	}, func(evicted store.Evicted, err error) {

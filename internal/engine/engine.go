@@ -209,8 +209,9 @@ func (e *engine) step(now time.Time) time.Time {
 	switch {
 	case running == nil && t != nil:
 		e.begin(t, now)
-	case running == nil && (e.connection.listening || e.liveness.On && e.connection.open()): // the wait detects the connection's end
-		if rests := e.progress.rests[waitForNotifications].until; rests.After(now) {
+	case running == nil && e.mayWait():
+		rests := e.progress.rests[waitForNotifications].until
+		if rests.After(now) {
 			at = when.Earlier(at, rests)
 		} else {
 			e.begin(waitForNotifications, now)
@@ -236,10 +237,17 @@ func (e *engine) step(now time.Time) time.Time {
 	return at
 }
 
+// mayWait reports whether the client waits for notifications while it has nothing else to do. With
+// fast failover it does so to detect the end of the connection.
+func (e *engine) mayWait() bool {
+	return e.connection.listening || e.liveness.On && e.connection.open()
+}
+
 func (e *engine) begin(t *task, now time.Time) {
 	op := t.begin(e, now)
 	ctx, cancel := context.WithTimeout(context.Background(), op.limit)
-	op.task, op.cancel, op.endsBy = t, cancel, now.Add(op.limit)
+	op.task, op.cancel = t, cancel
+	op.endsBy = now.Add(op.limit)
 	e.progress.running, e.progress.last = op, t
 	c := e.connection.conn
 	go func() {
@@ -307,7 +315,8 @@ func (e *engine) watchConnection(now time.Time) {
 	if !e.liveness.On {
 		return
 	}
-	if stopped := e.liveness.Beat(now); stopped > 0 {
+	stopped := e.liveness.Beat(now)
+	if stopped > 0 {
 		e.session.beatNow()
 		e.log.Info("pgleases: process was stopped, readers wait for the server", slog.Duration("for", stopped))
 	}
@@ -393,7 +402,8 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 	e.checkTrust(time.Now()) // an interruption of the trust must be seen, even if the next validity begins at once
 	e.connection.known, e.server.marked = true, false
 	e.watch.observe(sent, received, beat.Clock, beat.Server)
-	if before := e.server.generation; e.server.meetsOthers(beat) {
+	before := e.server.generation
+	if e.server.meetsOthers(beat) {
 		e.loseTrust(time.Now(), "the database has other tables than before")
 		e.log.Warn("pgleases: the database has other tables than before",
 			slog.Int64("generation", beat.ServerGeneration),
@@ -506,8 +516,10 @@ func (e *engine) checkTrust(now time.Time) {
 	if !e.trust.over(now) {
 		return
 	}
-	why := fmt.Sprintf("no heartbeat succeeded for %v", liveness.Passed(e.session.sent, now).Round(10*time.Millisecond))
-	if stopped := liveness.Passed(e.wakeAt, now).Round(10 * time.Millisecond); e.liveness.Ended() {
+	passed := func(since time.Time) time.Duration { return liveness.Passed(since, now).Round(10 * time.Millisecond) }
+	why := fmt.Sprintf("no heartbeat succeeded for %v", passed(e.session.sent))
+	stopped := passed(e.wakeAt)
+	if e.liveness.Ended() {
 		why = "the connection has ended"
 	} else if stopped > liveness.StoppedFor {
 		why += fmt.Sprintf("; the process did not run for %v", stopped)
@@ -566,7 +578,8 @@ func (e *engine) confirm(run store.Incarnation) {
 // granted count after it has confirmed the locks that are held.
 func (e *engine) foundLocks(look *locks.Look, found []store.FoundLock) {
 	if look.Confirm {
-		if e.locks.Confirm(look, found, e.session.number); !e.members.toRead() {
+		e.locks.Confirm(look, found, e.session.number)
+		if !e.members.toRead() {
 			e.confirm(e.watch.run)
 		}
 	}
@@ -634,13 +647,16 @@ func (e *engine) read(reads []store.LeaseRead, run store.Incarnation) {
 		if e.server.isBehind(r.ServerGeneration) {
 			return
 		}
-		if m := e.members.byName[r.Name]; m != nil && m.inDatabase() && e.trust.held() {
-			if e.members.read(m, r, e.server.accepted, time.Now()) { // released by a release whose answer was lost
-				e.releases.announce(announcement{lease: r.Name})
-			}
+		m := e.members.byName[r.Name]
+		if m == nil || !m.inDatabase() || !e.trust.held() {
+			continue
+		}
+		if e.members.read(m, r, e.server.accepted, time.Now()) { // released by a release whose answer was lost
+			e.releases.announce(announcement{lease: r.Name})
 		}
 	}
-	if e.trust.held() && !e.locks.NeedsConfirmation() && !e.server.confirms(run) { // everything that is shown was confirmed
+	// Everything that is shown was confirmed.
+	if e.trust.held() && !e.locks.NeedsConfirmation() && !e.server.confirms(run) {
 		e.locks.LookNow() // locks that it has granted count now
 		e.confirm(run)
 	}

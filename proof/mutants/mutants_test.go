@@ -285,10 +285,10 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"eviction without a watch", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
 		{"internal/engine/expiry.go", `watchLacks > 0`, `watchLacks > MaxTTL`, 0},
-		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), MaxTTL,`, 0},
+		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now)`, `.cutoff(now), MaxTTL`, 0},
 	}},
 	{"eviction with a watch of the wrong length", "histories", `evicted .* after a heartbeat|overlap|stale`, []edit{
-		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now),`, `.cutoff(now), 8*e.watch.lasts(now),`, 0},
+		{"internal/engine/begin.go", `.cutoff(now), e.watch.lasts(now)`, `.cutoff(now), 8*e.watch.lasts(now)`, 0},
 	}},
 	{"eviction without the boot marker", "crash", `something changed|were evicted`, []edit{
 		{"sql/schema/expiry.sql", `      AND (SELECT m.marker FROM pgleases.present_marker AS m) = p_marker`, `      AND p_marker IS NOT NULL`, 0},
@@ -389,11 +389,11 @@ var mutants = append(asleep(), []mutant{
 		{"internal/engine/assignments.go", `!now.Before(a.readyAt) && !a.overdue && a.ownership.Pinned()`, `false`, 0},
 	}},
 	{"releases not retried", "closed", `not within 5s: no further guard passes`, []edit{
-		{"internal/engine/begin.go", `		if e.releases.tried(r, err, now); err == nil {
+		{"internal/engine/begin.go", `		e.releases.tried(r, err, now)
 `, `		for _, a := range r.assignments {
 			delete(e.members.shared.draining, a)
 		}
-		if e.releases.tried(r, err, now); err == nil {
+		e.releases.tried(r, err, now)
 `, 0},
 	}},
 	{"losses that are not reported", "fleet", `without ending their contexts`, []edit{
