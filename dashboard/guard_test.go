@@ -52,7 +52,7 @@ func TestOriginOfAnotherSchemeIsForeign(t *testing.T) {
 // The connection of a request whose body does not come is closed, whatever the answer is.
 func TestRequestWithoutItsBodyIsClosed(t *testing.T) {
 	t.Parallel()
-	h := dashboard.HandlerWith(idle(t), dashboard.Options{}, time.Second, time.Second, 100*time.Millisecond)
+	h := dashboard.HandlerWith(idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Second, time.Second, 100*time.Millisecond)
 	server := httptest.NewServer(h)
 	defer server.Close()
 	for _, request := range []string{"GET /nowhere", "GET /", "POST /data/apply", "POST /", "PUT /x"} {
