@@ -87,14 +87,6 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "retries", "state, why ~ '^attempt 2 is at 2026-03-\\d\\dT\\d\\d:\\d\\d:\\d\\dZ$', attempts, failures, error, lateness", "retrying | t | 1 | 0 | no ink | 00:01:00")
 	db.exec("UPDATE pgleases.schedules SET outages = 1, attempts = 0 WHERE name = 'retries'")
 	db.shows("schedules_status", "retries", "state, why ~ '^its kind is paused, because something that the handler needs is away: attempt 1 is at 2026-'", "retrying | t")
-
-	tx := testkit.Must(db.Pool.Begin(t.Context()))(t)
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	testkit.Must(tx.Exec(t.Context(), "UPDATE pgleases.clients SET expires_at = '-infinity'"))(t)
-	testkit.Must(tx.Exec(t.Context(), "UPDATE pgleases.schedules SET due = pgleases.schedule_clock() WHERE name = 'planned'"))(t)
-	var why string
-	testkit.OK(t, tx.QueryRow(t.Context(), "SELECT why FROM pgleases.schedules_status WHERE name = 'planned'").Scan(&why))
-	expect(t, why, "its owner is not live", "why a schedule of a dead owner is due")
 }
 
 // The view shows the state of each job, with its reason.
