@@ -2,12 +2,12 @@
 
 import { fill, keyed, make, mark, name, plain, row, setText, table, unseen } from "./dom.js";
 import { operating, state } from "./state.js";
-import { clock, count, many, span } from "./words.js";
-import { filterField, matches } from "./filter.js";
+import { clock, count, span } from "./words.js";
+import { filterField, matches, mostRows, noteOf } from "./filter.js";
 import { whoIn } from "./owners.js";
 import { operateButtons } from "./verbs.js";
 
-const mostRows = 500;
+const words = { none: "There is no client.", noMatch: "No client, host or metadata matches.", thing: "client" };
 
 // dataOf returns what the application says of a client.
 export const dataOf = client => Object.entries(client.metadata ?? {})
@@ -65,10 +65,7 @@ export function clients() {
       box.hidden = shown.length === 0;
       keyed(all.tBodies[0], shown.slice(0, mostRows), c => c.session, createRow,
         (element, c) => updateRow(element, c, shares.get(c.session) || { owned: 0, leases: 0 }));
-      const hidden = shown.length - mostRows;
-      setText(note, !state.status?.seen ? "" : state.clients.length === 0 ? "There is no client." :
-        shown.length === 0 ? "No client, host or metadata matches." :
-          hidden > 0 ? many(hidden, "more client") + " not shown: use the filter above." : "");
+      setText(note, noteOf(state.clients.length, shown.length, words));
       drawAges(all);
     },
   };

@@ -2,7 +2,11 @@
 
 import { make, plain } from "./dom.js";
 import { alter, here } from "./address.js";
-import { later } from "./state.js";
+import { later, state } from "./state.js";
+import { many } from "./words.js";
+
+// mostRows is how many rows a list shows that has a filter above it.
+export const mostRows = 500;
 
 const filterOf = () => (here().query.q || "").toLowerCase();
 
@@ -22,4 +26,14 @@ export function filterField(label) {
     later("filter");
   });
   return make("label", "filter", label + " ", input);
+}
+
+// noteOf says why a list shows fewer rows than there are things: of all of them, matching match the filter. words are
+// for a list of nothing, for a filter that nothing matches, and for one thing.
+export function noteOf(all, matching, { none, noMatch, thing }) {
+  if (!state.status?.seen) return "";
+  if (all === 0) return none;
+  if (matching === 0) return noMatch;
+  const hidden = matching - mostRows;
+  return hidden > 0 ? many(hidden, "more " + thing) + " not shown: use the filter above." : "";
 }

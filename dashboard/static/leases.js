@@ -2,13 +2,13 @@
 
 import { fill, keyed, make, mark, row, setText, table, unseen } from "./dom.js";
 import { isPaused, state } from "./state.js";
-import { clock, count, many, sizeOf } from "./words.js";
-import { filterField, matches } from "./filter.js";
+import { clock, count, sizeOf } from "./words.js";
+import { filterField, matches, mostRows, noteOf } from "./filter.js";
 import { leaseLink, whoIn } from "./owners.js";
 import { operateButtons } from "./verbs.js";
 import { drawSmallMap } from "./map.js";
 
-const mostRows = 500;
+const words = { none: "There is no lease yet.", noMatch: "No lease and no member matches.", thing: "lease" };
 
 // factsOf counts the partitions of a lease that move, those without a live owner, and those that wait for the return of
 // a client.
@@ -52,10 +52,7 @@ export function leases() {
       const ranked = shown.map(l => ({ l, rank: badness(l) })).toSorted((a, b) => a.rank - b.rank).map(x => x.l);
       box.hidden = shown.length === 0;
       keyed(all.tBodies[0], ranked.slice(0, mostRows), l => l.name, createRow, updateRow);
-      const hidden = shown.length - mostRows;
-      setText(note, !state.status?.seen ? "" : state.leases.length === 0 ? "There is no lease yet." :
-        shown.length === 0 ? "No lease and no member matches." :
-          hidden > 0 ? many(hidden, "more lease") + " not shown: use the filter above." : "");
+      setText(note, noteOf(state.leases.length, shown.length, words));
     },
   };
 }

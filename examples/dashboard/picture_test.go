@@ -265,6 +265,10 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.run(chromedp.NavigateForward())
 	x.until(`document.title.startsWith("Overview")`)
 
+	x.show("clients?q=none")
+	x.until(`document.querySelector("main").textContent.includes("No client, host or metadata matches.")`)
+	x.show("leases?q=none")
+	x.until(`document.querySelector("main").textContent.includes("No lease and no member matches.")`)
 	x.show("clients/worker-2")
 	x.until(rows("#event-list li") + `.length > 8`) // the page has been drawn more than once
 	x.until(`/^\d.* of \d/.test(document.querySelector(".facts-list .beat")?.innerText.trim())`)
