@@ -460,7 +460,7 @@ func (e *engine) sessionLost(copied bool) {
 		e.log.Warn("pgleases: a copy of this process goes on with the session",
 			slog.Int64("session", e.session.number))
 	} else {
-		silent := liveness.Passed(e.session.sent, now).Round(10 * time.Millisecond)
+		silent := passed(e.session.sent, now)
 		e.loseTrust(now, "the session was evicted")
 		e.log.Warn("pgleases: session was evicted, the client registers again",
 			slog.Int64("session", e.session.number),
@@ -516,15 +516,19 @@ func (e *engine) checkTrust(now time.Time) {
 	if !e.trust.over(now) {
 		return
 	}
-	passed := func(since time.Time) time.Duration { return liveness.Passed(since, now).Round(10 * time.Millisecond) }
-	why := fmt.Sprintf("no heartbeat succeeded for %v", passed(e.session.sent))
-	stopped := passed(e.wakeAt)
+	why := fmt.Sprintf("no heartbeat succeeded for %v", passed(e.session.sent, now))
+	stopped := passed(e.wakeAt, now)
 	if e.liveness.Ended() {
 		why = "the connection has ended"
 	} else if stopped > liveness.StoppedFor {
 		why += fmt.Sprintf("; the process did not run for %v", stopped)
 	}
 	e.loseTrust(now, why)
+}
+
+// passed returns how much time has passed, also while the machine slept, as the log shows it.
+func passed(since, now time.Time) time.Duration {
+	return liveness.Passed(since, now).Round(10 * time.Millisecond)
 }
 
 // loseTrust ends everything that is owned. Ownerships in work are kept as draining: they are
@@ -546,7 +550,7 @@ func (e *engine) loseTrust(now time.Time, why string) {
 	}
 	if lost > 0 {
 		e.members.shared.lines.Flush()
-		silent := liveness.Passed(e.session.sent, now).Round(10 * time.Millisecond)
+		silent := passed(e.session.sent, now)
 		e.log.Warn("pgleases: trust lost", slog.String("cause", why), slog.Int("count", lost),
 			slog.Duration("since_heartbeat", silent))
 	}
