@@ -28,6 +28,7 @@ CREATE OR REPLACE FUNCTION pgleases.sample(p_lock_ms int, OUT wrote boolean, OUT
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
     began CONSTANT timestamptz := clock_timestamp();
+    rests_at CONSTANT timestamptz := began + interval '20 milliseconds'; -- what is not begun by then is left to the next call
     minute CONSTANT timestamptz := date_trunc('minute', began, 'UTC');
     status CONSTANT regclass := to_regclass('pgleases.consumers_status');
     groups CONSTANT regclass := to_regclass('pgleases.schedule_groups');
@@ -50,7 +51,7 @@ BEGIN
     FOR s IN SELECT l.name FROM (SELECT l.name FROM pgleases.leases AS l WHERE l.partitions > 0 ORDER BY l.name LIMIT 200) AS l
              WHERE NOT EXISTS (SELECT FROM pgleases.samples AS d WHERE d.kind = 'members' AND d.name = l.name AND d.at = minute)
              ORDER BY l.name LOOP
-        IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
+        IF sampled > 0 AND clock_timestamp() > rests_at THEN
             RETURN;
         END IF;
         BEGIN
@@ -72,7 +73,7 @@ BEGIN
     IF status IS NOT NULL AND has_table_privilege(status, 'SELECT') THEN
         FOR s IN EXECUTE format('SELECT c.name FROM (SELECT c.name FROM %s AS c ORDER BY c.name LIMIT 100) AS c '
                                 'WHERE NOT EXISTS (SELECT FROM %s AS d WHERE d.kind = ''waiting'' AND d.name = c.name AND d.at = $1) ORDER BY c.name', 'pgleases.consumers'::regclass, 'pgleases.samples'::regclass) USING minute LOOP
-            IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
+            IF sampled > 0 AND clock_timestamp() > rests_at THEN
                 RETURN;
             END IF;
             BEGIN
@@ -98,7 +99,7 @@ BEGIN
     IF groups IS NOT NULL AND has_table_privilege(schedules_status, 'SELECT') AND has_table_privilege(schedules, 'SELECT') AND has_table_privilege(groups, 'SELECT') THEN
         FOR s IN EXECUTE format('SELECT g.name, g.partitions FROM (SELECT g.name, g.partitions FROM %s AS g ORDER BY g.name LIMIT 100) AS g '
                                 'WHERE NOT EXISTS (SELECT FROM %s AS d WHERE d.kind = ''late'' AND d.name = g.name AND d.at = $1) ORDER BY g.name', groups, 'pgleases.samples'::regclass) USING minute LOOP
-            IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
+            IF sampled > 0 AND clock_timestamp() > rests_at THEN
                 RETURN;
             END IF;
             BEGIN
@@ -124,7 +125,7 @@ BEGIN
         END LOOP;
     END IF;
 
-    IF sampled > 0 AND clock_timestamp() > began + interval '20 milliseconds' THEN
+    IF sampled > 0 AND clock_timestamp() > rests_at THEN
         RETURN;
     END IF;
     INSERT INTO pgleases.samples (at, kind, name, value)
