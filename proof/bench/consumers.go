@@ -414,6 +414,6 @@ func measureShapes(ctx context.Context, l *lab, out *part) {
 	all := l.alternate(1, sides...)
 	r := out.figure(fmt.Sprintf("%s rows of 10,000 keys, and queues of other shapes", grouped(rows)), all[0].String())
 	for _, s := range all[1:] {
-		r.than(s.name, s.String(), significant(s.over(all[0]))+"x")
+		r.than(s.name, s.String(), s.ratio(all[0]))
 	}
 }

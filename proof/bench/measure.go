@@ -29,16 +29,40 @@ func bytes(x float64) string        { return significant(x) + " bytes" }
 // String returns the median.
 func (s sample) String() string { return s.unit(median(s.values)) }
 
-// over returns the median of the ratios of each round, because a slow round slows both sides.
-func (s sample) over(by sample) float64 {
+// ratios returns the ratio of each round, because a slow round slows both sides. Samples of different
+// rounds have only the ratio of their medians.
+func (s sample) ratios(by sample) []float64 {
 	if len(s.values) != len(by.values) {
-		return median(s.values) / median(by.values)
+		return []float64{median(s.values) / median(by.values)}
 	}
 	ratios := make([]float64, len(s.values))
 	for i := range ratios {
 		ratios[i] = s.values[i] / by.values[i]
 	}
-	return median(ratios)
+	return ratios
+}
+
+// over returns the median of the ratios.
+func (s sample) over(by sample) float64 { return median(s.ratios(by)) }
+
+// ratio formats the median of the ratios and how well it is known. One ratio says nothing about that.
+func (s sample) ratio(by sample) string {
+	ratios := s.ratios(by)
+	text := significant(median(ratios)) + "x"
+	if len(ratios) > 1 {
+		text += fmt.Sprintf(" ± %.0f %%", math.Ceil(100*uncertainty(ratios)))
+	}
+	return text
+}
+
+// uncertainty says how well a median is known: half the width of its confidence interval of 95 %, as a
+// share of it. The interval lies between two of the sorted values, whatever their distribution is.
+// Fewer than six values are too few for it, so their interval holds all of them.
+func uncertainty(of []float64) float64 {
+	sorted := slices.Sorted(slices.Values(of))
+	n := float64(len(sorted))
+	low := max(0, int((n-1.96*math.Sqrt(n))/2))
+	return (sorted[len(sorted)-1-low] - sorted[low]) / 2 / median(of)
 }
 
 // quantile returns the smallest value such that at least the share q of all values are not greater.
@@ -56,15 +80,42 @@ type side struct {
 	measure func() float64
 }
 
-// alternate measures all sides in each round, one after the other. The first round of a full run
+// A pair names two sides, by their numbers, whose ratio is wanted.
+type pair struct{ own, beside int }
+
+// A ratio is known well enough if its uncertainty is below wanted. If it is still above that after the
+// time limit, no more rounds begin.
+const (
+	wanted    = 0.05
+	timeLimit = 15 * time.Second
+)
+
+// alternate measures the first side beside each of the others.
+func (l *lab) alternate(least int, sides ...side) []sample {
+	var pairs []pair
+	for i := range sides[1:] {
+		pairs = append(pairs, pair{0, i + 1})
+	}
+	return l.alternatePairs(least, pairs, sides...)
+}
+
+// alternatePairs measures all sides in each round, one after the other, for a least number of
+// rounds, and then until the ratio of each pair is known well enough. The first round of a full run
 // warms up and does not count.
-func (l *lab) alternate(rounds int, sides ...side) []sample {
+func (l *lab) alternatePairs(least int, pairs []pair, sides ...side) []sample {
 	first := -1
 	if l.quick {
-		first, rounds = 0, 1
+		first, least, pairs = 0, 1, nil
 	}
 	samples := make([]sample, len(sides))
-	for round := first; round < rounds; round++ {
+	began, next := time.Now(), least
+	for round := first; ; round++ {
+		if round >= next {
+			if time.Since(began) > timeLimit || known(samples, pairs) {
+				return samples
+			}
+			next += 1 + next/10 // sorting all values in each round would take longer than measuring
+		}
 		for i, s := range sides {
 			samples[i].name, samples[i].unit = s.name, s.unit
 			if value := s.measure(); round >= 0 {
@@ -72,7 +123,13 @@ func (l *lab) alternate(rounds int, sides ...side) []sample {
 			}
 		}
 	}
-	return samples
+}
+
+// known says whether the ratios of all pairs are known well enough.
+func known(samples []sample, pairs []pair) bool {
+	return !slices.ContainsFunc(pairs, func(p pair) bool {
+		return uncertainty(samples[p.own].ratios(samples[p.beside])) > wanted
+	})
 }
 
 // timed returns a side that measures the duration of do.
@@ -145,7 +202,7 @@ type row struct {
 func (p *part) compare(what string, own sample, others ...sample) *row {
 	r := p.figure(what, own.String())
 	for _, o := range others {
-		r.than(o.name, o.String(), significant(own.over(o))+"x")
+		r.than(o.name, o.String(), own.ratio(o))
 	}
 	return r
 }

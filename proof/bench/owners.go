@@ -34,7 +34,7 @@ func measureLookups(ctx context.Context, l *lab, out *part, partitions int) {
 	g.even(ctx, 1, partitions)
 	g.atRest(ctx)
 	whole := store.Span{Lease: leaseName, Last: partitions - 1}
-	took := l.alternate(9,
+	took := l.alternatePairs(9, []pair{{0, 3}, {1, 0}, {2, 4}},
 		timed("", func() { _, _, err := m.Owner(ctx, 7); check(err) }),
 		timed("", func() { must(m.Owners(ctx)) }),
 		timed("", func() {
