@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 )
 
 // Functions of the application that the client calls: handlers of the log, tracers of statements.
@@ -32,7 +32,7 @@ func (h hook) Handle(_ context.Context, r slog.Record) error {
 func TestLogThatBlocksDelaysNothing(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		var blocks atomic.Bool
-		a := w.start("a", WithTTL(2*time.Second), WithLogger(slog.New(hook(func(string) {
+		a := w.start("a", pgleases.WithTTL(2*time.Second), pgleases.WithLogger(slog.New(hook(func(string) {
 			for blocks.Load() {
 				time.Sleep(time.Second)
 			}
@@ -40,7 +40,7 @@ func TestLogThatBlocksDelaysNothing(t *testing.T) {
 		l := a.owning("x", 2)
 		ended := make(chan time.Time, 3)
 		go func() {
-			_ = l.Run(context.Background(), func(ctx context.Context, p Partition) error {
+			_ = l.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
 				if p.Epoch > 1 {
 					<-ctx.Done()
 					return nil
@@ -77,22 +77,31 @@ func TestLogThatBlocksDelaysNothing(t *testing.T) {
 
 // A handler may call each method that asks the client's goroutine for something.
 func TestLogHandlerMayCallTheClient(t *testing.T) {
-	for name, call := range map[string]func(ctx context.Context, c *Client, l *Lease) error{
-		"Close":     func(ctx context.Context, c *Client, _ *Lease) error { return c.Close(ctx) },
-		"Leave":     func(ctx context.Context, _ *Client, l *Lease) error { return l.Leave(ctx) },
-		"SetWeight": func(ctx context.Context, _ *Client, l *Lease) error { return l.SetWeight(ctx, 2) },
-		"Owners":    func(ctx context.Context, _ *Client, l *Lease) error { _, err := l.Owners(ctx); return err },
-		"Owner":     func(ctx context.Context, c *Client, _ *Lease) error { _, _, err := c.Owner(ctx, "x", 0); return err },
-		"Lease":     func(ctx context.Context, c *Client, _ *Lease) error { _, err := c.Lease(ctx, "other", 1); return err },
-		"Wait":      func(ctx context.Context, _ *Client, l *Lease) error { return l.Wait(ctx) },
+	for name, call := range map[string]func(ctx context.Context, c *pgleases.Client, l *pgleases.Lease) error{
+		"Close":     func(ctx context.Context, c *pgleases.Client, _ *pgleases.Lease) error { return c.Close(ctx) },
+		"Leave":     func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error { return l.Leave(ctx) },
+		"SetWeight": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error { return l.SetWeight(ctx, 2) },
+		"Owners": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error {
+			_, err := l.Owners(ctx)
+			return err
+		},
+		"Owner": func(ctx context.Context, c *pgleases.Client, _ *pgleases.Lease) error {
+			_, _, err := c.Owner(ctx, "x", 0)
+			return err
+		},
+		"Lease": func(ctx context.Context, c *pgleases.Client, _ *pgleases.Lease) error {
+			_, err := c.Lease(ctx, "other", 1)
+			return err
+		},
+		"Wait": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error { return l.Wait(ctx) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(_ *testing.T, w *world) {
-				var c *Client
-				var l *Lease
+				var c *pgleases.Client
+				var l *pgleases.Lease
 				var armed atomic.Bool
 				returned := make(chan error, 1)
-				a := w.start("a", WithLogger(slog.New(hook(func(string) {
+				a := w.start("a", pgleases.WithLogger(slog.New(hook(func(string) {
 					if armed.CompareAndSwap(true, false) {
 						returned <- call(context.Background(), c, l)
 					}
@@ -179,7 +188,7 @@ func TestFunctionsInStatementsMayNotReturn(t *testing.T) {
 // A tracer of statements, or another function in a statement, may not return.
 func TestStatementThatNeverEndsDelaysNoEnd(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithTTL(2*time.Second))
+		a := w.start("a", pgleases.WithTTL(2*time.Second))
 		l := a.owning("x", 2)
 		hold := l.Hold(context.Background())
 		defer hold.Release()

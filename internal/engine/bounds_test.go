@@ -9,16 +9,16 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestLeaseIsLeftOnceMembershipIsGone(t *testing.T) {
-	ends := map[string]func(context.Context, *proc, *Lease) error{
-		"Leave": func(ctx context.Context, _ *proc, l *Lease) error { return l.Leave(ctx) },
-		"Close": func(ctx context.Context, p *proc, _ *Lease) error { return p.c.Close(ctx) },
+	ends := map[string]func(context.Context, *proc, *pgleases.Lease) error{
+		"Leave": func(ctx context.Context, _ *proc, l *pgleases.Lease) error { return l.Leave(ctx) },
+		"Close": func(ctx context.Context, p *proc, _ *pgleases.Lease) error { return p.c.Close(ctx) },
 	}
 	for name, end := range ends {
 		t.Run(name, func(t *testing.T) {
@@ -133,7 +133,7 @@ func TestSlowCloseLogsWhatItWaitsFor(t *testing.T) {
 // With fast failover the trust ends with the connection, and another connection follows at once.
 func TestCloseOutlivesALostConnection(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		p := w.start("a", WithFastFailover())
+		p := w.start("a", pgleases.WithFastFailover())
 		h := p.owning("x", 2).Hold(context.Background())
 		closed := make(chan error, 1)
 		go func() { closed <- p.c.Close(context.Background()) }()
@@ -160,10 +160,10 @@ func TestCallsForRecreatedLeaseReturnItsNewNumber(t *testing.T) {
 		testkit.OK(t, w.db.Drop("x", 0))
 		w.remake("x", 5)
 		w.within(3*time.Second, "it is lost", func() bool { return len(shown(l)) == 0 })
-		if _, err := a.c.Lease(patiently(w.t), "x", 3); !errors.Is(err, ErrPartitionCount) {
+		if _, err := a.c.Lease(patiently(w.t), "x", 3); !errors.Is(err, pgleases.ErrPartitionCount) {
 			t.Errorf("Lease: %v", err)
 		}
-		if err := l.SetWeight(patiently(w.t), 2); !errors.Is(err, ErrPartitionCount) {
+		if err := l.SetWeight(patiently(w.t), 2); !errors.Is(err, pgleases.ErrPartitionCount) {
 			t.Errorf("SetWeight: %v", err)
 		}
 		if l.Err() != nil {
@@ -248,7 +248,7 @@ func TestRunGoesOnWhereAMembershipWasTakenAndCameBack(t *testing.T) {
 		l := w.start("a").mustJoin("x", 1)
 		calls := make(chan struct{}, 10)
 		go func() {
-			_ = l.Run(context.Background(), func(ctx context.Context, _ Partition) error {
+			_ = l.Run(context.Background(), func(ctx context.Context, _ pgleases.Partition) error {
 				calls <- struct{}{}
 				<-ctx.Done()
 				return nil

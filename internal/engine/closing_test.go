@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -51,16 +51,16 @@ func TestCloseLogsNothingThatItCancels(t *testing.T) {
 
 // The work on the partitions of a lease ends one after the other.
 func TestLeaseThatIsLeftIsLoggedInOneLine(t *testing.T) {
-	for name, end := range map[string]func(a *proc, l *Lease) error{
-		"the client closes": func(a *proc, _ *Lease) error { return a.close(time.Minute, time.Minute) },
-		"the lease is left": func(_ *proc, l *Lease) error { return l.Leave(context.Background()) },
+	for name, end := range map[string]func(a *proc, l *pgleases.Lease) error{
+		"the client closes": func(a *proc, _ *pgleases.Lease) error { return a.close(time.Minute, time.Minute) },
+		"the lease is left": func(_ *proc, l *pgleases.Lease) error { return l.Leave(context.Background()) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a")
 				l := a.owning("x", 50)
 				go func() {
-					_ = l.Run(context.Background(), func(ctx context.Context, p Partition) error {
+					_ = l.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
 						<-ctx.Done()
 						time.Sleep(time.Duration(p.Number) * 100 * time.Millisecond)
 						return nil

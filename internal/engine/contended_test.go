@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 )
 
 // Live processes with one client ID end each other. After a few times the next one waits, and says
@@ -23,7 +23,7 @@ func TestProcessesWithOneIDDoNotRestartEachOther(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		began := time.Now()
-		_, err := Open(ctx, "", w.options("worker")...)
+		_, err := pgleases.Open(ctx, "", w.options("worker")...)
 		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "give every live process an ID of its own") {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/testkit"
@@ -17,7 +17,7 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 	for name, broken := range map[string]bool{"an answer is lost": true, "nothing is lost": false} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
-				a := w.start("a", WithPolling())
+				a := w.start("a", pgleases.WithPolling())
 				lease := a.owning("x", 4)
 				beats := w.count("heartbeat") // copied after one: the next could detect it before both own them
 				w.within(10*time.Second, "its heartbeat is answered", func() bool { return w.count("heartbeat") > beats })

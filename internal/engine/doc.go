@@ -99,9 +99,9 @@
 //     when the client meets others (meetsOthers in server.go, heard in engine.go): see below.
 //  7. What a frozen process does between Values and a write is for Guard.
 //
-// TestNoTwoClientsEverShowAPartition (fleet_test.go) plays all of this under faults. It fails if
-// step 2, 3, 4 or 6 is left out. Tests of one step: TestTrustEndsAMarginBeforeTheTTL (3,
-// fleet_test.go), TestCutoffEvictsOnlySessionsSilentForATTL (4, watch_test.go),
+// TestNoTwoClientsEverShowAPartition (histories_test.go) plays all of this under faults. It fails
+// if step 2, 3, 4 or 6 is left out. Tests of one step: TestTrustEndsAMarginBeforeTheTTL (3,
+// trust_test.go), TestCutoffEvictsOnlySessionsSilentForATTL (4, watch_test.go),
 // TestOtherTablesHaveNoTwoOwners (6, tables_test.go), and in the module proof
 // TestAPromotedStandbyKeepsOneOwner (5) and TestRestoreStepsKeepOneOwner (6).
 //
@@ -188,10 +188,10 @@
 //
 // # Tests
 //
-// inWorld (fleet_test.go) runs whole clients in simulated time on internal/fakestore. An oracle
-// checks what clients show whenever a lease changes. Test files of package engine_test use the
-// world. Those of package engine test one part without it, see idleEngine (assignments_test.go). A
-// test in the world writes its case with these:
+// inWorld (world_test.go) runs whole clients in simulated time on internal/fakestore. An oracle
+// (oracle_test.go) checks what clients show whenever a lease changes. Test files of package
+// engine_test use the world. Those of package engine test one part without it, see idleEngine
+// (assignments_test.go). A test in the world writes its case with these:
 //
 //	w.start, p.mustJoin    open a client, and join a lease with it
 //	p.owning               joins a lease, and waits until the client owns all of it

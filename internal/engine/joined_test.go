@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 )
 
 // forget forgets all lines until now.
@@ -31,8 +31,8 @@ func (w *world) linesOf(p *proc) (lines []string) {
 func TestGainsAndHandoffsAreJoinedInTheLog(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
-		la := a.owning("x", 4, WithHandoffDelay(0))
-		b.mustJoin("x", 4, WithHandoffDelay(0))
+		la := a.owning("x", 4, pgleases.WithHandoffDelay(0))
+		b.mustJoin("x", 4, pgleases.WithHandoffDelay(0))
 		w.within(heard, "they share it", func() bool { return len(shown(la)) == 2 })
 		time.Sleep(time.Minute)
 		w.forget()
@@ -78,8 +78,8 @@ func TestGainsAndHandoffsAreJoinedInTheLog(t *testing.T) {
 func TestLossIsLoggedAtOnceAfterWhatWasGained(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
-		la := a.owning("x", 4, WithHandoffDelay(0))
-		b.mustJoin("x", 4, WithHandoffDelay(0))
+		la := a.owning("x", 4, pgleases.WithHandoffDelay(0))
+		b.mustJoin("x", 4, pgleases.WithHandoffDelay(0))
 		w.within(heard, "they share it", func() bool { return len(shown(la)) == 2 })
 		b.kill()
 		w.within(10*time.Second, "it has all of it", func() bool { return len(shown(la)) == 4 })

@@ -8,7 +8,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/lock"
@@ -31,7 +31,7 @@ func (t lockTable) Release(ctx context.Context, wait time.Duration, session int6
 func TestLockIsNotGrantedByUnacceptedServer(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.db.Keep = 100_000
-		b, a, c := w.start("b"), w.start("a", WithTTL(2*time.Second)), w.start("c")
+		b, a, c := w.start("b"), w.start("a", pgleases.WithTTL(2*time.Second)), w.start("c")
 		acquire := func(p *proc) *lock.Held {
 			h, err := lock.New(p.c, nil).Acquire(context.Background(), "report")
 			w.ok(err)

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/ranges"
 	"github.com/pgleases/pgleases/internal/wrap"
@@ -19,7 +19,7 @@ import (
 // line with the partitions and the cause, and one count.
 func TestEveryLossIsReportedOnce(t *testing.T) {
 	lost, handedOver := `WARN pgleases: partitions lost `, `INFO pgleases: partitions handed over `
-	ask := func(w *world, l *Lease) { // for all
+	ask := func(w *world, l *pgleases.Lease) { // for all
 		w.ok(l.SetWeight(context.Background(), 0))
 	}
 	edit := func(w *world, edit func(row *fakestore.Partition)) {
@@ -37,82 +37,82 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 	for name, test := range map[string]struct {
 		work   bool // there is an open hold
 		drain  time.Duration
-		lose   func(w *world, a *proc, l *Lease, hold *Hold)
+		lose   func(w *world, a *proc, l *pgleases.Lease, hold *pgleases.Hold)
 		cause  error
 		text   string // of the cause
 		line   string
-		losses Losses
+		losses pgleases.Losses
 	}{
-		"no heartbeat succeeds, idle": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		"no heartbeat succeeds, idle": {false, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			a.cutOff(true)
 			time.Sleep(7 * time.Second)
 			a.cutOff(false)
-		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
-		"no heartbeat succeeds, in work": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
+		"no heartbeat succeeds, in work": {true, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			a.cutOff(true)
 			time.Sleep(7 * time.Second)
 			a.cutOff(false)
-		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
-		"no heartbeat succeeds, while it drains": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
+		"no heartbeat succeeds, while it drains": {true, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			ask(w, l)
 			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
 			a.cutOff(true)
 			time.Sleep(7 * time.Second)
 			a.cutOff(false)
-		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
-		"no heartbeat succeeds, then evicted": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
+		"no heartbeat succeeds, then evicted": {true, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			a.cutOff(true)
 			time.Sleep(7 * time.Second)
 			w.evict("a")
 			a.cutOff(false)
-		}, ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, Losses{TrustLost: 2}},
-		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
+		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			a.engine().PassWallLimit()
-		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
-		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, "", lost, pgleases.Losses{TrustLost: 2}},
+		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			a.engine().EndAtReader()
-		}, ErrTrustLost, "", lost, Losses{TrustLost: 2}},
-		"evicted, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, "", lost, pgleases.Losses{TrustLost: 2}},
+		"evicted, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			w.evict("a")
-		}, ErrTrustLost, ": the session was evicted", lost, Losses{TrustLost: 2}},
-		"evicted, as a join returns": {false, 0, func(w *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": the session was evicted", lost, pgleases.Losses{TrustLost: 2}},
+		"evicted, as a join returns": {false, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
 			w.evict("a")
 			a.mustJoin("y", 1)
 			w.inject(nil)
-		}, ErrTrustLost, ": the session was evicted", lost, Losses{TrustLost: 2}},
-		"the membership is removed, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": the session was evicted", lost, pgleases.Losses{TrustLost: 2}},
+		"the membership is removed, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			remove(w)
-		}, ErrTrustLost, ": the membership was removed", lost, Losses{TrustLost: 2}},
-		"the membership is removed, while it is left": {true, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": the membership was removed", lost, pgleases.Losses{TrustLost: 2}},
+		"the membership is removed, while it is left": {true, 0, func(w *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			_ = l.Leave(canceled)
 			remove(w)
-		}, ErrClosed, "", lost, Losses{Closed: 2}},
-		"the server does not confirm it": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
+		"the server does not confirm it": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			edit(w, func(row *fakestore.Partition) { row.Owner = 0 })
-		}, ErrTrustLost, ": the server does not confirm it", lost, Losses{TrustLost: 2}},
-		"the server has another epoch": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": the server does not confirm it", lost, pgleases.Losses{TrustLost: 2}},
+		"the server has another epoch": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			edit(w, func(row *fakestore.Partition) { row.Epoch++ })
-		}, ErrTrustLost, ": the server does not confirm it", lost, Losses{TrustLost: 2}},
-		"a failover, idle": {false, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": the server does not confirm it", lost, pgleases.Losses{TrustLost: 2}},
+		"a failover, idle": {false, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			w.promote(0, false)
-		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
-		"a failover, in work": {true, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": a failover ended the epoch", lost, pgleases.Losses{TrustLost: 2}},
+		"a failover, in work": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			w.promote(0, true)
-		}, ErrTrustLost, ": a failover ended the epoch", lost, Losses{TrustLost: 2}},
-		"handed over": {false, 0, func(w *world, _ *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrTrustLost, ": a failover ended the epoch", lost, pgleases.Losses{TrustLost: 2}},
+		"handed over": {false, 0, func(w *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			ask(w, l)
-		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
-		"handed over after work": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
+		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
+		"handed over after work": {true, 0, func(w *world, _ *proc, l *pgleases.Lease, hold *pgleases.Hold) {
 			ask(w, l)
 			time.Sleep(5 * time.Second)
 			hold.Release()
-		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
-		"handed over, and the answer is lost": {false, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
+		"handed over, and the answer is lost": {false, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
 			ask(w, l)
-		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
-		"handed over, and it comes back": {true, 0, func(w *world, _ *proc, l *Lease, hold *Hold) {
+		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
+		"handed over, and it comes back": {true, 0, func(w *world, _ *proc, l *pgleases.Lease, hold *pgleases.Hold) {
 			edit(w, func(row *fakestore.Partition) { row.Target = 1 })
 			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
 			w.db.Edit(func(t *fakestore.Tables, _ int64) {
@@ -121,42 +121,42 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 				}
 			})
 			hold.Release()
-		}, ErrHandoff, "", handedOver, Losses{Handoff: 2}},
-		"drain timeout": {true, 3 * time.Second, func(w *world, _ *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
+		"drain timeout": {true, 3 * time.Second, func(w *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			ask(w, l)
-		}, ErrDrainTimeout, "", lost, Losses{DrainTimeout: 2}},
-		"left": {false, 0, func(_ *world, _ *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrDrainTimeout, "", lost, pgleases.Losses{DrainTimeout: 2}},
+		"left": {false, 0, func(_ *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			_ = l.Leave(context.Background())
-		}, ErrClosed, "", handedOver, Losses{Closed: 2}},
-		"left, and the answer is lost": {false, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrClosed, "", handedOver, pgleases.Losses{Closed: 2}},
+		"left, and the answer is lost": {false, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
 			_ = l.Leave(context.Background())
-		}, ErrClosed, "", lost, Losses{Closed: 2}},
-		"closed": {false, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
+		"closed": {false, 0, func(_ *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			_ = a.c.Close(context.Background())
-		}, ErrClosed, "", handedOver, Losses{Closed: 2}},
-		"closed without waiting for work": {true, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrClosed, "", handedOver, pgleases.Losses{Closed: 2}},
+		"closed without waiting for work": {true, 0, func(_ *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			_ = a.c.Close(canceled)
-		}, ErrClosed, "", lost, Losses{Closed: 2}},
-		"closed without a database": {false, 0, func(_ *world, a *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
+		"closed without a database": {false, 0, func(_ *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			a.cutOff(true)
 			_ = a.c.Close(canceled)
-		}, ErrClosed, "", lost, Losses{Closed: 2}},
-		"superseded": {false, 0, func(w *world, _ *proc, _ *Lease, _ *Hold) {
+		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
+		"superseded": {false, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
 			w.start("a")
-		}, ErrSuperseded, "", handedOver, Losses{Closed: 2}},
-		"superseded in work, and closed": {true, 0, func(w *world, a *proc, l *Lease, _ *Hold) {
+		}, pgleases.ErrSuperseded, "", handedOver, pgleases.Losses{Closed: 2}},
+		"superseded in work, and closed": {true, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
 			w.start("a")
 			w.within(5*time.Second, "it is logged", func() bool { return shows(l) == "-" })
 			_ = a.c.Close(canceled)
-		}, ErrSuperseded, "", lost, Losses{Closed: 2}},
+		}, pgleases.ErrSuperseded, "", lost, pgleases.Losses{Closed: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				w.blind.Store(true) // rows are changed by hand
 				a := w.start("a")
-				l := a.owning("x", 2, WithDrainTimeout(test.drain))
-				var hold *Hold
+				l := a.owning("x", 2, pgleases.WithDrainTimeout(test.drain))
+				var hold *pgleases.Hold
 				if test.work {
 					hold = l.Hold(context.Background())
 				}
@@ -187,7 +187,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 				defer w.mu.Unlock()
 				named := make(map[string]int) // partitions, or both in one line
 				fields := "lease=x partitions="
-				if test.line == handedOver && test.cause != ErrHandoff { // one line at the end of the lease
+				if test.line == handedOver && test.cause != pgleases.ErrHandoff { // one line at the end of the lease
 					fields = "lease=x count=2 partitions="
 				}
 				for _, event := range w.events {
@@ -196,7 +196,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 						continue
 					}
 					partitions, cause, _ := strings.Cut(strings.TrimPrefix(line, test.line+fields), " cause=")
-					if named[partitions]++; !strings.HasPrefix(cause, wrap.Text(test.cause)+test.text) && !(test.cause == ErrHandoff && cause == "") || cause == wrap.Text(ErrHandoff) { // which would repeat the message
+					if named[partitions]++; !strings.HasPrefix(cause, wrap.Text(test.cause)+test.text) && !(test.cause == pgleases.ErrHandoff && cause == "") || cause == wrap.Text(pgleases.ErrHandoff) { // which would repeat the message
 						t.Errorf("it is logged as %q", line)
 					}
 				}
@@ -212,12 +212,12 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 
 // stuck makes a callback of Run that ignores its contexts outlive its ownership, which ends by
 // lose. The partition comes back.
-func (w *world) stuck(lose func(a *proc, l *Lease), opts ...LeaseOption) (a *proc, l *Lease, before Partition, calls *atomic.Int32, finish chan struct{}) {
-	a = w.start("a", WithPolling())
+func (w *world) stuck(lose func(a *proc, l *pgleases.Lease), opts ...pgleases.LeaseOption) (a *proc, l *pgleases.Lease, before pgleases.Partition, calls *atomic.Int32, finish chan struct{}) {
+	a = w.start("a", pgleases.WithPolling())
 	l = a.mustJoin("x", 1, opts...)
 	calls, finish = new(atomic.Int32), make(chan struct{})
 	go func() {
-		_ = l.Run(context.Background(), func(context.Context, Partition) error {
+		_ = l.Run(context.Background(), func(context.Context, pgleases.Partition) error {
 			calls.Add(1)
 			w.wait(finish)
 			return errors.New("late")
@@ -241,24 +241,24 @@ const (
 func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 	for name, test := range map[string]struct {
 		drain time.Duration
-		lose  func(w *world) func(a *proc, l *Lease)
+		lose  func(w *world) func(a *proc, l *pgleases.Lease)
 		cause error
 	}{
-		"evicted": {0, func(w *world) func(*proc, *Lease) {
-			return func(*proc, *Lease) { w.evict("a") }
-		}, ErrTrustLost},
-		"drain timeout": {time.Second, func(w *world) func(*proc, *Lease) {
-			return func(_ *proc, l *Lease) {
+		"evicted": {0, func(w *world) func(*proc, *pgleases.Lease) {
+			return func(*proc, *pgleases.Lease) { w.evict("a") }
+		}, pgleases.ErrTrustLost},
+		"drain timeout": {time.Second, func(w *world) func(*proc, *pgleases.Lease) {
+			return func(_ *proc, l *pgleases.Lease) {
 				_ = l.SetWeight(context.Background(), 0)
 				w.within(10*time.Second, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
 				_ = l.SetWeight(context.Background(), 1)
 			}
-		}, ErrDrainTimeout},
+		}, pgleases.ErrDrainTimeout},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				began := time.Now()
-				a, l, before, calls, finish := w.stuck(test.lose(w), WithDrainTimeout(test.drain))
+				a, l, before, calls, finish := w.stuck(test.lose(w), pgleases.WithDrainTimeout(test.drain))
 				if cause := context.Cause(before.Context()); !errors.Is(cause, test.cause) {
 					t.Errorf("the ownership ended with %v", cause)
 				}
@@ -293,8 +293,8 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 
 func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, l, before, calls, finish := w.stuck(func(*proc, *Lease) { w.evict("a") })
-		b := w.start("b", WithPolling())
+		a, l, before, calls, finish := w.stuck(func(*proc, *pgleases.Lease) { w.evict("a") })
+		b := w.start("b", pgleases.WithPolling())
 		lb := b.mustJoin("x", 1)
 		w.ok(l.SetWeight(context.Background(), 0))
 		w.within(10*time.Second, "b owns it", func() bool { return shows(lb) == "0" && shows(l) == "-" })

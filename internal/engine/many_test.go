@@ -9,7 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
@@ -21,16 +21,16 @@ const manyLeases = 300
 
 // joinMany makes clients join leases of one partition, each in eight goroutines. The oracle does
 // not watch them, because it would look at all leases after each statement.
-func (w *world) joinMany(n int, procs ...*proc) (leases [][]*Lease) {
+func (w *world) joinMany(n int, procs ...*proc) (leases [][]*pgleases.Lease) {
 	w.blind.Store(true)
 	var joining sync.WaitGroup
 	for _, p := range procs {
-		joined := make([]*Lease, n)
+		joined := make([]*pgleases.Lease, n)
 		leases = append(leases, joined)
 		for first := range 8 {
 			joining.Go(func() {
 				for i := first; i < n; i += 8 {
-					l, err := p.c.Lease(context.Background(), fmt.Sprintf("tenant-%04d", i), 1, WithHandoffDelay(0))
+					l, err := p.c.Lease(context.Background(), fmt.Sprintf("tenant-%04d", i), 1, pgleases.WithHandoffDelay(0))
 					w.ok(err)
 					joined[i] = l
 				}
@@ -41,7 +41,7 @@ func (w *world) joinMany(n int, procs ...*proc) (leases [][]*Lease) {
 	return leases
 }
 
-func ownedOf(leases []*Lease) (n int) {
+func ownedOf(leases []*pgleases.Lease) (n int) {
 	for _, l := range leases {
 		n += len(shown(l))
 	}
@@ -137,7 +137,7 @@ func TestJoinThatFailsWaitsBehindAllOthers(t *testing.T) {
 			return fault{}, false
 		})
 		leases := w.joinMany(40, w.start("a"))[0]
-		if n := len(slices.DeleteFunc(leases, func(l *Lease) bool { return l == nil })); n != 40 || failures == 0 {
+		if n := len(slices.DeleteFunc(leases, func(l *pgleases.Lease) bool { return l == nil })); n != 40 || failures == 0 {
 			t.Errorf("%d leases joined after %d failures", n, failures)
 		}
 	})
@@ -199,7 +199,7 @@ func TestStartOfManyClientsWastesFewPlans(t *testing.T) {
 		})
 		joined := w.joinMany(leases, procs...)
 		w.within(20*time.Second, "shares are even", func() bool {
-			return !slices.ContainsFunc(joined, func(l []*Lease) bool { return ownedOf(l) != leases/clients })
+			return !slices.ContainsFunc(joined, func(l []*pgleases.Lease) bool { return ownedOf(l) != leases/clients })
 		})
 		planned, plans, wasted := w.leases("snapshot"), w.count("apply"), w.count("overtaken")
 		if planned > 5*clients*leases || wasted > plans/2 {

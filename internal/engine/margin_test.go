@@ -4,15 +4,15 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 )
 
 // Each heartbeat counts once, with the trust that it found. A loss of the trust counts with 0,
 // however much later the numbers are read.
 func TestHeartbeatMargin(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithTTL(6*time.Second), WithHeartbeat(2*time.Second), WithPolling())
-		before, bounds := a.c.Stats().HeartbeatMargin, HeartbeatMarginBounds()
+		a := w.start("a", pgleases.WithTTL(6*time.Second), pgleases.WithHeartbeat(2*time.Second), pgleases.WithPolling())
+		before, bounds := a.c.Stats().HeartbeatMargin, pgleases.HeartbeatMarginBounds()
 		time.Sleep(time.Minute)
 		s := a.c.Stats()
 		// Usually (5.7 s - 2 s) / 5.7 s is left, and more at a heartbeat that looks for expired sessions.

@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
@@ -39,8 +39,8 @@ type callers struct {
 	calls sync.WaitGroup
 
 	mu         sync.Mutex // guards the rest
-	leases     map[*Lease]struct{}
-	ownerships map[Partition]struct{}
+	leases     map[*pgleases.Lease]struct{}
+	ownerships map[pgleases.Partition]struct{}
 }
 
 // disorder plays one history.
@@ -52,12 +52,12 @@ func (w *world) disorder(length time.Duration) {
 	sizes := map[string]int{"a": 2, "b": 5, "c": 1}
 	var everyone []*callers
 	add := func() {
-		opts := []Option{WithTTL(time.Duration(2+w.n(8)) * time.Second)}
+		opts := []pgleases.Option{pgleases.WithTTL(time.Duration(2+w.n(8)) * time.Second)}
 		if w.chance(0.4) {
-			opts = append(opts, WithPolling())
+			opts = append(opts, pgleases.WithPolling())
 		}
 		c := &callers{w: w, p: w.start(fmt.Sprint("id", len(everyone)), opts...), ended: make(chan struct{}),
-			leases: make(map[*Lease]struct{}), ownerships: make(map[Partition]struct{})}
+			leases: make(map[*pgleases.Lease]struct{}), ownerships: make(map[pgleases.Partition]struct{})}
 		for range 1 + w.n(4) {
 			c.calls.Go(func() { c.caller(sizes) })
 		}
@@ -207,7 +207,7 @@ func (c *callers) bounded(call string, began time.Time, bound time.Duration, err
 // caller makes random calls.
 func (c *callers) caller(sizes map[string]int) {
 	w := c.w
-	var l *Lease
+	var l *pgleases.Lease
 	for {
 		select {
 		case <-c.ended:
@@ -228,9 +228,9 @@ func (c *callers) caller(sizes map[string]int) {
 		default:
 			name := w.anyOf(sizes)
 			n := sizes[name] + w.n(6)/5
-			var opts []LeaseOption
+			var opts []pgleases.LeaseOption
 			if w.chance(0.2) {
-				opts = append(opts, WithWeight(w.n(3)), WithHandoffDelay(0), WithDrainTimeout(w.span(0, 2*time.Second)))
+				opts = append(opts, pgleases.WithWeight(w.n(3)), pgleases.WithHandoffDelay(0), pgleases.WithDrainTimeout(w.span(0, 2*time.Second)))
 			}
 			joined, err := c.p.c.Lease(ctx, name, n, opts...)
 			c.bounded(fmt.Sprintf("Lease(%s, %d)", name, n), began, patience, err)
@@ -264,7 +264,7 @@ func (c *callers) caller(sizes map[string]int) {
 				h.Release()
 			}
 		case 12, 13, 14:
-			err := l.Run(ctx, func(ctx context.Context, o Partition) error {
+			err := l.Run(ctx, func(ctx context.Context, o pgleases.Partition) error {
 				c.owned(o)
 				switch w.n(3) {
 				case 0:
@@ -286,7 +286,7 @@ func (c *callers) caller(sizes map[string]int) {
 			if w.chance(0.1) {
 				err := c.p.c.Close(ctx)
 				c.bounded("Close", began, patience+engine.CloseGrace, err)
-				if _, err := c.p.c.Lease(context.Background(), "a", 2); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSuperseded) {
+				if _, err := c.p.c.Lease(context.Background(), "a", 2); !errors.Is(err, pgleases.ErrClosed) && !errors.Is(err, pgleases.ErrSuperseded) {
 					w.failf("Lease after Close: %v", err)
 				}
 			}
@@ -296,7 +296,7 @@ func (c *callers) caller(sizes map[string]int) {
 }
 
 // got notes a lease.
-func (c *callers) got(l *Lease) {
+func (c *callers) got(l *pgleases.Lease) {
 	c.mu.Lock()
 	_, known := c.leases[l]
 	c.leases[l] = struct{}{}
@@ -307,7 +307,7 @@ func (c *callers) got(l *Lease) {
 }
 
 // owned notes an ownership.
-func (c *callers) owned(o Partition) {
+func (c *callers) owned(o pgleases.Partition) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ownerships[o] = struct{}{}
@@ -371,7 +371,7 @@ func (c *callers) finish() {
 	w := c.w
 	_ = c.p.close(0, 3*time.Second)
 	for l := range c.leases {
-		if err := l.Err(); !errors.Is(err, ErrClosed) && !errors.Is(err, ErrSuperseded) {
+		if err := l.Err(); !errors.Is(err, pgleases.ErrClosed) && !errors.Is(err, pgleases.ErrSuperseded) {
 			w.failf("%s: after Close the error of lease %s is %v", c.p.name, l.Name(), err)
 		}
 		if len(l.Values()) > 0 {
@@ -381,13 +381,13 @@ func (c *callers) finish() {
 	for o := range c.ownerships {
 		cause := context.Cause(o.Context())
 		known := false
-		for _, why := range []error{ErrHandoff, ErrTrustLost, ErrDrainTimeout, ErrClosed, ErrSuperseded} {
+		for _, why := range []error{pgleases.ErrHandoff, pgleases.ErrTrustLost, pgleases.ErrDrainTimeout, pgleases.ErrClosed, pgleases.ErrSuperseded} {
 			known = known || errors.Is(cause, why)
 		}
 		if !known {
 			w.failf("%s: partition %d ended with %v", c.p.name, o.Number, cause)
 		}
-		if bridge.Guarded(new(Lease), o).Ownership.Pinned() {
+		if bridge.Guarded(new(pgleases.Lease), o).Ownership.Pinned() {
 			w.failf("%s: partition %d is pinned", c.p.name, o.Number)
 		}
 	}

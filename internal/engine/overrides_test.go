@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -31,7 +31,7 @@ func (w *world) takeBack(verb, lease, client string) {
 const heard = 4 * time.Second
 
 // trio is three clients that share a lease of 12 partitions, and run work on it.
-func (w *world) trio() (procs []*proc, leases []*Lease) {
+func (w *world) trio() (procs []*proc, leases []*pgleases.Lease) {
 	for _, id := range []string{"a", "b", "c"} {
 		p := w.start(id)
 		l := p.mustJoin("x", 12)
@@ -44,12 +44,12 @@ func (w *world) trio() (procs []*proc, leases []*Lease) {
 
 // shares waits until the clients own these numbers of partitions, then checks for a while that they
 // stay.
-func (w *world) shares(leases []*Lease, want ...int) {
+func (w *world) shares(leases []*pgleases.Lease, want ...int) {
 	w.t.Helper()
 	w.sharesIn(heard, leases, want...)
 }
 
-func (w *world) sharesIn(limit time.Duration, leases []*Lease, want ...int) {
+func (w *world) sharesIn(limit time.Duration, leases []*pgleases.Lease, want ...int) {
 	w.t.Helper()
 	owned := func() (got []int) {
 		for _, l := range leases {
@@ -180,8 +180,8 @@ func TestPinnedPartitionIsWithItsClientIfMember(t *testing.T) {
 		its := shown(leases[2])[0].Number
 		pin := fakestore.Override{Verb: "pin", Lease: "x", Partition: its}
 		testkit.OK(t, w.db.Override(pin, "a", fakestore.Ever, false))
-		owns := func(l *Lease) bool {
-			return slices.ContainsFunc(shown(l), func(o Partition) bool { return o.Number == its })
+		owns := func(l *pgleases.Lease) bool {
+			return slices.ContainsFunc(shown(l), func(o pgleases.Partition) bool { return o.Number == its })
 		}
 		w.within(heard, "a has it", func() bool { return owns(leases[0]) })
 		w.within(heard, "the others are shared", func() bool {

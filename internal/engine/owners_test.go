@@ -7,14 +7,14 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/leader"
 )
 
 // ownedBy returns what a client says of the owner of partition 0.
-func (w *world) ownedBy(l *Lease) string {
+func (w *world) ownedBy(l *pgleases.Lease) string {
 	owners, err := l.Owners(context.Background())
 	if err != nil {
 		w.failf("owners: %v", err)
@@ -67,7 +67,7 @@ func TestOwnersStayWhileHeartbeatsFindNoChange(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a"), w.start("b")
 		a.owning("x", 1)
-		lb := b.mustJoin("x", 1, WithWeight(0))
+		lb := b.mustJoin("x", 1, pgleases.WithWeight(0))
 		w.within(5*time.Second, "b sees a", func() bool { return w.ownedBy(lb) == "a" })
 		time.Sleep(5 * time.Second)
 		w.ownedBy(lb)
@@ -137,7 +137,7 @@ func TestOwnerAnswersWhileClientCloses(t *testing.T) {
 		}
 		h.Release()
 		testkit.OK(t, <-closed)
-		if o, err := l.Owners(context.Background()); !errors.Is(err, ErrClosed) {
+		if o, err := l.Owners(context.Background()); !errors.Is(err, pgleases.ErrClosed) {
 			t.Errorf("after Close: %v, %v", o, err)
 		}
 	})

@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/health"
 	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/lock"
@@ -31,10 +31,10 @@ func (w *world) pause(p *proc) (resume func()) {
 // A client that waits for the server has not lost what it owns, so Run calls each partition again.
 func TestRunCallsAgainAfterAPause(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		l := a.owning("x", 2)
 		var calls [2]atomic.Int64
-		callback := func(ctx context.Context, p Partition) error {
+		callback := func(ctx context.Context, p pgleases.Partition) error {
 			calls[p.Number].Add(1)
 			select {
 			case <-time.After(150 * time.Millisecond):
@@ -60,12 +60,12 @@ func TestRunCallsAgainAfterAPause(t *testing.T) {
 
 func TestRunThatBeginsInAPauseCalls(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		l := a.owning("x", 2)
 		resume := w.pause(a)
-		calls := make(chan Partition, 2)
+		calls := make(chan pgleases.Partition, 2)
 		go func() {
-			_ = l.Run(context.Background(), func(ctx context.Context, p Partition) error {
+			_ = l.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
 				calls <- p
 				<-ctx.Done()
 				return nil
@@ -83,12 +83,12 @@ func TestRunThatBeginsInAPauseCalls(t *testing.T) {
 // The end of an ownership ends the wait for a call, and the next ownership is called.
 func TestTrustThatEndsInAPauseIsAnEnd(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		l := a.owning("x", 1)
 		resume := w.pause(a)
 		var calls atomic.Int64
 		go func() {
-			_ = l.Run(context.Background(), func(ctx context.Context, _ Partition) error {
+			_ = l.Run(context.Background(), func(ctx context.Context, _ pgleases.Partition) error {
 				calls.Add(1)
 				<-ctx.Done()
 				return nil
@@ -105,7 +105,7 @@ func TestTrustThatEndsInAPauseIsAnEnd(t *testing.T) {
 
 func TestHoldTakenInAPauseWaits(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		l := a.owning("x", 2)
 		resume := w.pause(a)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -113,7 +113,7 @@ func TestHoldTakenInAPauseWaits(t *testing.T) {
 		if h := l.Hold(ctx); len(h.Values()) > 0 || h.Context().Err() == nil {
 			t.Errorf("while readers wait, a hold has %v", h.Values())
 		}
-		holds := make(chan *Hold, 1)
+		holds := make(chan *pgleases.Hold, 1)
 		go func() { holds <- l.Hold(context.Background()) }()
 		time.Sleep(time.Second)
 		if len(holds) > 0 {
@@ -138,7 +138,7 @@ func TestHoldTakenInAPauseWaits(t *testing.T) {
 // In a pause the database decides: nothing was lost, and its answer is the truth.
 func TestGuardInAPauseAsksTheDatabase(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		l := a.owning("x", 1)
 		p, _ := l.Partition(0)
 		resume := w.pause(a)
@@ -148,11 +148,11 @@ func TestGuardInAPauseAsksTheDatabase(t *testing.T) {
 		}
 		old := p
 		old.Epoch--
-		if err := l.Guard(t.Context(), nil, old); !errors.Is(err, ErrNotOwner) || errors.Is(err, ErrTrustLost) {
+		if err := l.Guard(t.Context(), nil, old); !errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, pgleases.ErrTrustLost) {
 			t.Errorf("under an old epoch: %v", err)
 		}
 		time.Sleep(2 * a.engine().TTL())
-		if err := l.Guard(t.Context(), nil, p); !errors.Is(err, ErrTrustLost) {
+		if err := l.Guard(t.Context(), nil, p); !errors.Is(err, pgleases.ErrTrustLost) {
 			t.Errorf("without trust: %v", err)
 		}
 	})
@@ -160,7 +160,7 @@ func TestGuardInAPauseAsksTheDatabase(t *testing.T) {
 
 func TestLocksAcquiredInAPauseWait(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		locks := lock.New(a.c, nil)
 		resume := w.pause(a)
 		ran := make(chan error, 2)
@@ -183,7 +183,7 @@ func TestLocksAcquiredInAPauseWait(t *testing.T) {
 
 func TestReadinessInAPauseNamesIt(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithFastFailover())
+		a := w.start("a", pgleases.WithFastFailover())
 		a.owning("x", 1)
 		defer w.pause(a)()
 		response := httptest.NewRecorder()

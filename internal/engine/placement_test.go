@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -16,10 +16,10 @@ import (
 
 // delayed is a pair of clients that share a lease of 12 partitions with a rebalance delay, after
 // the delay of the last join.
-func (w *world) delayed(delay time.Duration) (procs []*proc, leases []*Lease) {
+func (w *world) delayed(delay time.Duration) (procs []*proc, leases []*pgleases.Lease) {
 	for _, id := range []string{"a", "b"} {
 		p := w.start(id)
-		l := p.mustJoin("x", 12, WithRebalanceDelay(delay))
+		l := p.mustJoin("x", 12, pgleases.WithRebalanceDelay(delay))
 		p.work(l)
 		procs, leases = append(procs, p), append(leases, l)
 	}
@@ -69,11 +69,11 @@ func TestRollingDeploymentWithDelayMovesEachOnce(t *testing.T) {
 		const delay = 30 * time.Second
 		procs, leases := w.delayed(delay)
 		old := slices.Clone(leases)
-		gains := func(leases []*Lease) int64 { return leases[0].Stats().Gains + leases[1].Stats().Gains }
+		gains := func(leases []*pgleases.Lease) int64 { return leases[0].Stats().Gains + leases[1].Stats().Gains }
 		before := gains(old)
 		for i, id := range []string{"c", "d"} {
 			p := w.start(id)
-			l := p.mustJoin("x", 12, WithRebalanceDelay(delay))
+			l := p.mustJoin("x", 12, pgleases.WithRebalanceDelay(delay))
 			p.work(l)
 			testkit.OK(t, procs[i].close(time.Minute, time.Minute))
 			leases[i] = l
@@ -170,10 +170,10 @@ const leftOut = "partitions left without an owner"
 func TestCeilingsLeaveTheSamePartitionsWithoutAnOwner(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		var procs []*proc
-		var leases []*Lease
+		var leases []*pgleases.Lease
 		for _, id := range []string{"a", "b"} {
 			p := w.start(id)
-			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 12, WithMaxPartitions(3)))
+			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 12, pgleases.WithMaxPartitions(3)))
 		}
 		w.shares(leases, 3, 3)
 		without := func() (numbers []int) {
@@ -216,10 +216,10 @@ func TestCeilingsLeaveTheSamePartitionsWithoutAnOwner(t *testing.T) {
 func TestOneMemberLogsEachMinuteWhatHasNoOwner(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		var procs []*proc
-		var leases []*Lease
+		var leases []*pgleases.Lease
 		for _, id := range []string{"a", "b", "c"} {
 			p := w.start(id)
-			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 12, WithMaxPartitions(3)))
+			procs, leases = append(procs, p), append(leases, p.mustJoin("x", 12, pgleases.WithMaxPartitions(3)))
 		}
 		w.shares(leases, 3, 3, 3)
 		w.logged(leftOut)
@@ -249,9 +249,9 @@ func TestOneMemberLogsEachMinuteWhatHasNoOwner(t *testing.T) {
 
 func TestPinsCountAgainstACeilingAndPassIt(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a").mustJoin("x", 6, WithMaxPartitions(2))
+		a := w.start("a").mustJoin("x", 6, pgleases.WithMaxPartitions(2))
 		b := w.start("b").mustJoin("x", 6)
-		leases := []*Lease{a, b}
+		leases := []*pgleases.Lease{a, b}
 		w.shares(leases, 2, 4)
 		pin := func(partition int) {
 			pin := fakestore.Override{Verb: "pin", Lease: "x", Partition: partition}
@@ -281,10 +281,10 @@ func (w *world) waiting() (numbers []int) {
 }
 
 // graceful is three clients with weights that share a lease of 13 partitions with a restart grace.
-func (w *world) graceful(grace time.Duration, weights ...int) (procs []*proc, leases []*Lease) {
+func (w *world) graceful(grace time.Duration, weights ...int) (procs []*proc, leases []*pgleases.Lease) {
 	for i, weight := range weights {
 		p := w.start(string(rune('a' + i)))
-		l := p.mustJoin("x", 13, WithRestartGrace(grace), WithWeight(weight))
+		l := p.mustJoin("x", 13, pgleases.WithRestartGrace(grace), pgleases.WithWeight(weight))
 		p.work(l)
 		procs, leases = append(procs, p), append(leases, l)
 	}
@@ -329,7 +329,7 @@ func TestPartitionsWaitForAClientThatRestarts(t *testing.T) {
 							p.cutOff(false)
 						} else {
 							p = w.start(p.id)
-							l := p.mustJoin("x", 13, WithRestartGrace(grace), WithWeight(weights[i]))
+							l := p.mustJoin("x", 13, pgleases.WithRestartGrace(grace), pgleases.WithWeight(weights[i]))
 							p.work(l)
 							leases[i], procs[i] = l, p
 						}
@@ -374,39 +374,41 @@ func TestGraceEndsAtItsTime(t *testing.T) {
 }
 
 func TestNothingWaitsForAClientThatDoesNotComeBack(t *testing.T) {
-	for how, end := range map[string]func(w *world, p *proc, l *Lease) error{
-		"Close": func(_ *world, p *proc, _ *Lease) error { return p.c.Close(context.Background(), WithoutReturn()) },
-		"Leave": func(_ *world, _ *proc, l *Lease) error { return l.Leave(context.Background()) },
-		"drain before": func(w *world, p *proc, _ *Lease) error {
+	for how, end := range map[string]func(w *world, p *proc, l *pgleases.Lease) error{
+		"Close": func(_ *world, p *proc, _ *pgleases.Lease) error {
+			return p.c.Close(context.Background(), pgleases.WithoutReturn())
+		},
+		"Leave": func(_ *world, _ *proc, l *pgleases.Lease) error { return l.Leave(context.Background()) },
+		"drain before": func(w *world, p *proc, _ *pgleases.Lease) error {
 			w.override("drain", "", "b")
 			return p.close(time.Minute, time.Minute)
 		},
-		"drain after": func(w *world, p *proc, _ *Lease) error {
+		"drain after": func(w *world, p *proc, _ *pgleases.Lease) error {
 			err := p.close(time.Minute, time.Minute)
 			w.override("drain", "", "b")
 			return err
 		},
-		"drain after a crash": func(w *world, p *proc, _ *Lease) error {
+		"drain after a crash": func(w *world, p *proc, _ *pgleases.Lease) error {
 			p.kill()
 			time.Sleep(10 * time.Second)
 			w.override("drain", "", "b")
 			return nil
 		},
-		"eviction by an operator": func(w *world, _ *proc, _ *Lease) error {
+		"eviction by an operator": func(w *world, _ *proc, _ *pgleases.Lease) error {
 			_, err := w.db.EvictClient("b")
 			time.Sleep(6 * time.Second)
 			return err
 		},
-		"weight 0": func(w *world, p *proc, l *Lease) error {
+		"weight 0": func(w *world, p *proc, l *pgleases.Lease) error {
 			testkit.OK(w.t, l.SetWeight(context.Background(), 0))
 			return p.close(time.Minute, time.Minute)
 		},
-		"Close after a return": func(w *world, p *proc, _ *Lease) error {
+		"Close after a return": func(w *world, p *proc, _ *pgleases.Lease) error {
 			testkit.OK(w.t, p.close(time.Minute, time.Minute))
 			again := w.start("b")
-			l := again.mustJoin("x", 13, WithRestartGrace(time.Hour))
+			l := again.mustJoin("x", 13, pgleases.WithRestartGrace(time.Hour))
 			w.within(heard, "it is back", func() bool { return len(shown(l)) > 0 })
-			return again.c.Close(context.Background(), WithoutReturn())
+			return again.c.Close(context.Background(), pgleases.WithoutReturn())
 		},
 	} {
 		t.Run(how, func(t *testing.T) {
@@ -427,14 +429,14 @@ func TestClientThatIsAwaitedGetsNoOthers(t *testing.T) {
 		mine := shows(leases[0])
 		testkit.OK(t, procs[0].close(time.Minute, time.Minute))
 		numbers := w.waiting()
-		testkit.OK(t, procs[1].c.Close(context.Background(), WithoutReturn()))
+		testkit.OK(t, procs[1].c.Close(context.Background(), pgleases.WithoutReturn()))
 		w.within(heard, "the last client has the rest", func() bool { return len(shown(leases[2])) == 13-len(numbers) })
 		if got := w.waiting(); !slices.Equal(got, numbers) {
 			w.failf("%v wait, not %v", got, numbers)
 		}
 		d := w.start("d").mustJoin("x", 13)
 		w.within(heard, "a new member has its share", func() bool { return len(shown(d)) >= 4 })
-		a := w.start("a").mustJoin("x", 13, WithRestartGrace(time.Hour))
+		a := w.start("a").mustJoin("x", 13, pgleases.WithRestartGrace(time.Hour))
 		w.within(heard, "the client has its own", func() bool { return shows(a) == mine })
 	})
 }
@@ -445,7 +447,7 @@ func TestANewerProcessTakesOverWhileTheOlderEnds(t *testing.T) {
 		before := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}
 		newer := w.start("b")
 		time.Sleep(5 * time.Second) // the older has ended meanwhile
-		leases[1] = newer.mustJoin("x", 13, WithRestartGrace(time.Minute))
+		leases[1] = newer.mustJoin("x", 13, pgleases.WithRestartGrace(time.Minute))
 		w.within(heard, "the newer has what the older had", func() bool { return shows(leases[1]) == before[1] })
 		time.Sleep(2 * time.Minute)
 		if after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}; !slices.Equal(after, before) {
@@ -464,7 +466,7 @@ func TestGraceSurvivesItsPlannerAndAPromotion(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		procs[1].kill()
 		w.within(20*time.Second, "the planner is gone", func() bool { return len(w.waiting()) > len(numbers) })
-		a := w.start("a").mustJoin("x", 13, WithRestartGrace(time.Minute))
+		a := w.start("a").mustJoin("x", 13, pgleases.WithRestartGrace(time.Minute))
 		w.within(heard, "the client has its own", func() bool { return shows(a) == mine })
 	})
 }

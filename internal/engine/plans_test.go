@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/fakestore"
 )
@@ -70,7 +70,7 @@ func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
 
 func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithTTL(engine.MinTTL), WithPolling())
+		a := w.start("a", pgleases.WithTTL(engine.MinTTL), pgleases.WithPolling())
 		la := a.mustJoin("x", 1000)
 		w.within(time.Second, "it owns all", func() bool { return len(la.Values()) == 1000 })
 		first, _ := la.Partition(0)
@@ -96,10 +96,10 @@ func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 }
 
 // sharing opens three clients that share a lease, and whose statements release few partitions.
-func (w *world) sharing(partitions int) (procs []*proc, leases []*Lease) {
+func (w *world) sharing(partitions int) (procs []*proc, leases []*pgleases.Lease) {
 	for _, id := range []string{"a", "b", "c"} {
-		p := w.start(id, WithTTL(engine.MinTTL), WithPolling())
-		procs, leases = append(procs, p), append(leases, p.mustJoin("x", partitions, WithHandoffDelay(0)))
+		p := w.start(id, pgleases.WithTTL(engine.MinTTL), pgleases.WithPolling())
+		procs, leases = append(procs, p), append(leases, p.mustJoin("x", partitions, pgleases.WithHandoffDelay(0)))
 	}
 	for i, l := range leases {
 		w.within(10*time.Second, "each owns a third", func() bool { return len(l.Values()) == partitions/3 })
@@ -162,9 +162,9 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 // it reads has to be released.
 func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		var leases []*Lease
+		var leases []*pgleases.Lease
 		for _, id := range []string{"a", "b"} {
-			leases = append(leases, w.start(id, WithTTL(10*time.Second)).mustJoin("x", 6, WithHandoffDelay(0)))
+			leases = append(leases, w.start(id, pgleases.WithTTL(10*time.Second)).mustJoin("x", 6, pgleases.WithHandoffDelay(0)))
 		}
 		for _, l := range leases {
 			w.within(10*time.Second, "each owns half", func() bool { return len(l.Values()) == 3 })

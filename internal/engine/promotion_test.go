@@ -6,13 +6,13 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
 // pair is two clients with half of a lease each.
-func (w *world) pair(partitions int) (a, b *proc, la, lb *Lease) {
+func (w *world) pair(partitions int) (a, b *proc, la, lb *pgleases.Lease) {
 	a, b = w.start("a"), w.start("b")
 	la, lb = a.mustJoin("x", partitions), b.mustJoin("x", partitions)
 	w.within(5*time.Second, "each owns half", func() bool { return len(la.Values()) == partitions/2 && len(lb.Values()) == partitions/2 })
@@ -108,10 +108,10 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b, la, lb := w.pair(8)
 		comeBack := w.failOver()
-		var seen []Partition
+		var seen []pgleases.Partition
 		w.within(heard, "all is owned under the new generation", func() bool {
 			seen = append(shown(la), shown(lb)...)
-			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 })
+			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p pgleases.Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 })
 		})
 
 		comeBack()
@@ -136,12 +136,12 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 		}
 		w.within(20*time.Second, "a client that knows better logs it", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
 		w.within(20*time.Second, "accepted again", w.accepted)
-		above := func(p Partition) bool {
-			return !slices.ContainsFunc(seen, func(before Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
+		above := func(p pgleases.Partition) bool {
+			return !slices.ContainsFunc(seen, func(before pgleases.Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
 		}
 		w.within(20*time.Second, "all is owned above all that was seen", func() bool {
 			now := slices.Concat(shown(la), shown(lb), shown(lc))
-			return len(now) == 8 && !slices.ContainsFunc(now, func(p Partition) bool { return !above(p) })
+			return len(now) == 8 && !slices.ContainsFunc(now, func(p pgleases.Partition) bool { return !above(p) })
 		})
 		for _, p := range seen {
 			if w.passes("x", p) {
@@ -155,7 +155,7 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 // lease of the client changes by that.
 func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		leases := make(map[string]*Lease)
+		leases := make(map[string]*pgleases.Lease)
 		for _, name := range []string{"a", "b", "c"} {
 			leases[name] = w.start(name).mustJoin(name, 2)
 			time.Sleep(500 * time.Millisecond)
@@ -182,10 +182,10 @@ func TestRenewedPartitionMovesAfterHandoffDelay(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const delay = 5 * time.Second
 		a, b := w.start("a"), w.start("b")
-		la := a.owning("x", 2, WithHandoffDelay(delay))
+		la := a.owning("x", 2, pgleases.WithHandoffDelay(delay))
 		w.promote(0, false)
 		time.Sleep(3 * time.Second)
-		lb := b.mustJoin("x", 2, WithHandoffDelay(delay))
+		lb := b.mustJoin("x", 2, pgleases.WithHandoffDelay(delay))
 		if len(la.Values()) != 2 { // a loop begins its pass
 			t.Fatal("a lost them before")
 		}

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -15,13 +15,13 @@ import (
 func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
-		leases := []*Lease{a.mustJoin("x", 9), b.mustJoin("x", 9)}
+		leases := []*pgleases.Lease{a.mustJoin("x", 9), b.mustJoin("x", 9)}
 		w.within(10*time.Second, "they own all", func() bool { return len(shown(leases[0]))+len(shown(leases[1])) == 9 })
 		time.Sleep(5 * time.Second)
 		w.failing(a, "release", 1, fault{err: errBroken, broken: true})
 		leases = append(leases, c.mustJoin("x", 9))
 		w.within(10*time.Second, "each owns three", func() bool {
-			return !slices.ContainsFunc(leases, func(l *Lease) bool { return len(shown(l)) != 3 })
+			return !slices.ContainsFunc(leases, func(l *pgleases.Lease) bool { return len(shown(l)) != 3 })
 		})
 		time.Sleep(5 * time.Second)
 		applied := w.count("apply")
@@ -52,7 +52,7 @@ func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
-				a, b := w.start("a"), w.start("b", WithPolling())
+				a, b := w.start("a"), w.start("b", pgleases.WithPolling())
 				w.failing(a, "announce", 2, f)
 				_, lb := w.handOver(a, b)
 				w.within(5*time.Second, "the new owner shows it", func() bool { return len(shown(lb)) > 0 })
@@ -63,7 +63,7 @@ func TestWhatWasReleasedIsAnnouncedUntilThatIsAnswered(t *testing.T) {
 
 func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, b := w.start("a"), w.start("b", WithPolling())
+		a, b := w.start("a"), w.start("b", pgleases.WithPolling())
 		var released atomic.Bool
 		w.inject(func(client, op string) (fault, bool) {
 			if client == a.name && op == "announce" {
@@ -84,7 +84,7 @@ func TestReleaseBeforeCrashReachesItsOwner(t *testing.T) {
 // The server does not restart: only its boot marker shows the crash.
 func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
+		a, b := w.start("a", pgleases.WithPolling()), w.start("b", pgleases.WithPolling())
 		la := a.owning("x", 1)
 		lb := b.mustJoin("x", 1)
 		hold := la.Hold(context.Background())
@@ -103,7 +103,7 @@ func TestCrashWithLostAnnouncementHidesNoPartition(t *testing.T) {
 
 func TestReleaseWithLostAnswerIsAnnounced(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, b := w.start("a", WithPolling()), w.start("b")
+		a, b := w.start("a", pgleases.WithPolling()), w.start("b")
 		la := a.owning("x", 1)
 		lb := b.mustJoin("x", 1)
 		time.Sleep(10 * time.Second)
@@ -129,7 +129,7 @@ func TestAStreamOfReleasesDelaysNoAnnouncement(t *testing.T) {
 		b.engine().Batches(partitions)
 		la := a.owning("x", partitions)
 		go func() {
-			_ = la.Run(context.Background(), func(ctx context.Context, p Partition) error {
+			_ = la.Run(context.Background(), func(ctx context.Context, p pgleases.Partition) error {
 				<-ctx.Done()
 				time.Sleep(time.Duration(p.Number) * each)
 				return nil

@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/fakestore"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -15,13 +15,13 @@ import (
 // frozen returns a client that has joined lease x, and was then cut off until it was evicted. So
 // lease x has no members, and the client joins it again by itself when it comes back. The channel
 // gets the return of Run.
-func (w *world) frozen() (old *proc, l *Lease, owned Partition, ran <-chan error) {
+func (w *world) frozen() (old *proc, l *pgleases.Lease, owned pgleases.Partition, ran <-chan error) {
 	old = w.start("old")
 	l = old.owning("x", 2)
 	owned = shown(l)[0]
 	result := make(chan error, 1)
 	go func() {
-		result <- l.Run(context.Background(), func(ctx context.Context, _ Partition) error {
+		result <- l.Run(context.Background(), func(ctx context.Context, _ pgleases.Partition) error {
 			<-ctx.Done()
 			return nil
 		})
@@ -40,7 +40,7 @@ func TestFrozenClientOfAReplacedLeaseStaysOut(t *testing.T) {
 		old.cutOff(false)
 		w.within(10*time.Second, "its lease ends", func() bool { return l.Err() != nil })
 		for what, err := range map[string]error{"Err": l.Err(), "Run": <-ran, "Wait": l.Wait(context.Background())} {
-			if !errors.Is(err, ErrLeaseReplaced) || !strings.Contains(err.Error(), `by "y"`) {
+			if !errors.Is(err, pgleases.ErrLeaseReplaced) || !strings.Contains(err.Error(), `by "y"`) {
 				t.Errorf("%s: %v", what, err)
 			}
 		}
@@ -55,7 +55,7 @@ func TestFrozenClientOfAReplacedLeaseStaysOut(t *testing.T) {
 		if _, n := w.rows(); n != 0 || len(shown(successor)) != 4 {
 			t.Errorf("the replaced lease has %d partitions, and the client of its successor shows %s", n, shows(successor))
 		}
-		if _, err := old.c.Lease(patiently(t), "x", 2); !errors.Is(err, ErrLeaseReplaced) {
+		if _, err := old.c.Lease(patiently(t), "x", 2); !errors.Is(err, pgleases.ErrLeaseReplaced) {
 			t.Errorf("Lease: %v", err)
 		}
 		w.ok(old.c.Close(patiently(t)))
@@ -74,7 +74,7 @@ func TestLiveClientOfAReplacedLeaseStaysOut(t *testing.T) {
 		testkit.OK(t, w.db.ReplaceLease("x", "y", 2))
 		w.within(10*time.Second, "its lease ends", func() bool { return l.Err() != nil })
 		hold.Release()
-		if !errors.Is(l.Err(), ErrLeaseReplaced) || len(l.Values()) > 0 {
+		if !errors.Is(l.Err(), pgleases.ErrLeaseReplaced) || len(l.Values()) > 0 {
 			t.Errorf("it shows %s, and ended with %v", shows(l), l.Err())
 		}
 		testkit.OK(t, w.db.ReplaceLease("y", "x", 3)) // a change of mind

@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/wrap"
 )
@@ -35,7 +35,9 @@ func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 				l := w.start("a").mustJoin("x", 2)
 				ctx, cancel := context.WithCancel(context.Background())
 				ended := make(chan error, 1)
-				go func() { ended <- l.Run(ctx, func(ctx context.Context, _ Partition) error { return callback(ctx) }) }()
+				go func() {
+					ended <- l.Run(ctx, func(ctx context.Context, _ pgleases.Partition) error { return callback(ctx) })
+				}()
 				w.within(5*time.Second, "a owns both", func() bool { return shows(l) == "0-1" })
 				other := w.start("b").mustJoin("x", 2)
 				w.within(10*time.Second, "b owns one", func() bool { return len(shown(other)) == 1 })
@@ -74,7 +76,7 @@ func TestRunOutlivesTheMethodsOfErrors(t *testing.T) {
 					var calls atomic.Int64
 					ended := make(chan error, 1)
 					go func() {
-						ended <- l.Run(ctx, func(context.Context, Partition) error { calls.Add(1); return failure })
+						ended <- l.Run(ctx, func(context.Context, pgleases.Partition) error { calls.Add(1); return failure })
 					}()
 					w.within(10*time.Second, "it is called again", func() bool { return calls.Load() >= 2 })
 					cancel()
@@ -92,7 +94,7 @@ func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		done := make(chan error, 1)
 		go func() {
-			done <- l.Run(ctx, func(ctx context.Context, p Partition) error {
+			done <- l.Run(ctx, func(ctx context.Context, p pgleases.Partition) error {
 				switch {
 				case p.Number == 7:
 					return errors.New("no paper")
@@ -100,7 +102,7 @@ func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 					<-ctx.Done()
 					return errors.New("no ink")
 				}
-				return fmt.Errorf("guard partition %d: %w", p.Number, ErrNotOwner)
+				return fmt.Errorf("guard partition %d: %w", p.Number, pgleases.ErrNotOwner)
 			})
 		}()
 		time.Sleep(1100 * time.Millisecond)
@@ -128,7 +130,7 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 		a := w.start("a")
 		l := a.mustJoin("x", 2)
 		go func() {
-			_ = l.Run(context.Background(), func(_ context.Context, p Partition) error {
+			_ = l.Run(context.Background(), func(_ context.Context, p pgleases.Partition) error {
 				for a.c.Stats().Trust > 0 {
 					time.Sleep(time.Millisecond)
 				}
@@ -145,7 +147,7 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 		nilPointer := "the callback returned a *net.DNSError whose methods cannot be called: panic: " +
 			"runtime error: invalid memory address or nil pointer dereference"
 		for _, want := range []string{"[0] count=1 error=terminating connection (SQLSTATE 25P03)", "[1] count=1 error=" + nilPointer} {
-			want = failedAfter + want + " cause=" + wrap.Text(ErrTrustLost)
+			want = failedAfter + want + " cause=" + wrap.Text(pgleases.ErrTrustLost)
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) || strings.Contains(all, "ERROR") {
 				t.Errorf("there is an error, or no %s in\n%s", want, all)
 			}
@@ -157,10 +159,10 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 func TestEachLossKeepsItsCause(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
-		l := a.mustJoin("x", 2, WithDrainTimeout(time.Second))
+		l := a.mustJoin("x", 2, pgleases.WithDrainTimeout(time.Second))
 		lost, finish := make(chan int, 2), make(chan struct{})
 		go func() {
-			_ = l.Run(context.Background(), func(_ context.Context, p Partition) error {
+			_ = l.Run(context.Background(), func(_ context.Context, p pgleases.Partition) error {
 				<-p.Context().Done()
 				lost <- p.Number
 				<-finish
@@ -176,7 +178,7 @@ func TestEachLossKeepsItsCause(t *testing.T) {
 		time.Sleep(2 * time.Second) // of simulated time: the lines are logged within one
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		for partition, cause := range map[int]error{timedOut: ErrDrainTimeout, cutOff: ErrTrustLost} {
+		for partition, cause := range map[int]error{timedOut: pgleases.ErrDrainTimeout, cutOff: pgleases.ErrTrustLost} {
 			want := fmt.Sprintf("%s[%d] count=1 error=conn closed cause=%s", failedAfter, partition, wrap.Text(cause))
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) {
 				t.Errorf("there is no %s in\n%s", want, all)

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 )
 
 // One of the clients writes the samples of each minute, also after that one has died, and the others
@@ -43,8 +43,8 @@ func TestSamplesAreWrittenEachMinute(t *testing.T) {
 
 func TestNoSamplesAreWrittenWithoutThem(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.start("a", WithoutSamples())
-		w.start("b", WithoutSamples())
+		w.start("a", pgleases.WithoutSamples())
+		w.start("b", pgleases.WithoutSamples())
 		time.Sleep(10 * time.Minute)
 		if n := w.count("sample"); n > 0 {
 			t.Errorf("samples were written %d times", n)
@@ -55,8 +55,8 @@ func TestNoSamplesAreWrittenWithoutThem(t *testing.T) {
 // A failure is logged once, and the client goes on as if there were no samples.
 func TestSamplesThatFailDelayNothing(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithPolling())
-		l := a.owning("x", 2, WithHandoffDelay(0))
+		a := w.start("a", pgleases.WithPolling())
+		l := a.owning("x", 2, pgleases.WithHandoffDelay(0))
 		w.inject(func(_, op string) (fault, bool) {
 			return fault{before: 100 * time.Millisecond, err: errLocked}, op == "sample"
 		})

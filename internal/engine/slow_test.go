@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/leader"
 )
 
@@ -19,7 +19,7 @@ func TestSlowEndOfRunIsLoggedSoon(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		ended, finish := make(chan error, 1), make(chan struct{})
 		go func() {
-			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
+			ended <- l.Run(ctx, func(_ context.Context, p pgleases.Partition) error {
 				if p.Number == 1 {
 					<-finish
 				}
@@ -49,7 +49,7 @@ func TestWaitForTheDeadIsLogged(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				ended := make(chan error, 1)
 				go func() {
-					ended <- again.Run(ctx, func(ctx context.Context, _ Partition) error { <-ctx.Done(); return nil })
+					ended <- again.Run(ctx, func(ctx context.Context, _ pgleases.Partition) error { <-ctx.Done(); return nil })
 				}()
 				const line = "INFO pgleases: standing by, other clients own all partitions lease=x owners=a free_by_if_dead="
 				w.within(1500*time.Millisecond, "it says for whom it waits", func() bool { return len(w.linesWith(line)) == 1 })

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	. "github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/engine"
 	"github.com/pgleases/pgleases/internal/store"
 
@@ -23,7 +23,7 @@ import (
 
 // rare are the options of a client with a heartbeat every five minutes, which the database does not
 // wake.
-var rare = []Option{WithTTL(10 * time.Minute), WithHeartbeat(5 * time.Minute), WithPolling()}
+var rare = []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(5 * time.Minute), pgleases.WithPolling()}
 
 // soon is the maximum time of the statements of a simulated database together, with the spread of
 // their times.
@@ -55,7 +55,7 @@ var canceled = func() context.Context {
 }()
 
 // alone opens a client with rare heartbeats that owns the two partitions of a lease.
-func (w *world) alone(opts ...LeaseOption) (*proc, *Lease) {
+func (w *world) alone(opts ...pgleases.LeaseOption) (*proc, *pgleases.Lease) {
 	w.t.Helper()
 	p := w.start("a", rare...)
 	l := p.owning("x", 2, opts...)
@@ -77,7 +77,7 @@ func TestTheEngineWakesUpForThePlanThatAJoinAskedFor(t *testing.T) {
 func TestTheEngineWakesUpForAHandoffAfterItsDelay(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const delay = 3 * time.Second
-		_, l := w.alone(WithHandoffDelay(delay))
+		_, l := w.alone(pgleases.WithHandoffDelay(delay))
 		w.start("b", rare...).mustJoin("x", 2)
 		w.within(3*time.Second, "the join is planned", func() bool { return w.count("apply") >= 2 })
 		l.Values()
@@ -141,7 +141,7 @@ func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		_, l := w.alone()
 		const ttl = time.Second
-		b := w.start("b", WithTTL(ttl), WithPolling())
+		b := w.start("b", pgleases.WithTTL(ttl), pgleases.WithPolling())
 		lb := b.mustJoin("x", 2)
 		w.within(10*time.Minute, "each owns one", func() bool { return shows(l) != "0-1" && shows(lb) != "-" }) // at the heartbeat of a
 		time.Sleep(10 * time.Second)
@@ -187,14 +187,14 @@ func TestTheEngineWakesUpAtTheTrustDeadline(t *testing.T) {
 func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const timeout = 7 * time.Second
-		_, l := w.alone(WithDrainTimeout(timeout))
+		_, l := w.alone(pgleases.WithDrainTimeout(timeout))
 		hold := l.Hold(context.Background())
 		defer hold.Release()
 		began := time.Now()
 		w.ok(l.SetWeight(patiently(w.t), 0))
 		w.start("b", rare...).mustJoin("x", 2)
 		<-hold.Context().Done()
-		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(context.Cause(hold.Context()), ErrDrainTimeout) {
+		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(context.Cause(hold.Context()), pgleases.ErrDrainTimeout) {
 			w.failf("the hold ended after %v: %v", took, context.Cause(hold.Context()))
 		}
 	})
@@ -220,11 +220,11 @@ func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 
 func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		_, l := w.alone(WithDrainTimeout(45 * time.Second))
+		_, l := w.alone(pgleases.WithDrainTimeout(45 * time.Second))
 		ctx, cancel := context.WithCancel(context.Background())
 		begun, ended := make(chan struct{}, 1), make(chan error, 1)
 		go func() {
-			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
+			ended <- l.Run(ctx, func(_ context.Context, p pgleases.Partition) error {
 				if p.Number == 0 {
 					begun <- struct{}{}
 					<-p.Context().Done()
@@ -252,11 +252,11 @@ func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const timeout = 10 * time.Second
-		_, l := w.alone(WithDrainTimeout(timeout))
+		_, l := w.alone(pgleases.WithDrainTimeout(timeout))
 		ctx, cancel := context.WithCancel(context.Background())
-		begun, finish, ended := make(chan Partition, 2), make(chan struct{}), make(chan error, 1)
+		begun, finish, ended := make(chan pgleases.Partition, 2), make(chan struct{}), make(chan error, 1)
 		go func() {
-			ended <- l.Run(ctx, func(_ context.Context, p Partition) error {
+			ended <- l.Run(ctx, func(_ context.Context, p pgleases.Partition) error {
 				begun <- p
 				w.wait(finish)
 				return nil
@@ -279,11 +279,11 @@ func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 
 // withUnread returns a lease, and another client that has two of its four partitions and has not
 // read that.
-func (w *world) withUnread() (lease *Lease, other *proc) {
-	a, b := w.start("a"), w.start("b", WithPolling())
-	lease = a.owning("x", 4, WithHandoffDelay(0))
+func (w *world) withUnread() (lease *pgleases.Lease, other *proc) {
+	a, b := w.start("a"), w.start("b", pgleases.WithPolling())
+	lease = a.owning("x", 4, pgleases.WithHandoffDelay(0))
 	time.Sleep(3 * time.Second)
-	b.mustJoin("x", 4, WithHandoffDelay(0))
+	b.mustJoin("x", 4, pgleases.WithHandoffDelay(0))
 	w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
 	return lease, b
 }
@@ -333,12 +333,12 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 // the watch lasts.
 func TestEvictionWorksWithImpreciseClock(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", WithTTL(time.Minute), WithHeartbeat(200*time.Millisecond), WithPolling())
+		a := w.start("a", pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond), pgleases.WithPolling())
 		la := a.mustJoin("x", 2)
 		time.Sleep(time.Second)
 		w.failing(a, "heartbeat", 1, fault{after: 700 * time.Millisecond})
 		const ttl = 2 * time.Second
-		b := w.start("b", WithTTL(ttl), WithPolling())
+		b := w.start("b", pgleases.WithTTL(ttl), pgleases.WithPolling())
 		lb := b.mustJoin("x", 2)
 		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
 		b.kill()
@@ -401,8 +401,8 @@ func (w *world) logged(what string) (n int) {
 
 func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a, b := w.start("a", WithPolling()), w.start("b", WithPolling())
-		a.owning("x", 2, WithHandoffDelay(0))
+		a, b := w.start("a", pgleases.WithPolling()), w.start("b", pgleases.WithPolling())
+		a.owning("x", 2, pgleases.WithHandoffDelay(0))
 		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join's wait for it times out
 			return fault{before: 500 * time.Millisecond, err: errLocked}, client == a.name && op == "join"
 		})
@@ -410,7 +410,7 @@ func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 		defer giveUp()
 		go func() { _, _ = a.c.Lease(ctx, "locked", 4) }()
 		time.Sleep(20 * time.Second)
-		lb := b.mustJoin("x", 2, WithHandoffDelay(0))
+		lb := b.mustJoin("x", 2, pgleases.WithHandoffDelay(0))
 		// At its next heartbeat a is asked, 2 s later at most; at its next one b sees what it got.
 		w.within(5*time.Second, "b has its share", func() bool { return len(lb.Values()) == 1 })
 	})
@@ -420,7 +420,7 @@ func TestSuccessiveJoinsDelayNothingElse(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		c, p := w.start("c"), w.start("a")
 		l := p.mustJoin("x", 8)
-		w.shares([]*Lease{l}, 8)
+		w.shares([]*pgleases.Lease{l}, 8)
 		ctx, cancel := context.WithCancel(context.Background())
 		defer cancel()
 		var joining sync.WaitGroup
@@ -432,7 +432,7 @@ func TestSuccessiveJoinsDelayNothingElse(t *testing.T) {
 				}
 			})
 		}
-		w.shares([]*Lease{l, w.start("b").mustJoin("x", 8)}, 4, 4)
+		w.shares([]*pgleases.Lease{l, w.start("b").mustJoin("x", 8)}, 4, 4)
 		cancel()
 		joining.Wait()
 	})
@@ -457,7 +457,7 @@ func TestSetWeightReturnsOnceIfLeaseIsLeft(t *testing.T) {
 		go func() { weighed <- l.SetWeight(patiently(w.t), 3) }()
 		time.Sleep(time.Second) // the join of the next session is under way, with the weight
 		w.ok(l.Leave(patiently(w.t)))
-		if err := <-weighed; !errors.Is(err, ErrClosed) {
+		if err := <-weighed; !errors.Is(err, pgleases.ErrClosed) {
 			w.failf("SetWeight: %v", err)
 		}
 	})
@@ -505,7 +505,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 		})
 		procs := make([]*proc, clients)
 		for i := range procs {
-			procs[i] = w.start(fmt.Sprint("c", i), WithTTL(ttl), WithPolling())
+			procs[i] = w.start(fmt.Sprint("c", i), pgleases.WithTTL(ttl), pgleases.WithPolling())
 		}
 		procs[0].mustJoin("x", 1)
 		time.Sleep(2 * ttl) // they know their number
@@ -527,7 +527,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 
 func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
+		w.start("a", rare...).mustJoin("x", 2, pgleases.WithWeight(0))
 		b := w.start("b", rare...)
 		var reads atomic.Int32
 		w.inject(func(client, op string) (fault, bool) {
@@ -549,10 +549,10 @@ func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		b := w.start("b", rare...)
 		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond}) // until the plan of the other, and not for long after it
-		var l *Lease
+		var l *pgleases.Lease
 		done := make(chan struct{})
 		go func() { l = b.join(context.Background(), "x", 2); close(done) }()
-		w.start("a", rare...).mustJoin("x", 2, WithWeight(0))
+		w.start("a", rare...).mustJoin("x", 2, pgleases.WithWeight(0))
 		<-done
 		if l == nil {
 			t.Fatal("it has not joined")
