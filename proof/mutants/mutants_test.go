@@ -814,7 +814,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 // messages that report no failure, such as a seed.
 var (
 	says = regexp.MustCompile(`_test\.go:\d+: (?:oracle: \d+ violations:\n\s*)?(.*)`)
-	note = regexp.MustCompile(`^seed \d+$|^(locks: )?\d+ overlaps,|^the machine was late,|^the server does this:`)
+	note = regexp.MustCompile(`^seed \d+$|^(locks: )?\d+ overlaps,|^the machine was late,|^the server does this:|^stopped after `)
 )
 
 // reason returns the first failure in the output of a test.
