@@ -1,7 +1,6 @@
 package dashboard_test
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -127,11 +126,11 @@ func TestAskRunsEachVerb(t *testing.T) {
 		job = got.Job
 	}
 	var verbs string
-	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', verb, args ->> 'catch_up'), ', ' ORDER BY id) FROM pgleases.schedule_changes
-		WHERE reason = 'why' AND actor = 'ann (' || $1 || ')'`, role).Scan(&verbs); err != nil {
+	if err := pool.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', cause, args ->> 'catch_up'), ', ' ORDER BY id) FROM pgleases.events
+		WHERE lease = 'schedule/billing' AND reason = 'why' AND actor = 'ann (' || $1 || ')'`, role).Scan(&verbs); err != nil {
 		t.Fatal(err)
 	}
-	if want := "pause, resume true, pause, resume false, trigger, backfill, retry, retry, cancel, delete"; verbs != want {
+	if want := "schedule paused, schedule resumed true, schedule paused, schedule resumed false, schedule triggered, schedule backfilled, tick retried, job retried, job canceled, schedule deleted"; verbs != want {
 		t.Errorf("written down is %q, want %q", verbs, want)
 	}
 }

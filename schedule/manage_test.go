@@ -116,10 +116,56 @@ func TestOperatorRunsEachVerb(t *testing.T) {
 	for _, j := range all(t, m.Jobs(t.Context(), schedule.JobFilter{Kind: "books"})) {
 		expect(t, j.ID, retried, "the job that lives")
 	}
-	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', verb, nullif(name, ''), CASE WHEN schedule IS NOT NULL THEN 'id' END, CASE WHEN job IS NOT NULL THEN 'job' END, args - '{tick,after,since,job}'::text[]), ', ' ORDER BY id)
-		FROM pgleases.schedule_changes WHERE actor = concat('ann (', session_user, ')') AND reason = 'why'`),
-		`pause close id {}, resume close id {"catch_up": true}, pause close id {}, resume close id {"catch_up": false}, trigger close id job {}, backfill close id {"until": "2026-03-02T01:00:00+00:00"}, `+
-			`cancel job {}, retry job {}, retry broken id job {}, retry_failed {"kind": "mail", "refused": 1, "retried": 3}, delete close id {}, delete broken id {}`, "what is written down")
+	expect(t, one[string](db, `SELECT string_agg(concat_ws(' ', cause, nullif(name, ''), CASE WHEN row_id IS NOT NULL THEN 'job' END, rows, args - '{tick,after,since,retry_of}'::text[]), ', ' ORDER BY id)
+		FROM pgleases.events WHERE actor = concat('ann (', session_user, ')') AND reason = 'why' AND lease = 'schedule/tests'`),
+		`schedule paused close, schedule resumed close {"catch_up": true}, schedule paused close, schedule resumed close {"catch_up": false}, schedule triggered close job 1, schedule backfilled close 2 {"until": "2026-03-02T01:00:00+00:00"}, `+
+			`job canceled job 1, job retried job 1 {}, tick retried broken job 1 {}, jobs retried 3 {"kind": "mail", "refused": 1}, schedule deleted close, schedule deleted broken`, "what is written down")
+}
+
+// Each verb, as one calls it in SQL, leaves exactly one event, with the actor and the reason. A verb
+// that changes nothing leaves none.
+func TestVerbsInSQLAreEvents(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	k := schedule.InTx(newWorker(db).Scheduler, "books", effect)
+	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
+	job := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	db.exec(`UPDATE pgleases.schedules SET cursor = '2026-03-02T01:00Z';
+		INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, ended_at)
+		SELECT id, group_name, name, kind, t, t, 1, 'failed', t FROM pgleases.schedules, unnest('{2026-03-01 22:00Z,2026-03-01 23:00Z}'::timestamptz[]) AS t`)
+	db.setClock(midnight.Add(time.Hour))
+	o := newOperator(db)
+	const backfill = "schedule_backfill('tests', 'close', '2026-03-02 00:00Z', '2026-03-02 01:00Z', '{2026-03-02 00:00Z}', '{2026-03-02 01:00Z}'"
+	const retryFailed = "schedule_retry_failed('tests', 'books', '2026-03-01 00:00Z'"
+	const until = "'2026-03-02 01:00Z', '2026-03-02 01:00Z', 0"
+	seen := int64(0)
+	for _, verb := range []struct{ call, event string }{
+		{"schedule_lock('tests', 'close'", ""},
+		{"schedule_catch_up('tests', 'close'", ""},
+		{"schedule_resume('tests', 'close', " + until, ""},
+		{"schedule_pause('tests', 'close'", "schedule paused close"},
+		{"schedule_pause('tests', 'close'", ""},
+		{"schedule_catch_up('tests', 'close'", `schedule resumed close {"catch_up": true}`},
+		{"schedule_pause('tests', 'close'", "schedule paused close"},
+		{"schedule_resume('tests', 'close', " + until, `schedule resumed close {"catch_up": false}`},
+		{"schedule_resume('tests', 'close', " + until, ""},
+		{"schedule_trigger('tests', 'close'", "schedule triggered close job 1"},
+		{backfill, `schedule backfilled close job 1 {"after": "2026-03-02T00:00:00+00:00", "until": "2026-03-02T01:00:00+00:00"}`},
+		{backfill, ""}, // the job of the earlier backfill has not ended
+		{fmt.Sprintf("schedule_cancel_job('tests', %d", job), "job canceled inv-7 job 1"},
+		{fmt.Sprintf("schedule_retry_job('tests', %d", job), fmt.Sprintf(`job retried inv-7 job 1 {"retry_of": %d}`, job)},
+		{"schedule_retry_tick('tests', 'close', '2026-03-01 22:00Z'", `tick retried close job 1 {"tick": "2026-03-01T22:00:00+00:00"}`},
+		{retryFailed, `jobs retried job 1 {"kind": "books", "since": "2026-03-01T00:00:00+00:00", "refused": 0}`},
+		{retryFailed, ""}, // all were retried
+		{"schedule_delete('tests', 'close', " + until, "schedule deleted close"},
+	} {
+		_, err := o.pool.Exec(t.Context(), "SELECT pgleases."+verb.call+", 'ann', 'because')", pgx.QueryExecModeSimpleProtocol)
+		testkit.OK(t, err)
+		got := one[string](db, `SELECT coalesce(string_agg(concat_ws(' ', cause, nullif(name, ''), CASE WHEN row_id IS NOT NULL THEN 'job' END, rows, args), '; '), '') FROM pgleases.events
+			WHERE id > $1 AND concat_ws('|', lease, actor, reason) = concat('schedule/tests|ann (', session_user, ')|because')`, seen)
+		expect(t, got, verb.event, "events of "+verb.call)
+		seen = one[int64](db, "SELECT coalesce(max(id), 0) FROM pgleases.events")
+	}
 }
 
 // The functions of schedules refuse an operator, who needs a reason, and writes no history beyond what a verb writes.
@@ -132,7 +178,8 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	for _, statement := range []string{
 		"SELECT pgleases.schedule_do_pause('tests', 'close')", "SELECT pgleases.schedule_do_retry_job('tests', 1)",
 		"SELECT pgleases.schedule_do_cancel_job('tests', 1, 'why')", "SELECT pgleases.schedule_do_lock('tests', 'close')",
-		"SELECT pgleases.schedule_changed('pause', 'tests', 'close', 1, NULL, '{}', 'ann', 'why')",
+		"SELECT pgleases.schedule_changed('schedule paused', 'tests', 'close', NULL, NULL, 'ann', 'why')",
+		"INSERT INTO pgleases.events (lease, cause, actor, reason, name) VALUES ('schedule/tests', 'schedule paused', 'ann', 'why', 'close')",
 		"SELECT pgleases.schedule_enqueue('tests', 1, '[{}]')", "SELECT pgleases.schedule_forget_tick(1)",
 	} {
 		if _, err := o.pool.Exec(t.Context(), statement); store.Code(err) != "42501" {
@@ -178,8 +225,8 @@ func TestOperatorCannotForgeHistory(t *testing.T) {
 	if err := change("schedule_backfill('tests', 'close', now(), now(), " + many + ", " + many + ", '', 'why')"); !strings.Contains(err, "more than 1000") {
 		t.Error(err)
 	}
-	for _, table := range []string{"history", "schedule_changes", "jobs"} {
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases."+table), 0, "rows of "+table)
+	for _, rows := range []string{"history", "events WHERE actor IS NOT NULL", "jobs"} {
+		expect(t, one[int64](db, "SELECT count(*) FROM pgleases."+rows), 0, "rows of "+rows)
 	}
 	tx := testkit.Must(o.pool.Begin(t.Context()))(t)
 	defer func() { _ = tx.Rollback(context.Background()) }() // an error: it has ended
@@ -230,7 +277,7 @@ func TestManageRefusals(t *testing.T) {
 		contains(t, err, says)
 		expect(t, errors.Is(err, schedule.ErrUnknown), false, "whether it is unknown that "+says)
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_changes"), 0, "what is written down")
+	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.events WHERE actor IS NOT NULL"), 0, "what is written down")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 1, "jobs")
 }
 
@@ -298,7 +345,7 @@ func TestManageWithoutZone(t *testing.T) {
 		contains(t, err, "Mars/Olympus")
 	}
 	testkit.OK(t, m.Resume(t.Context(), "close", schedule.ResumeCatchUp)) // it needs no rule
-	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume", "what is written down")
+	expect(t, one[string](db, "SELECT string_agg(cause, ', ' ORDER BY id) FROM pgleases.events WHERE actor IS NOT NULL"), "schedule paused, schedule resumed", "what is written down")
 }
 
 // What failed is run once more, once, with the same arguments.
@@ -365,7 +412,7 @@ func TestRetry(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[plain tick unique]", "effects")
-	expect(t, one[string](db, "SELECT string_agg(concat_ws(' ', verb, reason), ', ' ORDER BY id) FROM pgleases.schedule_changes"), "cancel not this one, retry there is paper", "what was asked")
+	expect(t, one[string](db, "SELECT string_agg(concat_ws(': ', cause, name, reason), ', ' ORDER BY id) FROM pgleases.events WHERE actor IS NOT NULL"), "job canceled: inv-7: not this one, job retried: inv-7: there is paper", "what was asked")
 }
 
 func second[T any](_ T, err error) error { return err }

@@ -126,10 +126,11 @@ func WithoutMigration() Option {
 	return option("WithoutMigration", func(o *options) { o.noMigration = true })
 }
 
-// WithReason records each change that is made through this Scheduler, in the table schedule_changes
-// and in the transaction of the change. The record has the reason, the actor, and the role that
-// connects. With it the role needs no rights on the tables: see docs/roles.md. The reason has 1 to
-// 4,000 bytes, the actor 0 to 255 bytes. WithReason is an option of Manage only.
+// WithReason records each change that is made through this Scheduler, in the table events and in the
+// transaction of the change. The event has the reason, the actor, and the role that connects. A
+// call without an effect leaves no event. With WithReason the role needs no rights on the tables:
+// see docs/roles.md. The reason has 1 to 4,000 bytes, the actor 0 to 255 bytes. WithReason is an
+// option of Manage only.
 func WithReason(reason, actor string) Option {
 	return option("WithReason", func(o *options) { o.reason, o.actor = reason, actor })
 }

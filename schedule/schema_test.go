@@ -121,5 +121,6 @@ func TestChangesIgnoreSearchPath(t *testing.T) {
 		testkit.Must(changed.Enqueue(t.Context(), "text", schedule.WithUnique("one", conflict)))(t)
 	}
 	testkit.OK(t, m.Delete(t.Context(), "close"))
-	expect(t, one[string](db, "SELECT string_agg(verb, ' ' ORDER BY id) FROM pgleases.schedule_changes"), "pause resume pause resume trigger cancel retry backfill retry retry_failed delete", "what is written down")
+	expect(t, one[string](db, "SELECT string_agg(cause, ', ' ORDER BY id) FROM pgleases.events WHERE actor IS NOT NULL"),
+		"schedule paused, schedule resumed, schedule paused, schedule resumed, schedule triggered, job canceled, job retried, schedule backfilled, tick retried, jobs retried, schedule deleted", "what is written down")
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -259,14 +260,31 @@ func eventCells(e admin.Event) []any {
 	if e.Cause == "handed over" && e.From != "" && e.From == e.To {
 		e.Reason = "it had lost its trust, or a newer process with its ID took over"
 	}
-	switch {
-	case e.Row != nil:
-		e.Reason = fmt.Sprintf("row %d: %s", *e.Row, e.Reason)
-	case e.Rows > 0:
-		e.Reason = fmt.Sprintf("%s: %s", ranges.Many(e.Rows, "row"), e.Reason)
+	of := subjectOf(e)
+	if of != "" {
+		e.Reason = of + ": " + e.Reason
 	}
 	return []any{
 		utc(e.At), shown(e.Cause), orDash(e.Lease), orDash(e.From), orDash(e.To), short(e.Partitions),
 		orDash(e.Actor), orDash(e.Reason),
 	}
+}
+
+// subjectOf returns what a verb on a consumer, schedule or job concerns besides its lease.
+func subjectOf(e admin.Event) string {
+	var parts []string
+	if e.Name != "" {
+		parts = append(parts, e.Name)
+	}
+	noun := either(strings.HasPrefix(e.Lease, "schedule/"), "job", "row")
+	switch {
+	case e.Row != nil:
+		parts = append(parts, fmt.Sprintf("%s %d", noun, *e.Row))
+	case e.Rows > 0:
+		parts = append(parts, ranges.Many(e.Rows, noun))
+	}
+	for _, of := range slices.Sorted(maps.Keys(e.Args)) {
+		parts = append(parts, of+" "+e.Args[of])
+	}
+	return strings.Join(parts, ", ")
 }

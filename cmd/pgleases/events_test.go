@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/pgleases/pgleases/internal/admin"
 	"github.com/pgleases/pgleases/internal/pgtest"
@@ -94,6 +95,56 @@ func TestEventsFollowSelects(t *testing.T) {
 	}
 	follower.Signal(syscall.SIGINT)
 	follower.ExitCode()
+}
+
+// What operators did to schedules and jobs is among the events, wherever they are shown.
+func TestVerbsOnSchedulesAreEvents(t *testing.T) {
+	t.Parallel()
+	database, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t))
+	output1(t, database, "migrate", "--schedules")
+	const odd = "odd\x1b[2J"
+	execute(t, database, "INSERT INTO pgleases.schedule_groups VALUES ('reports', 1)", aSchedule("reports", "close", "", "now() + interval '1 hour'"), aSchedule("reports", odd, "", "now()"),
+		`INSERT INTO pgleases.clients SELECT 12, 'a', 1, now() + interval '1 hour', '1 hour', 'host', 7, now();
+		INSERT INTO pgleases.leases VALUES ('schedule/reports', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES ('schedule/reports', 0, 12, 12, 1, 'a', now())`)
+	verb := func(args ...string) string {
+		t.Helper()
+		return output1(t, database, append(args, "--reason", "why", "--actor", "ann")...)
+	}
+	verb("schedules", "pause", "reports", "close")
+	verb("schedules", "pause", "reports", "close") // it is paused already
+	verb("schedules", "resume", "reports", "close", "--catch-up")
+	job, _, _ := strings.Cut(verb("schedules", "trigger", "reports", odd), "\n")
+	verb("jobs", "cancel", "reports", job)
+	retry, _, _ := strings.Cut(verb("jobs", "retry", "reports", job), "\n")
+	execute(t, database, "INSERT INTO pgleases.events (lease, cause, to_id, partitions) VALUES ('schedule/reports', 'given', 'a', '{[0,1)}')")
+	const by = ` +schedule/reports +- +- +- +ann \(.+\) +`
+	all := []string{
+		`schedule paused` + by + `close: why`, `schedule resumed` + by + `close, catch_up true: why`,
+		`schedule triggered` + by + `"odd\\x1b\[2J, job ` + job + `: why"`, `job canceled` + by + `"odd\\x1b\[2J, job ` + job + `: why"`,
+		`job retried` + by + `"odd\\x1b\[2J, job ` + retry + `, retry_of ` + job + `: why"`, `given +schedule/reports +- +a +0 +- +-`,
+	}
+	for _, test := range []struct{ args, want []string }{
+		{[]string{"events", "schedule/reports"}, all},
+		{[]string{"events", "--lease", "schedule/reports", "--since", "1h"}, all},
+		{[]string{"events", "--cause", "schedule paused"}, all[:1]},
+		{[]string{"events", "--cause", "job retried", "--lease", "schedule/reports"}, all[4:5]},
+		{[]string{"explain", "schedule/reports/0", "--at", time.Now().UTC().Format(time.RFC3339Nano)}, all},
+	} {
+		text := output1(t, database, test.args...)
+		if !regexp.MustCompile(`(?m)^AT .*\n\S+ \S+ +` + strings.Join(test.want, `\n\S+ \S+ +`) + `\n\z`).MatchString(text) {
+			t.Errorf("%s: %s", test.args, text)
+		}
+	}
+	status, _ := statusIn(t, database)
+	for _, want := range []string{"schedule paused 1", "schedule resumed 1", "schedule triggered 1", "job canceled 1", "job retried 1"} {
+		if !strings.Contains(status, want) {
+			t.Errorf("status lacks %q: %s", want, status)
+		}
+	}
+	if events := decoded[[]admin.Event](t, database, "events", "schedule/reports"); len(events) != 6 || events[4].Name != odd || events[4].Args["retry_of"] != job {
+		t.Errorf("events %+v", events)
+	}
 }
 
 // The page explains each cause that the command knows.

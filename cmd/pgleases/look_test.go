@@ -596,9 +596,10 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	shows(`or all were retried; kinds of failed jobs and failing schedules: close$`, "jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
 	changed("schedules", "delete", "reports", "good")
 	var asked string
-	testkit.OK(t, pool.QueryRow(t.Context(), `SELECT string_agg(concat(verb, ' ', name, CASE WHEN job IS NOT NULL THEN ' ' || job END), ', ' ORDER BY id)
-		FROM pgleases.schedule_changes WHERE reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked))
-	if want := fmt.Sprintf("pause good, resume good, trigger bad %s, retry bad %s, retry bad %s, backfill good %s, cancel  %d, cancel  %s, retry_failed , retry_failed , retry_failed , delete good", failed, retriedJob, retried, again, hangs, waiting); asked != want {
+	testkit.OK(t, pool.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', cause, nullif(name, ''), CASE WHEN cause <> 'jobs retried' THEN row_id END), ', ' ORDER BY id)
+		FROM pgleases.events WHERE lease = 'schedule/reports' AND reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked))
+	if want := fmt.Sprintf("schedule paused good, schedule resumed good, schedule triggered bad %s, job retried bad %s, tick retried bad %s, schedule backfilled good %s, job canceled %d, job canceled %s, jobs retried, schedule deleted good",
+		failed, retriedJob, retried, again, hangs, waiting); asked != want {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
 	for args, want := range map[string]string{

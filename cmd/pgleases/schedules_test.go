@@ -53,7 +53,7 @@ func TestSchedulesListsWhatIsIll(t *testing.T) {
 		aSchedule("large", "late too", "", "now() - interval '5 minutes'"),
 		aSchedule("reports", "blocked", ", blocked_reason, blocked_since", "now(), 'no such kind', now() - interval '3 hours'"),
 		aSchedule("reports", "paused", ", paused_at", "'infinity', now() - interval '3 hours'"),
-		"INSERT INTO pgleases.schedule_changes (schedule, verb, group_name, name, at, args, actor, reason) SELECT id, 'pause', group_name, name, now(), '{}', 'maria', E'no \\n paper' FROM pgleases.schedules WHERE name = 'paused'",
+		"INSERT INTO pgleases.events (lease, cause, name, actor, reason) SELECT 'schedule/' || group_name, 'schedule paused', name, 'maria', E'no \\n paper' FROM pgleases.schedules WHERE name = 'paused'",
 		aSchedule("reports", "slow", "", later), aPast("slow", "succeeded 5", "skipped 4", "skipped 3", "skipped 2", "skipped 30", "succeeded 29"),
 		aSchedule("reports", "odd\x1b[2J", ", failures", later+", 1"))
 	text := output1(t, database, "schedules")

@@ -22,9 +22,12 @@ type Event struct {
 	To         string `json:"to"`
 	Partitions Ranges `json:"partitions"`           // the partitions that changed
 	Generation int64  `json:"generation,omitzero"`  // of the lease, before the event
-	Row        *int64 `json:"row,string,omitempty"` // of a verb on one row of a consumer: the ID of the row
-	Rows       int    `json:"rows,omitzero"`        // of a verb on rows of a consumer: how many were changed
-	ID         string `json:"id"`                   // unique on one server
+	Row        *int64 `json:"row,string,omitempty"` // of a verb on one row of a consumer, or on one job: its ID
+	Rows       int    `json:"rows,omitzero"`        // of a verb on rows of a consumer, or on jobs: how many
+	Name       string `json:"name,omitempty"`       // of a verb on a schedule or a job: the name that it has
+	// What else a verb on schedules or jobs was given, for example the range of a backfill.
+	Args map[string]string `json:"args,omitempty"`
+	ID   string            `json:"id"` // unique on one server
 }
 
 // Causes are the causes of events. docs/operations.md explains them, in the same order.
@@ -32,7 +35,8 @@ var Causes = []string{
 	"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "no live client",
 	"dropped", "replaced", "replaces", "drain", "undrain", "cordon", "uncordon", "pause", "resume", "freeze",
 	"unfreeze", "pin", "unpin", "evict", "consumer paused", "consumer resumed", "consumer deleted", "row retried",
-	"rows retried", "row skipped", "row returned",
+	"rows retried", "row skipped", "row returned", "schedule paused", "schedule resumed", "schedule deleted",
+	"schedule triggered", "schedule backfilled", "tick retried", "job retried", "jobs retried", "job canceled",
 }
 
 // eventPage is the maximum number of events that one call reads.

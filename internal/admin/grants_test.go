@@ -78,7 +78,7 @@ const (
 		present_database() snapshot() tables_number() timeline()`
 
 	everything = `samples clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept graces history identities jobs jobs_status leases locks locks_status members members_status partitions presences
-		schedule_changes schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
+		schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker installation present_marker status overrides`
 	clientsRead   = `samples clients events graces identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
 	clientsWrite  = `boot_marker clients graces identities leases locks members partitions presences `
@@ -100,10 +100,10 @@ var mayDo = map[string]string{
 	"schedule-operators EXECUTE": forReaders + " schedule_find() schedule_read() " + forScheduleOperators, "schedule-operators USAGE": "schema", "schedule-operators SELECT": everything,
 
 	"schedules EXECUTE": forAll + " " + forApplications + " " + forScheduleOperators + " " + forAllSchedules, "schedules USAGE": "lock_tokens schema",
-	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_changes schedule_groups schedule_owners schedule_slots schedule_version schedules schedules_status",
+	"schedules SELECT": clientsRead + "history jobs jobs_status schedule_groups schedule_owners schedule_slots schedule_version schedules schedules_status",
 	"schedules INSERT": clientsInsert + "history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules UPDATE": clientsWrite + "server notified history jobs schedule_groups schedule_owners schedule_slots schedules",
-	"schedules DELETE": clientsDelete + "history jobs schedule_changes schedule_slots schedules",
+	"schedules DELETE": clientsDelete + "history jobs schedule_slots schedules",
 
 	"enqueuer EXECUTE": "notify() notify_channel() partition_for() " + forEnqueuer, "enqueuer USAGE": "schema",
 	"enqueuer SELECT": "notified schedule_groups jobs.due jobs.group_name jobs.id jobs.kind jobs.revision jobs.unique_key",
@@ -156,6 +156,42 @@ func TestRightsAreThoseWritten(t *testing.T) {
 		if have[right] == "" {
 			t.Errorf("nobody has %s", right)
 		}
+	}
+}
+
+// A role that runs clients writes the events of the protocol, and none that says that an operator did
+// something.
+func TestApplicationsForgeNoVerb(t *testing.T) {
+	t.Parallel()
+	owner, role := roles(t)
+	conn := testkit.Must(owner.Acquire(t.Context()))(t)
+	defer conn.Release()
+	automatic := []string{"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "no live client"}
+	for _, p := range []admin.Purpose{admin.ForApplication, admin.ForSchedules, admin.ForConsumers} {
+		testkit.Must(conn.Exec(t.Context(), "SET ROLE "+role(p)))(t)
+		for _, cause := range admin.Causes {
+			want := "23514" // of the constraint events_actor
+			if slices.Contains(automatic, cause) {
+				want = ""
+			}
+			_, err := conn.Exec(t.Context(), "INSERT INTO pgleases.events (lease, cause, reason) VALUES ('schedule/g', $1, 'why')", cause)
+			if store.Code(err) != want || want == "" && err != nil {
+				t.Errorf("%s inserts the event %q: %v", p, cause, err)
+			}
+		}
+		for _, statement := range []string{
+			"INSERT INTO pgleases.events (lease, cause, actor) VALUES ('schedule/g', 'schedule paused', 'ann')",
+			"INSERT INTO pgleases.events (lease, cause, name) VALUES ('schedule/g', 'joined', 's')",
+			"INSERT INTO pgleases.events (lease, cause, row_id) VALUES ('schedule/g', 'joined', 1)",
+			"UPDATE pgleases.events SET cause = 'schedule paused', actor = 'ann'", "DELETE FROM pgleases.events",
+			"SELECT pgleases.schedule_changed('schedule paused', 'g', 's', NULL, NULL, 'ann', 'why')",
+		} {
+			_, err := conn.Exec(t.Context(), statement)
+			if store.Code(err) != "42501" {
+				t.Errorf("%s: %s: %v", p, statement, err)
+			}
+		}
+		testkit.Must(conn.Exec(t.Context(), "RESET ROLE"))(t)
 	}
 }
 

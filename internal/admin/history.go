@@ -215,6 +215,7 @@ type EventFilter struct {
 	Lease  string // with the events of all leases that name one of its clients
 	Client string // that lost or gained partitions, joined, left, or was evicted
 	Cause  string
+	Name   string // of the schedule or job that operators changed
 }
 
 // Happened are the events of a period, the newest first.
@@ -232,10 +233,10 @@ func (a *Admin) Happened(ctx context.Context, p Period, f EventFilter) (*Happene
 	h := new(Happened)
 	err := a.past(ctx, p, "read the events", func(tx pgx.Tx, since, until time.Time) (err error) {
 		h.Since, h.Until = since, until
-		args := []any{since, until, f.Lease, nil, f.Client, f.Cause, stripMost, eventPage + 1}
+		args := []any{since, until, f.Lease, nil, f.Client, f.Cause, stripMost, eventPage + 1, f.Name}
 		rows, _ := tx.Query(ctx, a.statement("happened"), args...)
 		h.Events, err = pgx.CollectRows(rows, pgx.RowTo[Event])
-		if err != nil || f.Client != "" || f.Cause != "" && f.Cause != causeOutage {
+		if err != nil || f.Client != "" || f.Name != "" || f.Cause != "" && f.Cause != causeOutage {
 			return err
 		}
 		outages, err := a.outages(ctx, tx, since, until)
@@ -291,7 +292,8 @@ func (a *Admin) Life(ctx context.Context, p Period, lease string, partition int)
 			return fmt.Errorf("%w: %d of lease %q, which has %d", ErrNoSuchPartition, partition, lease, now.Partitions)
 		}
 		// All events up to now are needed to know who owned what before them.
-		rows, _ := tx.Query(ctx, a.statement("happened"), since, endOfTime, lease, one, "", "", eventMost, eventMost)
+		args := []any{since, endOfTime, lease, one, "", "", eventMost, eventMost, ""}
+		rows, _ := tx.Query(ctx, a.statement("happened"), args...)
 		events, err := pgx.CollectRows(rows, pgx.RowTo[Event])
 		if err != nil {
 			return err

@@ -178,6 +178,12 @@ func TestHappenedFindsByLeaseClientCauseAndPeriod(t *testing.T) {
 	if len(few.Events) != 1 || few.More {
 		t.Errorf("behind 20001 others it finds %d events, more: %v", len(few.Events), few.More)
 	}
+	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, name, actor, reason) SELECT clock_timestamp() - interval '40 minutes', 'many', 'schedule paused', name, 'ann', 'why'
+		FROM unnest('{close,open}'::text[]) AS name`)
+	named := testkit.Must(a.Happened(t.Context(), admin.Period{Last: hour}, admin.EventFilter{Lease: "many", Name: "close"}))(t)
+	if len(named.Events) != 1 || named.More || named.Events[0].Name != "close" {
+		t.Errorf("behind 21002 others of its lease it finds %+v, more: %v", named.Events, named.More)
+	}
 }
 
 // An outage of all clients is written down when it is over. It belongs to each period that it touches.

@@ -107,6 +107,11 @@ func TestSoundRecordsAreCertified(t *testing.T) {
 			"IN (4, 5)",
 		"a job that was replaced": "UPDATE pgleases.jobs SET id = 2, revision = 2; " +
 			"UPDATE pgleases.history SET retried = NULL",
+		"what operators did to a schedule and to jobs": "ALTER TABLE pgleases.jobs ALTER id " +
+			"ADD GENERATED ALWAYS AS IDENTITY (START 100); SELECT pgleases.schedule_pause('g', 's', 'maria', 'r'), " +
+			"pgleases.schedule_catch_up('g', 's', 'maria', 'r'), pgleases.schedule_trigger('g', 's', 'maria', 'r'), " +
+			"pgleases.schedule_cancel_job('g', 3, 'maria', 'r'); " +
+			"SELECT pgleases.schedule_retry_job('g', 3, 'maria', 'r')",
 		"an early history that is gone": "DELETE FROM pgleases.history WHERE id < 5",
 		"early events that are gone":    "DELETE FROM pgleases.events WHERE id < 3",
 		"a fast clock before an eviction by a slower server": "UPDATE pgleases.events " +
@@ -315,8 +320,8 @@ func TestForgedRecordsAreConvicted(t *testing.T) {
 		},
 		{"DELETE FROM pgleases.jobs", `job 3 of group "g"`, "neither live nor in the history"},
 		{
-			"INSERT INTO pgleases.schedule_changes (at, verb, group_name, name, job, args, actor, reason) " +
-				"VALUES (now(), 'trigger', 'g', 's', 99, '{}', 'maria', 'r')",
+			"INSERT INTO pgleases.events (lease, cause, name, row_id, rows, actor, reason) " +
+				"VALUES ('schedule/g', 'schedule triggered', 's', 99, 1, 'maria', 'r')",
 			`job 99 of group "g"`, "neither live nor in the history",
 		},
 

@@ -300,32 +300,6 @@ COMMENT ON COLUMN pgleases.history.nonce IS 'Of a job that did not succeed, the 
 COMMENT ON COLUMN pgleases.history.revision IS 'Of a job that did not succeed, its revision.';
 COMMENT ON COLUMN pgleases.history.retried IS 'The job that runs it again. It is null if it was not retried.';
 
-CREATE TABLE IF NOT EXISTS pgleases.schedule_changes (
-    id         bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at         pg_catalog.timestamptz NOT NULL,
-    verb       pg_catalog.text NOT NULL,
-    group_name pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    name       pg_catalog.text COLLATE pg_catalog."C" NOT NULL,
-    schedule   bigint,
-    job        bigint,
-    args       pg_catalog.jsonb NOT NULL,
-    actor      pg_catalog.text NOT NULL,
-    reason     pg_catalog.text NOT NULL
-);
-CREATE INDEX IF NOT EXISTS schedule_changes_by_time ON pgleases.schedule_changes (group_name, at);
-CREATE INDEX IF NOT EXISTS schedule_changes_by_schedule ON pgleases.schedule_changes (schedule, at);
-COMMENT ON TABLE pgleases.schedule_changes IS 'The changes that operators made to schedules and jobs, with actor and reason. Rows are kept as long as failures in the history.';
-COMMENT ON COLUMN pgleases.schedule_changes.id IS 'Rises with time.';
-COMMENT ON COLUMN pgleases.schedule_changes.at IS 'When the change was made.';
-COMMENT ON COLUMN pgleases.schedule_changes.verb IS 'pause, resume, delete, trigger, backfill, cancel, retry or retry_failed.';
-COMMENT ON COLUMN pgleases.schedule_changes.group_name IS 'The group.';
-COMMENT ON COLUMN pgleases.schedule_changes.name IS 'The name of the schedule or job; empty for a job without a name, and for several jobs.';
-COMMENT ON COLUMN pgleases.schedule_changes.schedule IS 'The schedule''s id. It is null if the change is of a job.';
-COMMENT ON COLUMN pgleases.schedule_changes.job IS 'The job that was canceled or enqueued; null for no job, or several.';
-COMMENT ON COLUMN pgleases.schedule_changes.args IS 'The arguments of the verb.';
-COMMENT ON COLUMN pgleases.schedule_changes.actor IS 'The role that connected, and the name that it gave.';
-COMMENT ON COLUMN pgleases.schedule_changes.reason IS 'The reason that the actor gave.';
-
 -- A run in a transaction changes no row before its end, so other sessions cannot see it in the
 -- tables. To show the run it takes an advisory lock. The lock is shared, and no session waits for
 -- it: see schedule_open.
@@ -351,9 +325,10 @@ SELECT s.group_name,
        e.state,
        CASE e.state
            WHEN 'paused' THEN coalesce(
-               (SELECT pg_catalog.concat('by ', q.actor, ': ', q.reason) FROM pgleases.schedule_changes AS q
-                WHERE q.schedule OPERATOR(pg_catalog.=) s.id AND q.at OPERATOR(pg_catalog.>=) s.paused_at
-                    AND q.verb OPERATOR(pg_catalog.=) 'pause' ORDER BY q.id DESC LIMIT 1),
+               (SELECT pg_catalog.concat('by ', q.actor, ': ', q.reason) FROM pgleases.events AS q
+                WHERE q.lease OPERATOR(pg_catalog.=) ('schedule/' OPERATOR(pg_catalog.||) s.group_name)
+                    AND q.name OPERATOR(pg_catalog.=) s.name AND q.at OPERATOR(pg_catalog.>=) s.paused_at
+                    AND q.cause OPERATOR(pg_catalog.=) 'schedule paused' ORDER BY q.at DESC LIMIT 1),
                CASE WHEN s.failures OPERATOR(pg_catalog.>=) s.pause_after
                     THEN pg_catalog.format('%s consecutive ticks failed', s.failures) END)
            WHEN 'blocked' THEN s.blocked_reason
@@ -425,7 +400,7 @@ COMMENT ON COLUMN pgleases.schedules_status.partition IS 'The key''s partition i
 COMMENT ON COLUMN pgleases.schedules_status.owner IS 'The client ID of that partition''s owner, which runs the schedule. It is null if there is no owner.';
 COMMENT ON COLUMN pgleases.schedules_status.rule IS 'The rule that says when it ticks.';
 COMMENT ON COLUMN pgleases.schedules_status.state IS 'running; paused; blocked: its owner cannot run it; due: it begins as soon as its owner has room; retrying: its tick runs again at due; planned: not due yet.';
-COMMENT ON COLUMN pgleases.schedules_status.why IS 'The reason for the state, if it is known.';
+COMMENT ON COLUMN pgleases.schedules_status.why IS 'The reason for the state, if it is known. It names the operator who paused a schedule for as long as the event is kept.';
 COMMENT ON COLUMN pgleases.schedules_status.succeeded IS 'The last tick that succeeded. It is null if no tick did.';
 COMMENT ON COLUMN pgleases.schedules_status.last_outcome IS 'The outcome of the last tick with an outcome. It is null if no tick has one, or it is no longer in the history.';
 COMMENT ON COLUMN pgleases.schedules_status.ran_from IS 'When the last run that has ended began. It is null if no run has ended.';

@@ -5,8 +5,8 @@ SELECT o.group_name, o.job, o.at, o.what
 FROM (SELECT h.group_name, h.retried AS job, h.ended_at AS at, 'retry of entry ' || h.id || ' of the history' AS what
       FROM pgleases.history AS h WHERE h.retried IS NOT NULL AND h.ended_at >= $1::timestamptz
       UNION ALL
-      SELECT c.group_name, c.job, c.at, c.verb || ' by ' || c.actor
-      FROM pgleases.schedule_changes AS c WHERE c.job IS NOT NULL AND c.at >= $1::timestamptz) AS o
+      SELECT substr(e.lease, length('schedule/') + 1), e.row_id, e.at, e.cause || ' by ' || e.actor
+      FROM pgleases.events AS e WHERE e.name IS NOT NULL AND e.row_id IS NOT NULL AND e.at >= $1::timestamptz) AS o
 WHERE NOT EXISTS (SELECT FROM pgleases.jobs AS j WHERE j.id = o.job)
   AND NOT EXISTS (SELECT FROM pgleases.history AS h WHERE h.job = o.job)
 ORDER BY o.at

@@ -70,9 +70,5 @@ BEGIN
     up_to := coalesce(kept - 1, last, p_after);
     more := kept IS NULL AND found = p_most;
     DELETE FROM pgleases.history AS h WHERE h.id > p_after AND h.id <= up_to AND h.ended_at < p_before AND h.group_name = p_group AND (h.outcome IN ('failed', 'unknown')) = p_failed;
-    IF p_failed THEN
-        DELETE FROM pgleases.schedule_changes AS q
-        WHERE q.id IN (SELECT r.id FROM pgleases.schedule_changes AS r WHERE r.group_name = p_group AND r.at < p_before ORDER BY r.at LIMIT p_most);
-    END IF;
 END
 $pgleases_body$;

@@ -22,24 +22,27 @@ REVOKE EXECUTE ON FUNCTION pgleases.schedule_operator FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_operator(pg_catalog.text, pg_catalog.text, pg_catalog.text)
     IS 'Part of the verbs of operators on schedules and jobs. It begins one, and returns its actor.';
 
--- Ends a verb: records it.
---   p_schedule: the schedule; null: the change is of jobs
---   p_job: the job that was canceled or enqueued; null for no job, or several
---   p_args: the arguments of the verb
+-- Ends a verb: records it in the events.
+--   p_name: the name of the schedule or job; empty: a job without a name, or the jobs of a kind
+--   p_jobs: the jobs that were canceled or enqueued; null: the change is of the schedule. A verb
+--     that should enqueue jobs, and found no tick or job for that, is not recorded
+--   p_args: what else the verb was given, or null
 CREATE OR REPLACE FUNCTION pgleases.schedule_changed(
-    p_verb pg_catalog.text, p_group pg_catalog.text, p_name pg_catalog.text, p_schedule bigint, p_job bigint,
+    p_cause pg_catalog.text, p_group pg_catalog.text, p_name pg_catalog.text, p_jobs bigint[],
     p_args pg_catalog.jsonb, p_who pg_catalog.text, p_reason pg_catalog.text)
 RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
-    INSERT INTO pgleases.schedule_changes (at, verb, group_name, name, schedule, job, args, actor, reason)
-    VALUES (pgleases.schedule_clock(), p_verb, p_group, p_name, p_schedule, p_job, p_args, p_who, p_reason);
+    INSERT INTO pgleases.events (lease, cause, actor, reason, name, row_id, rows, args)
+    SELECT 'schedule/' || p_group, p_cause, p_who, p_reason, p_name,
+        CASE WHEN cardinality(p_jobs) = 1 THEN p_jobs[1] END, cardinality(p_jobs), p_args
+    WHERE p_jobs IS NULL OR cardinality(p_jobs) > 0;
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_changed FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_changed(
-    pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint, bigint, pg_catalog.jsonb, pg_catalog.text, pg_catalog.text)
-    IS 'Part of the verbs of operators on schedules and jobs. It records one.';
+    pg_catalog.text, pg_catalog.text, pg_catalog.text, bigint[], pg_catalog.jsonb, pg_catalog.text, pg_catalog.text)
+    IS 'Part of the verbs of operators on schedules and jobs. It records one in the events.';
 
 CREATE OR REPLACE FUNCTION pgleases.schedule_lock(
     p_group pg_catalog.text, p_name pg_catalog.text, p_actor pg_catalog.text, p_reason pg_catalog.text)
@@ -60,12 +63,11 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('pause'::text, p_actor, p_reason);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_take(p_group, p_name);
 BEGIN
     IF NOT pgleases.schedule_do_pause(p_group, p_name) THEN
         RETURN false;
     END IF;
-    PERFORM pgleases.schedule_changed('pause'::text, p_group, p_name, s.id, NULL::bigint, '{}'::jsonb, who, p_reason);
+    PERFORM pgleases.schedule_changed('schedule paused'::text, p_group, p_name, NULL::bigint[], NULL::jsonb, who, p_reason);
     RETURN true;
 END
 $pgleases_body$;
@@ -80,13 +82,12 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('resume'::text, p_actor, p_reason);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_take(p_group, p_name);
 BEGIN
     IF NOT pgleases.schedule_do_resume(
         p_group, p_name, p_until, p_canceled_until, p_canceled, who || ': ' || p_reason) THEN
         RETURN false;
     END IF;
-    PERFORM pgleases.schedule_changed('resume'::text, p_group, p_name, s.id, NULL::bigint,
+    PERFORM pgleases.schedule_changed('schedule resumed'::text, p_group, p_name, NULL::bigint[],
         '{"catch_up": false}'::jsonb, who, p_reason);
     RETURN true;
 END
@@ -102,12 +103,11 @@ RETURNS boolean
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('resume'::text, p_actor, p_reason);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_take(p_group, p_name);
 BEGIN
     IF NOT pgleases.schedule_do_catch_up(p_group, p_name) THEN
         RETURN false;
     END IF;
-    PERFORM pgleases.schedule_changed('resume'::text, p_group, p_name, s.id, NULL::bigint,
+    PERFORM pgleases.schedule_changed('schedule resumed'::text, p_group, p_name, NULL::bigint[],
         '{"catch_up": true}'::jsonb, who, p_reason);
     RETURN true;
 END
@@ -123,11 +123,10 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('delete'::text, p_actor, p_reason);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_take(p_group, p_name);
 BEGIN
     PERFORM pgleases.schedule_do_delete(
         p_group, p_name, p_until, p_canceled_until, p_canceled, who || ': ' || p_reason);
-    PERFORM pgleases.schedule_changed('delete'::text, p_group, p_name, s.id, NULL::bigint, '{}'::jsonb, who, p_reason);
+    PERFORM pgleases.schedule_changed('schedule deleted'::text, p_group, p_name, NULL::bigint[], NULL::jsonb, who, p_reason);
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_delete FROM PUBLIC;
@@ -141,10 +140,9 @@ RETURNS bigint
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('trigger'::text, p_actor, p_reason);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_find(p_group, p_name);
     job CONSTANT bigint := pgleases.schedule_do_trigger(p_group, p_name);
 BEGIN
-    PERFORM pgleases.schedule_changed('trigger'::text, p_group, p_name, s.id, job, '{}'::jsonb, who, p_reason);
+    PERFORM pgleases.schedule_changed('schedule triggered'::text, p_group, p_name, ARRAY[job], NULL::jsonb, who, p_reason);
     RETURN job;
 END
 $pgleases_body$;
@@ -159,11 +157,10 @@ RETURNS bigint[]
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('backfill'::text, p_actor, p_reason);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_find(p_group, p_name);
     ids CONSTANT bigint[] := pgleases.schedule_do_backfill(p_group, p_name, p_begins, p_ticks);
 BEGIN
-    PERFORM pgleases.schedule_changed('backfill'::text, p_group, p_name, s.id,
-        CASE WHEN cardinality(ids) = 1 THEN ids[1] END, jsonb_build_object('after', p_after, 'until', p_until), who, p_reason);
+    PERFORM pgleases.schedule_changed('schedule backfilled'::text, p_group, p_name, ids,
+        jsonb_build_object('after', p_after, 'until', p_until), who, p_reason);
     RETURN ids;
 END
 $pgleases_body$;
@@ -181,9 +178,8 @@ LANGUAGE plpgsql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 DECLARE
     who CONSTANT text := pgleases.schedule_operator('retry'::text, p_actor, p_reason);
     job CONSTANT bigint := pgleases.schedule_do_retry_tick(p_group, p_name, p_tick);
-    s   CONSTANT pgleases.schedules := pgleases.schedule_find(p_group, p_name); -- a retry needs the schedule
 BEGIN
-    PERFORM pgleases.schedule_changed('retry'::text, p_group, p_name, s.id, job,
+    PERFORM pgleases.schedule_changed('tick retried'::text, p_group, p_name, ARRAY[job],
         jsonb_build_object('tick', p_tick), who, p_reason);
     RETURN job;
 END
@@ -202,8 +198,8 @@ DECLARE
     job  CONSTANT bigint := pgleases.schedule_do_retry_job(p_group, p_job);
     name CONSTANT text := (SELECT j.name FROM pgleases.jobs AS j WHERE j.id = job);
 BEGIN
-    PERFORM pgleases.schedule_changed('retry'::text, p_group, name, NULL::bigint, job,
-        jsonb_build_object('job', p_job), who, p_reason);
+    PERFORM pgleases.schedule_changed('job retried'::text, p_group, name, ARRAY[job],
+        jsonb_build_object('retry_of', p_job), who, p_reason);
     RETURN job;
 END
 $pgleases_body$;
@@ -219,9 +215,8 @@ DECLARE
     who CONSTANT text := pgleases.schedule_operator('retry_failed'::text, p_actor, p_reason);
 BEGIN
     SELECT r.ids, r.refused INTO ids, refused FROM pgleases.schedule_do_retry_failed(p_group, p_kind, p_since) AS r;
-    PERFORM pgleases.schedule_changed('retry_failed'::text, p_group, ''::text, NULL::bigint, NULL::bigint,
-        jsonb_build_object('kind', p_kind, 'since', p_since, 'retried', cardinality(ids), 'refused', refused),
-        who, p_reason);
+    PERFORM pgleases.schedule_changed('jobs retried'::text, p_group, ''::text, ids,
+        jsonb_build_object('kind', p_kind, 'since', p_since, 'refused', refused), who, p_reason);
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_retry_failed FROM PUBLIC;
@@ -237,8 +232,7 @@ DECLARE
     who  CONSTANT text := pgleases.schedule_operator('cancel'::text, p_actor, p_reason);
     name CONSTANT text := pgleases.schedule_do_cancel_job(p_group, p_job, who || ': ' || p_reason);
 BEGIN
-    PERFORM pgleases.schedule_changed('cancel'::text, p_group, name, NULL::bigint, p_job,
-        jsonb_build_object('job', p_job), who, p_reason);
+    PERFORM pgleases.schedule_changed('job canceled'::text, p_group, name, ARRAY[p_job], NULL::jsonb, who, p_reason);
 END
 $pgleases_body$;
 REVOKE EXECUTE ON FUNCTION pgleases.schedule_cancel_job FROM PUBLIC;

@@ -4,7 +4,6 @@
 GRANT SELECT ON pgleases.schedule_version, pgleases.schedules_status, pgleases.jobs_status TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE ON pgleases.schedule_groups, pgleases.schedule_owners TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedules, pgleases.jobs, pgleases.history TO pgleases_app;
-GRANT SELECT, DELETE ON pgleases.schedule_changes TO pgleases_app;
 GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_json, pgleases.schedule_status_json,
