@@ -255,6 +255,7 @@ func (h *handler) page(w http.ResponseWriter, access Access, actor string, depth
 		"Operator": access == AccessOperator,
 		"Root":     strings.Repeat("../", depth),
 		"Scripts":  scripts,
+		"Causes":   admin.Causes,
 	})
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)

@@ -120,7 +120,9 @@ func (h *handler) happened(r *http.Request, _ string) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	filter := admin.EventFilter{Lease: q.Get("lease"), Client: q.Get("client"), Cause: q.Get("cause")}
+	filter := admin.EventFilter{
+		Lease: q.Get("lease"), Client: q.Get("client"), Cause: q.Get("cause"), Name: q.Get("name"),
+	}
 	return h.shared(r, keptPast, func(ctx context.Context) (any, error) {
 		return h.hub.admin.Happened(ctx, period, filter)
 	})

@@ -148,11 +148,13 @@ func TestPastIsReadByIndex(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('l-7', 256, 5, 1, 0, 'infinity', now())`,
 		`INSERT INTO pgleases.events (tx, at, lease, cause, from_id, to_id, partitions)
 			SELECT (1000001 - n)::text::xid8, clock_timestamp() - n * interval '2.5 seconds', 'l-' || n % 90, 'given', 'c-' || n % 200, 'c-' || (n + 1) % 200, int4multirange(int4range(n % 200, n % 200 + 5))
-			FROM generate_series(1, 1000000) AS n`, `ANALYZE pgleases.events`)
+			FROM generate_series(1, 1000000) AS n`,
+		`INSERT INTO pgleases.events (at, lease, cause, name, actor, reason)
+			SELECT clock_timestamp() - n * interval '1 day', 'schedule/g', 'schedule paused', 'close', 'ann', 'why' FROM generate_series(1, 10) AS n`, `ANALYZE pgleases.events`)
 	h := newHandler(t, newPool(t, url), dashboard.Options{})
 	for _, query := range []string{
 		"past?since=1h", "past?since=24h", "past?since=7d", "life?lease=l-7&since=1h", "life?lease=l-7&since=7d", "life?lease=l-7&since=7d&partition=7",
-		"happened?since=1h", "happened?since=7d", "happened?since=7d&lease=l-7", "happened?since=7d&client=c-7", "happened?since=30d&cause=joined",
+		"happened?since=1h", "happened?since=7d", "happened?since=7d&lease=l-7", "happened?since=30d&lease=schedule/g&name=close", "happened?since=7d&client=c-7", "happened?since=30d&cause=joined",
 		fmt.Sprintf("happened?from=%s&to=%s", ago(20*24*time.Hour), ago(20*24*time.Hour-time.Hour)), fmt.Sprintf("past?from=%s&to=%s", ago(20*24*time.Hour), ago(19*24*time.Hour)),
 	} {
 		// A server that is busy with other tests may take longer, so the question is asked again.

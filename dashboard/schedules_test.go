@@ -1,6 +1,7 @@
 package dashboard_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -132,6 +133,24 @@ func TestAskRunsEachVerb(t *testing.T) {
 	}
 	if want := "schedule paused, schedule resumed true, schedule paused, schedule resumed false, schedule triggered, schedule backfilled, tick retried, job retried, job canceled, schedule deleted"; verbs != want {
 		t.Errorf("written down is %q, want %q", verbs, want)
+	}
+	var told admin.Happened
+	testkit.OK(t, json.Unmarshal(do(t, h, "GET", "/data/happened?lease=schedule/billing&name=close").Body.Bytes(), &told))
+	var causes []string
+	for _, e := range told.Events { // the newest first
+		causes = append(causes, e.Cause)
+		if e.Name != "close" || e.Actor != "ann ("+role+")" || e.Reason != "why" {
+			t.Errorf("the page of the schedule has the event %+v", e)
+		}
+	}
+	if want := "schedule deleted, tick retried, schedule backfilled, schedule triggered, schedule resumed, schedule paused, schedule resumed, schedule paused"; strings.Join(causes, ", ") != want {
+		t.Errorf("the page of the schedule has the events %q, want %q", causes, want)
+	}
+	page := do(t, h, "GET", "/events").Body.String()
+	for _, cause := range admin.Causes {
+		if !strings.Contains(page, "<option>"+cause+"</option>") {
+			t.Errorf("the page does not offer the cause %q", cause)
+		}
 	}
 }
 

@@ -1,6 +1,6 @@
 // An event, as a line of a list.
 
-import { make, mark, name } from "./dom.js";
+import { make, mark, name, plain } from "./dom.js";
 import { clock, many, outageText, rangesText, sizeOf } from "./words.js";
 import { leaseLink, whoLink } from "./owners.js";
 
@@ -35,8 +35,12 @@ export function eventItem(event, slotOf = () => undefined, lease = "") {
     const ranges = make("span", "sub", rangesText(event.partitions));
     text.append(" ", many(sizeOf(event.partitions), "partition"), " ", ranges);
   }
-  if (event.row) text.append(" row " + event.row);
-  if (event.rows) text.append(" " + many(event.rows, "row"));
+  if (event.name) text.append(" ", name(event.name));
+  const noun = event.lease.startsWith("schedule/") ? "job" : "row";
+  if (event.row) text.append(" " + noun + " " + event.row);
+  else if (event.rows) text.append(" " + many(event.rows, noun));
+  const args = Object.entries(event.args || {}).map(([of, value]) => of + " " + value);
+  if (args.length > 0) text.append(" ", make("span", "sub", plain(args.toSorted().join(", "))));
   if (event.from) text.append(event.partitions.length > 0 ? " from " : " ", whoLink(event.from, slotOf(event.from)));
   if (event.to) text.append(" to ", whoLink(event.to, slotOf(event.to)));
   if (event.actor) text.append(" by ", name(event.actor));

@@ -1,17 +1,11 @@
 // The events of a period, by lease, client and cause. The address holds the filter.
 
-import { keyed, make, plain, setText } from "./dom.js";
+import { $, keyed, make, plain, setText } from "./dom.js";
 import { alter, here } from "./address.js";
 import { reading, state } from "./state.js";
 import { clock, count, many } from "./words.js";
 import { periodOf, picker } from "./time.js";
 import { eventItem } from "./event.js";
-
-const causes = [
-  "joined", "left", "evicted", "handed over", "given", "accepted", "drain", "undrain", "cordon", "uncordon", "pause",
-  "resume", "freeze", "unfreeze", "pin", "unpin", "evict", "dropped", "replaced", "replaces",
-  "awaited", "over ceilings", "no live client",
-];
 
 export function events() {
   const list = make("ol", "card events");
@@ -78,10 +72,10 @@ function field(key, label) {
 function causeField() {
   const select = make("select", "");
   select.id = "event-cause";
-  const now = here().query.cause || "";
-  const offered = causes.includes(now) || now === "" ? causes : [...causes, now];
-  select.append(...["", ...offered].map(option));
+  select.append(option(""), $("causes").content.cloneNode(true));
   select.options[0].textContent = "any";
+  const now = here().query.cause || "";
+  if (![...select.options].some(o => o.value === now)) select.append(option(now));
   select.value = now;
   select.addEventListener("input", () => alter({ cause: select.value }));
   return make("label", "", "Cause ", select);

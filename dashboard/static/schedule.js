@@ -1,6 +1,6 @@
 // One schedule: its state and why, its last ticks as bars, its next ticks, and its last error.
 
-import { card, drawFacts, fill, make, mark, name, plain, refill, setText, table, unseen } from "./dom.js";
+import { card, drawFacts, fill, keyed, make, mark, name, plain, refill, setText, table, unseen } from "./dom.js";
 import { addressOf, link } from "./address.js";
 import { reading } from "./state.js";
 import { ago, clock, count, isTime, many, span } from "./words.js";
@@ -9,6 +9,7 @@ import { operateButtons } from "./verbs.js";
 import { newList } from "./list.js";
 import { kindOf, noted } from "./schedules.js";
 import { drawCalendar } from "./calendar.js";
+import { eventItem } from "./event.js";
 
 export function schedule({ names: [group, of] }) {
   const failure = make("p", "failure");
@@ -21,7 +22,7 @@ export function schedule({ names: [group, of] }) {
   const past = make("div", "");
   const pair = make("div", "pair", card("Last ticks", null, bars), card("Next ticks", null, next));
   const days = make("div", "");
-  const element = make("div", "", now, pair, card("Last 30 days", null, days), past);
+  const element = make("div", "", now, pair, card("Last 30 days", null, days), newChanges(group, of), past);
   reading("calendar", () => ({ group, name: of }), 30_000, told => drawCalendar(days, told));
   reading("schedule", () => ({ group, name: of }), 5000, told => {
     setText(failure, told.text ? plain(told.text) : "");
@@ -126,6 +127,23 @@ function describe(tick, took) {
   const attempts = tick.attempts > 1 ? ", " + count(tick.attempts) + " attempts" : "";
   const number = tick.ticks > 1 ? ", " + many(tick.ticks, "tick") : "";
   return clock(tick.until) + ": " + tick.outcome + long + attempts + number + error;
+}
+
+// ---- What operators did to it.
+
+function newChanges(group, of) {
+  const list = make("ol", "events");
+  list.id = "change-list";
+  const note = make("p", "note");
+  const lease = "schedule/" + group;
+  reading("happened", () => ({ lease, name: of, since: "30d" }), 5000, told => {
+    const events = told.events || [];
+    list.hidden = events.length === 0;
+    keyed(list, events.slice(0, 100), e => e.id, e => eventItem(e, undefined, lease), () => {});
+    setText(note, told.text ? plain(told.text) : events.length > 100 ? "The latest 100 of 30 days." :
+      events.length === 0 ? "No operator has changed it in the last 30 days." : "");
+  });
+  return card("Changes by operators", null, list, note);
 }
 
 // ---- The history.

@@ -347,6 +347,10 @@ func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
 	x.until(rows("#event-list li") + `.every(text => text.includes("two"))`)
 	eval[bool](x, `(() => { const e = document.querySelector("#event-cause"); e.value = "joined"; return e.dispatchEvent(new Event("input", {bubbles: true})); })()`)
 	x.until(rows("#event-list li") + `.length === 1 && ` + rows("#event-list li") + `.every(text => /joined orders.* to .*two/.test(text))`)
+	// The page offers each cause that there is, and any.
+	if causes := eval[int](x, `document.querySelector("#event-cause").options.length`); causes != len(admin.Causes)+1 {
+		t.Errorf("the page offers %d causes, and there are %d", causes, len(admin.Causes))
+	}
 	// The address holds the filter.
 	address := eval[string](x, `location.search`)
 	x.show("events" + address)

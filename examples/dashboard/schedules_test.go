@@ -72,6 +72,8 @@ func TestSchedulesAndJobsAreSeenAndOperated(t *testing.T) {
 	eval[bool](x, row("#schedule-list", "close-07")+`.querySelector("a").click() || true`)
 	x.until(`location.pathname.endsWith("/schedules/billing/close-07") && ` + rows("#history tbody tr") + `.some(text => text.includes("job ") && text.includes("succeeded"))`)
 	x.until(rows(".next li") + `.length === 5`)
+	x.until(rows("#change-list li") + `.length === 3 && /schedule triggered close-07 job \d+ by operator \(.*\): now$/.test(` + rows("#change-list li") + `[0]) && ` +
+		`/schedule resumed close-07 catch_up false by operator \(.*\): they are closed$/.test(` + rows("#change-list li") + `[1]) && ` + rows("#change-list li") + `[2].endsWith(": its <b>reports are open")`)
 	x.run(chromedp.NavigateBack())
 	x.until(`location.search === "?prefix=close-07" && document.querySelectorAll("#schedule-list tbody tr").length === 1`)
 
