@@ -44,9 +44,9 @@
 //
 // At no instant do the Values of two clients contain the same partition. This holds when clients
 // join and close, when processes are killed or freeze, when the network is cut, and when the
-// database restarts. If a client was cut off or frozen past its trust deadline, the first call that
-// you make returns the truth, because it reads the clock. [Lease.Values] is empty then, however
-// long the process slept.
+// database restarts. If a client was cut off or frozen past its trust deadline, the first call of
+// [Lease.Values] returns an empty slice, however long the process stood still, because it reads the
+// clock. Contexts are canceled a moment later, when the client's goroutine runs again.
 //
 // A transaction that has passed [Lease.Guard] commits before the next owner can pass Guard, or it
 // does not commit at all. Guard refuses work that began under an earlier ownership, even if the
@@ -116,7 +116,7 @@
 // the new owner. [Lease.GuardSQL] is for database/sql. Other languages call the SQL function, which
 // raises SQLSTATE PL001:
 //
-//	SELECT pgleases.guard('orders', 7, 4294967298)  -- lease, partition, epoch
+//	SELECT pgleases.guard('orders', 7, 12)  -- lease, partition, epoch
 //
 // Guard also lowers idle_in_transaction_session_timeout for the transaction to the trust that is
 // left, so that a process that freezes in the transaction does not keep the partition. Guard does

@@ -36,7 +36,7 @@ func (l *Lease) NumPartitions() int { return l.engine.Partitions }
 
 // Values returns the numbers of the partitions that this client owns now, ascending. If it owns
 // none, the slice is empty and not nil. Values reads the clock, so past the trust deadline it is
-// empty at once, even if the process was asleep until then. It costs nanoseconds, so call it as
+// empty at once, even if the process stood still until then. It costs nanoseconds, so call it as
 // often as it matters. The slice is shared, so clone it before you write to it.
 //
 // A loop may be working on what it got from Values or Owns, so a partition that moves then waits

@@ -42,5 +42,5 @@ func (p Partition) Context() context.Context {
 	return p.ownership.Context()
 }
 
-// String returns number and epoch: "7@4294967298".
+// String returns number and epoch: "7@12".
 func (p Partition) String() string { return fmt.Sprintf("%d@%d", p.Number, p.Epoch) }

@@ -73,14 +73,14 @@ type planLease struct {
 
 	away []bool // per member: it is awaited, and gets no partition. It may be empty
 
-	current []int32 // per partition: the live member that owns it, or that it is moving to
+	current []int32 // per partition: the live or awaited member that owns it, or that it is moving to
 
 	// Per partition: the member that lost it by leaving, crashing or draining, until it has returned.
 	// It may be empty.
 	preferred []int32
 
 	// Per partition: the member that gets it whatever the shares are. The shares decide about those
-	// of noMember. It may be empty, and is if preferred is.
+	// of noMember. It may be empty. It is empty if preferred is empty.
 	fixed []int32
 }
 

@@ -63,9 +63,10 @@
 // The row of a partition keeps an evicted session as its owner until a plan gives the partition
 // away.
 //
-// The ownership (its contexts and pins) ends when it is released, lost, or overdue, and at once if
-// the trust is lost. It left Values when it began to drain. After an end without a release the
-// assignment continues to drain, because the database has it until it is released.
+// The ownership ends when it is released, lost, or overdue, and at once if the trust is lost: its
+// contexts are canceled. It left Values when it began to drain. After an end without a release the
+// assignment continues to drain, because the database has it until it is released. Pins stay until
+// their work ends, and hold the release back until the drain timeout has passed.
 //
 // # The order of a Close
 //
@@ -84,8 +85,10 @@
 //     change it. They exclude each other on one lease: apply locks the lease's row FOR UPDATE,
 //     release at least FOR KEY SHARE. A session that releases is not evicted meanwhile.
 //  2. An owner removes the partition from the Board, so no new Hold or callback begins. It waits
-//     until no pin is left (releasableAt), or until the drain timeout has ended the ownership. Then
-//     it sends the release, which names the epoch, so that a late one has no effect.
+//     until no pin is left (releasableAt), or until the drain timeout has ended the ownership. If
+//     somebody has read Values, it also waits for the handoff delay, because a loop over Values
+//     holds no pin. Then it sends the release, which names the epoch, so that a late one has no
+//     effect.
 //  3. A client trusts itself for TTL - margin, counted from just before it sends a heartbeat
 //     (config.go, trust.go). The database counts the whole TTL from when it executed the heartbeat.
 //  4. Another client evicts the session only after it has watched the database's clock for that TTL
@@ -170,7 +173,7 @@
 //     sql/schema/leases.sql, which gives the partition to its target with a higher epoch. The
 //     answer ends the ownership (members.released), and the task "announce" notifies the new owner.
 //  8. In the new owner, woken in the same way, reads.go finds the partition among the gained ones.
-//     assignments.serve shows it: owned.Board stores a new snapshot, and Values returns it.
+//     assignments.publish shows it: owned.Board stores a new snapshot, and Values returns it.
 //
 // If the owner has crashed, no owner is asked:
 //

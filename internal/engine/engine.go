@@ -539,11 +539,11 @@ func (e *engine) loseTrust(now time.Time, why string) {
 	}
 	cause := fmt.Errorf("%w: %s", e.config.Errors.TrustLost, why)
 	e.margins.add(0) // a loss of the trust counts with a share of 0
-	e.trust.end()
+	e.trust.end()    // first of all, so that readers see no partition any more
 	e.members.shared.validity = nil
 	e.watch.reset()
 	e.session.beatNow()
-	lost := e.members.endAll(cause) // first of all, so that readers see no partition any more
+	lost := e.members.endAll(cause)
 	e.locks.Lose(cause, e.standing())
 	for m := range e.members.all() {
 		m.assignments.withdraw(m.assignments.serving(), cause, now)

@@ -42,8 +42,9 @@ func (x *expiry) due(step expiryStep) time.Time {
 }
 
 // heard handles what a heartbeat says about the next check. The check is due later, or it is due
-// now; then this client evicts if it has watched the database's clock for long enough. Spread is
-// how far the clock may be ahead of the cutoff.
+// now; then this client evicts if it has watched the database's clock for the shortest TTL that a
+// session may have. The statement evicts those whose own TTL is not longer than the watch. Spread
+// is how far the clock may be ahead of the cutoff.
 func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
 	watchLacks := MinTTL - watched

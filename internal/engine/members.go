@@ -275,7 +275,7 @@ func (ms *members) warn() {
 	}
 }
 
-// joined answeredJoins the answer to a join. It returns whether the session is a member, and the error
+// joined handles the answer to a join. It returns whether the session is a member, and the error
 // that requires another attempt.
 func (ms *members) joined(m *membership, join store.Join, err error, now time.Time) (isMember bool, again error) {
 	ms.underWay = nil
@@ -328,7 +328,7 @@ func (m *membership) backOff(heartbeat time.Duration, now time.Time) {
 	m.joinFrom(now.Add(m.retry + rand.N(retryMin)))
 }
 
-// notJoined answeredJoins the error of a join. It returns the error that requires another attempt.
+// notJoined handles the error of a join. It returns the error that requires another attempt.
 func (ms *members) notJoined(m *membership, err error, now time.Time) error {
 	switch {
 	case m.state == stateLeft: // if the join was executed anyway, a heartbeat finds a stray
@@ -434,7 +434,7 @@ func (ms *members) miscounted(join store.Join, wanted int) error {
 	return nil
 }
 
-// heard answeredJoins what a heartbeat says about the leases that the session is a member of. It returns
+// heard handles what a heartbeat says about the leases that the session is a member of. It returns
 // the leases that need a plan, and the memberships that the database does not have.
 func (ms *members) heard(beats []store.LeaseBeat, server int64) (toPlan []string, gone []*membership) {
 	isMember := make(map[string]bool, len(beats))

@@ -362,7 +362,8 @@ func sharesMembers(read []store.LeaseSnapshot) bool {
 	return slices.ContainsFunc(read, func(r store.LeaseSnapshot) bool { return len(r.Members) > 1 })
 }
 
-// next returns when another plan is due after a statement of n moves.
+// next returns when another plan is due after a statement of n moves. It is due in any case if an
+// earlier statement of this plan left moves over, and otherwise only if this one does.
 func (p *planning) next(n int) store.NextPlan {
 	switch {
 	case n < len(p.moves):

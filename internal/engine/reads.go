@@ -48,7 +48,8 @@ func (ms *members) read(m *membership, r store.LeaseRead, accepted bool, now tim
 	for _, a := range gone {
 		m.assignments.set(a.ownership.Number, nil)
 	}
-	// New ownerships begin before others are withdrawn, so that one snapshot shows both.
+	// New ownerships begin before others are withdrawn, so that one snapshot shows both: withdraw
+	// publishes it, also if it has none to withdraw.
 	for _, p := range c.passing {
 		c.wanted = append(c.wanted, m.assignments.begin(p.Partition, p.Epoch))
 	}

@@ -115,7 +115,7 @@ func newRelease(assignments []*assignment, leaving []*membership) release {
 		released[a.membership]++
 	}
 	r.successors = len(assignments) > 0 && len(leaving) > 0
-	for _, m := range leaving {
+	for _, m := range leaving { // now: in the first message, and in the one that releases the last partition
 		r.about[m.lease.Name] = true
 		all := released[m] == m.assignments.n
 		r.leaves = append(r.leaves, store.Leave{

@@ -95,7 +95,7 @@ func holdLivenessDue(e *engine, _ time.Time) time.Time {
 }
 
 // heartbeatDue returns an early time if a check for expired sessions is due: the answer says
-// whether another client made it.
+// whether another client made it. So looking has no task of its own, and evicting has.
 func heartbeatDue(e *engine, _ time.Time) time.Time {
 	if e.liveness.ToHold(e.session.number) {
 		return when.Never

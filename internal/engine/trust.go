@@ -35,7 +35,8 @@ func (t *trust) deadline() time.Time {
 }
 
 // setWallLimit sets the trust deadline on the wall clock after a heartbeat, counted from when it was
-// sent. It reports whether the deadline is still ahead.
+// sent. If that deadline has passed already, it sets nothing and returns false: the heartbeat was
+// answered too late to count.
 func (t *trust) setWallLimit(sent time.Time, trusts time.Duration, now time.Time) bool {
 	wallLimit := sent.Round(0).Add(trusts)
 	if now.Sub(sent) >= trusts || !now.Round(0).Before(wallLimit) {

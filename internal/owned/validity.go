@@ -15,7 +15,7 @@ import (
 // readers wait, and the validity is not over.
 type Validity struct {
 	opened   time.Time
-	deadline atomic.Int64 // nanoseconds after opened until readers may no longer read; 0: it is over
+	deadline atomic.Int64 // of readers: nanoseconds after opened until they may no longer read; 0: it is over
 	trust    atomic.Int64 // nanoseconds after opened until the trust deadline, with fast failover; plain: 0
 }
 
@@ -76,7 +76,8 @@ func (v *Validity) Left() time.Duration {
 	return max(0, time.Until(v.Deadline()))
 }
 
-// Over reports whether it has ended for good. If readers only wait for Allow, it has not.
+// Over reports whether it has ended for good. If readers only wait for Allow, it has not. Like Holds,
+// the first call after the trust deadline ends it.
 func (v *Validity) Over() bool { return !v.Holds() && v.deadline.Load() == 0 }
 
 // Deadline returns the trust deadline; the zero time if it is over.

@@ -98,7 +98,7 @@ type Leave struct {
 // A Released is the answer to a release.
 type Released struct {
 	Released []Handed
-	Busy     []Release // still owned, because a guarded transaction is open; Epoch is 0
+	Busy     []Release // still owned: their rows are locked, or the server is not accepted; Epoch is 0
 	Left     []string  // leases that the session is no longer a member of
 	ToPlan   []string  // leases that need a plan now
 }

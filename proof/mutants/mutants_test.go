@@ -233,7 +233,7 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"epoch without server generation", "generations", `of server generation 0 after|the other begins with`, []edit{
 		{"sql/schema/plans.sql", `greatest(p.epoch + 1, lowest)`, `p.epoch + 1`, 0},
-		{"sql/schema/leases.sql", `greatest(p.epoch + 1, first)`, `p.epoch + 1`, 0},
+		{"sql/schema/leases.sql", `greatest(p.epoch + 1, lowest_epoch)`, `p.epoch + 1`, 0},
 	}},
 	{"a server generation that counts promotions, without the clock", "siblings", `epoch (repeats|falls)`, []edit{
 		{"sql/statements/accept.sql", `- 1577836800, 2000000000)`, `- 1577836800, 0)`, 0},

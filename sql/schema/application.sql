@@ -42,7 +42,7 @@ BEGIN
     END IF;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. After it, the partition keeps its owner and epoch until the transaction ends.';
+COMMENT ON FUNCTION pgleases.guard(pg_catalog.text, int, bigint) IS 'Raises PL001 unless the partition is owned under this epoch, by a session that was not evicted. Until the transaction ends, no other client gets the partition after it, and no lower epoch passes.';
 
 -- Does what guard does, for many partitions, in the order of their numbers. It raises no error, so that a transaction can
 -- leave out those that are not owned.
@@ -63,7 +63,7 @@ BEGIN
     );
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.guard_many(pg_catalog.text, int[], bigint[]) IS 'Guards partitions of a lease, each with its epoch, and returns those that are not owned under it. After it, the others keep their owners and epochs until the transaction ends.';
+COMMENT ON FUNCTION pgleases.guard_many(pg_catalog.text, int[], bigint[]) IS 'Guards partitions of a lease, each with its epoch, and returns those that are not owned under it. Until the transaction ends, no other client gets the others.';
 
 -- Does for a lock what guard does for a partition.
 CREATE OR REPLACE FUNCTION pgleases.guard_lock(name pg_catalog.text, token bigint) RETURNS void

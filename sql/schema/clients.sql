@@ -17,10 +17,10 @@ CREATE TABLE IF NOT EXISTS pgleases.clients (
     refused_leases pg_catalog.jsonb NOT NULL DEFAULT '{}',
     begun_at    pg_catalog.timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp()
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.5, autovacuum_vacuum_threshold = 1000);
-COMMENT ON TABLE pgleases.clients IS 'The live sessions, with one row for each run of a client, which its heartbeat renews.';
+COMMENT ON TABLE pgleases.clients IS 'The sessions, with one row for each run of a client, which its heartbeat renews. A session lives until its row is deleted, and not only until it expires.';
 COMMENT ON COLUMN pgleases.clients.session IS '63 random bits drawn by the client. A restart is a new session.';
 COMMENT ON COLUMN pgleases.clients.id IS 'The client''s ID, as the application chose it.';
-COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID. Each new process draws a higher number, and only the process with the highest number may own partitions. It is negative if an operator has revoked the session, and no heartbeat renews it.';
+COMMENT ON COLUMN pgleases.clients.incarnation IS 'Number of the process among those with this ID. Each new process draws a higher number, and only the process with the highest number gets partitions. It is negative if an operator has revoked the session, and no heartbeat renews it.';
 COMMENT ON COLUMN pgleases.clients.expires_at IS 'Last heartbeat plus TTL. After this time a client that has watched the clock for a TTL may evict the session.';
 COMMENT ON COLUMN pgleases.clients.ttl IS 'How long the session stays alive without a heartbeat.';
 COMMENT ON COLUMN pgleases.clients.host IS 'The host of its process.';

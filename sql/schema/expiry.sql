@@ -3,8 +3,8 @@
 -- Evicts the sessions that have expired. statements/evict.sql explains the parameters.
 --
 -- A function, because of its first statement: of all clients that see that the check is due, one makes it, and for the
--- others the function ends there. Locks are taken in one order: leases by name, then clients, then members. The check
--- does not wait for these locks, because its lock on the server's row keeps every other check waiting: locked rows are
+-- others the function ends there. It locks the server's row first, then leases by name, clients and members.
+-- Other functions lock leases before the server's row. So the check does not wait for these locks: what is locked is
 -- left to the next check.
 --
 -- It reads the clients once, into sessions, because if an old snapshot is open, that table contains a row version for

@@ -192,8 +192,9 @@ COMMENT ON FUNCTION pgleases.begin_graces(bigint, pg_catalog.text[]) IS 'Makes t
 
 -- Releases of several owners run side by side, and do not wait for each other's flush. So a release that changes only
 -- owners locks the lease's row in the weakest mode, and does not write to it. The function announce writes to it later,
--- in a transaction that does not wait for a flush. FOR KEY SHARE keeps plans, evictions and leaves of this lease
--- waiting. A session that is gone releases no partition, because a plan may have read that it is gone.
+-- in a transaction that does not wait for a flush. FOR KEY SHARE keeps plans and leaves of this lease waiting. A check for
+-- expired sessions passes over the lease: it evicts the session, and leaves its membership to the next check. A session
+-- that is gone releases no partition, because a plan may have read that it is gone.
 -- statements/release.sql explains the parameters.
 CREATE OR REPLACE FUNCTION pgleases.release(
     p_session bigint, p_leases pg_catalog.text[], p_partitions int[], p_epochs bigint[], p_successors bigint[],
@@ -206,8 +207,8 @@ AS $pgleases_body$
 DECLARE
     names CONSTANT text[] := ARRAY(SELECT DISTINCT n FROM unnest(p_leases || p_leaving) AS n);
     as_planned text[]; -- leases to leave that have not changed since the plan of the successors read them
-    first bigint;
-    present bigint; -- the server generation
+    server_generation bigint;
+    lowest_epoch bigint; -- of new ownerships in this server generation
     drained text[] := '{}';
     alive boolean;
     drains boolean; -- an override drains the client
@@ -216,7 +217,7 @@ DECLARE
     awaited text[] := '{}'; -- leases whose partitions wait for the client's return
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
-    -- Lock the leases by name. So no plan, eviction or leave of them is executed meanwhile. A plan that was read before may
+    -- Lock the leases by name. So no plan or leave of them is executed meanwhile. A plan that was read before may
     -- be written after this, and then apply finds the new owners and epochs under its own lock. A leave changes its lease,
     -- so it needs the stronger lock from the beginning. So does a client that comes back: it locks the server's row below,
     -- and must not wait for a lease after that, because a join that has locked the lease may wait for the server's row.
@@ -231,8 +232,9 @@ BEGIN
     -- The partitions of a client that comes back wait for it. A check for expired sessions ends that, and the server's row
     -- comes before those of clients.
     IF cardinality(p_returning) > 0 THEN
-        -- A check that is under way does not know of it, and is waited for, unless another one comes before the end, because
-        -- this session might expire. So closing clients do not wait for each other here, if the grace is longer than the TTL.
+        -- This waits for a check that is under way, because that one does not know of the grace, and may set a later time. If
+        -- the grace is longer than the TTL, the row need not change, and closing clients do not wait for each other: a check
+        -- comes before the end of the grace anyway, because this session might expire.
         UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, e.ends_at)
         FROM (SELECT clock_timestamp() + min(m.restart_grace) AS ends_at, min(m.restart_grace) < min(c.ttl) AS soon
               FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
@@ -247,7 +249,7 @@ BEGIN
 
     -- Release only on a server that is accepted: another one may lack handoffs. Without a generation nothing is taken.
     IF alive THEN
-        SELECT s.generation, pgleases.first_epoch(s.generation) INTO present, first
+        SELECT s.generation, pgleases.first_epoch(s.generation) INTO server_generation, lowest_epoch
         FROM pgleases.server AS s WHERE s.accepted_timeline = pgleases.timeline();
     END IF;
     drains := EXISTS (SELECT FROM pgleases.overrides AS w
@@ -264,7 +266,7 @@ BEGIN
     -- stays with the session. A partition that a guarded transaction has locked is left out, because that transaction
     -- was promised that the owner stays the same until its end.
     WITH taken AS MATERIALIZED (
-        SELECT p.place, p.lease, p.owner_id, b.leaves, b.epoch >> 32 < present AND NOT b.leaves AS renewed,
+        SELECT p.place, p.lease, p.owner_id, b.leaves, b.epoch >> 32 < server_generation AND NOT b.leaves AS renewed,
                CASE WHEN b.successor <> 0 AND p.lease IN (SELECT n FROM unnest(as_planned) AS n) THEN b.successor ELSE p.target END AS target
         FROM (SELECT b.lease, b.partition, b.epoch, b.successor, b.lease IN (SELECT n FROM unnest(p_leaving) AS n) AS leaves
               FROM unnest(p_leases, p_partitions, p_epochs, p_successors) AS b (lease, partition, epoch, successor) ORDER BY b.lease, b.partition) AS b
@@ -274,10 +276,10 @@ BEGIN
             WHERE p.lease = b.lease AND p.partition = b.partition AND (p.owner = p_session) IS TRUE AND p.epoch = b.epoch
             FOR UPDATE SKIP LOCKED -- the others are locked by a guarded transaction
         ) AS p
-        WHERE present IS NOT NULL
+        WHERE server_generation IS NOT NULL
     ), successors AS MATERIALIZED ( -- those that are live members
         SELECT n.lease, n.session, c.id
-        FROM (SELECT DISTINCT k.lease, k.leaves, CASE WHEN k.renewed THEN p_session ELSE k.target END AS session FROM taken AS k) AS n
+        FROM (SELECT DISTINCT t.lease, t.leaves, CASE WHEN t.renewed THEN p_session ELSE t.target END AS session FROM taken AS t) AS n
         CROSS JOIN LATERAL (
             SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
             WHERE m.lease = n.lease AND m.session = n.session
@@ -286,23 +288,23 @@ BEGIN
         WHERE NOT (n.session = p_session AND n.leaves)
     ), released AS (
         UPDATE pgleases.partitions AS p
-        SET owner = h.session, target = CASE WHEN k.renewed THEN k.target ELSE h.session END,
-            epoch = greatest(p.epoch + 1, first),
-            owner_id = coalesce(h.id, p.owner_id),
-            preferred_owner_id = CASE WHEN h.id = p.preferred_owner_id THEN NULL
-                           WHEN h.id <> p.owner_id
-                            AND (k.leaves OR drains
+        SET owner = s.session, target = CASE WHEN t.renewed THEN t.target ELSE s.session END,
+            epoch = greatest(p.epoch + 1, lowest_epoch),
+            owner_id = coalesce(s.id, p.owner_id),
+            preferred_owner_id = CASE WHEN s.id = p.preferred_owner_id THEN NULL
+                           WHEN s.id <> p.owner_id
+                            AND (t.leaves OR drains
                                  OR p.lease IN (SELECT own.lease FROM unnest(names) AS n
                                                 CROSS JOIN LATERAL (SELECT own.lease FROM pgleases.members AS own
                                                                     WHERE own.lease = n AND own.session = p_session AND own.weight = 0 OFFSET 0) AS own))
                            THEN p.owner_id
                            ELSE p.preferred_owner_id END,
-            owned_since = CASE WHEN h.session IS NOT NULL THEN clock_timestamp() END,
-            asked_at = CASE WHEN k.renewed AND k.target IS DISTINCT FROM h.session THEN p.asked_at END
-        FROM taken AS k
-        LEFT JOIN successors AS h ON h.lease = k.lease AND h.session = CASE WHEN k.renewed THEN p_session ELSE k.target END
-        WHERE p.ctid = k.place
-        RETURNING p.lease, p.partition, p.owner, p.epoch, k.renewed, k.owner_id AS from_id, h.id AS to_id
+            owned_since = CASE WHEN s.session IS NOT NULL THEN clock_timestamp() END,
+            asked_at = CASE WHEN t.renewed AND t.target IS DISTINCT FROM s.session THEN p.asked_at END
+        FROM taken AS t
+        LEFT JOIN successors AS s ON s.lease = t.lease AND s.session = CASE WHEN t.renewed THEN p_session ELSE t.target END
+        WHERE p.ctid = t.place
+        RETURNING p.lease, p.partition, p.owner, p.epoch, t.renewed, t.owner_id AS from_id, s.id AS to_id
     ), recorded AS (
         INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
         SELECT r.lease, 'handed over', r.from_id, r.to_id, range_agg(int4range(r.partition, r.partition, '[]')),

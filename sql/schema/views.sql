@@ -20,7 +20,7 @@ LEFT JOIN pgleases.graces AS g ON g.lease OPERATOR(pg_catalog.=) p.lease AND g.c
 COMMENT ON VIEW pgleases.status IS 'Every partition, with its owner, since when it has that owner, and where it moves.';
 COMMENT ON COLUMN pgleases.status.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.status.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner, even if it has crashed, until another client evicts it. It is null if there is no owner.';
+COMMENT ON COLUMN pgleases.status.owner IS 'The client ID of the owner, even if it has crashed or was evicted, until a plan gives the partition to another client. It is null if there is no owner.';
 COMMENT ON COLUMN pgleases.status.epoch IS 'The fencing token of this ownership.';
 COMMENT ON COLUMN pgleases.status.since IS 'When this ownership began.';
 COMMENT ON COLUMN pgleases.status.moving_to IS 'The client ID of the target, if that is not the owner.';

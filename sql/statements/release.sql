@@ -23,7 +23,7 @@
 -- $12 text   channel to notify; empty: do not notify
 --
 -- One row of arrays: the partitions released, with new owner (0: none) and epoch; those still owned under the given
--- epoch, because a guarded transaction is open on them; the leases left; the leases that need a plan now.
+-- epoch, because a guarded transaction is open on them, or because the server is not accepted; the leases left; the leases that need a plan now.
 SELECT released_leases, released_partitions, owners, new_epochs, busy_leases, busy_partitions, left_leases, to_plan
 FROM pgleases.release($1::bigint, $2::text[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::bigint[], $8::text[],
                       $9::text[], $10::bigint, $11::int, $12::text)

@@ -5,7 +5,7 @@
 -- $2 boolean  only the named leases
 --
 -- One row for each lease, by name: its generation; the number of its partitions; arrays of its live members, by ID,
--- incarnation and session, their weights and ceilings (0: no ceiling), when they joined (microseconds since 1970), and whether an override drains or cordons them; whether an override pauses or freezes the
+-- incarnation and session, their weights and ceilings (0: no ceiling), the lease's generations when they joined, and whether an override drains or cordons them; whether an override pauses or freezes the
 -- lease, whether a rebalance delay is under way, and how many partitions
 -- had no owner after the last plan, because of ceilings; arrays of the pinned partitions, and of the client IDs that they are pinned to; arrays of the clients whose
 -- partitions wait for them, by ID, with their weights, their ceilings (0: no ceiling), and the lease's generation when they went
