@@ -8,6 +8,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -71,7 +72,8 @@ type attempt struct {
 
 // attempt reads rows, handles them, and removes those that were handled, in order.
 func (e *execution) attempt(parts []*part, limit int) outcome {
-	e.timer.Reset(e.attemptLimit())
+	e.watched()
+	e.watched = e.watch()
 	ctx, cancel := e.handlerContext(parts)
 	defer cancel()
 	if ctx.Err() != nil {
@@ -390,11 +392,16 @@ func (a *attempt) read(ctx context.Context) (o outcome) {
 		high = a.parts[0].noted
 	}
 	r := &reader{attempt: a, out: &o, at: byNumber(a.parts)}
+	var partition int
+	var id int64
 	defer handlers.Watch(ctx, a.times.overrun, func() {
-		partition, id := r.inHand.row()
+		partition, id = r.inHand.row()
 		a.log.Warn("consumer: decoder still running after its context ended", slog.Int("partition", partition),
 			slog.Int64("id", id), slog.Any("cause", context.Cause(ctx)))
 		a.late(&r.inHand, true)
+	}, func(lasted time.Duration) {
+		a.log.Info("consumer: decoder returned after its context ended", slog.Int("partition", partition),
+			slog.Int64("id", id), slog.Duration("for", lasted))
 	})()
 	wait := readWait
 	if a.parts[0].search || a.job.lane == worker.Slow && !a.job.isRetry {

@@ -59,11 +59,16 @@ func (a *attempt) call(ctx context.Context, o outcome) outcome {
 	if a.handler.calls.inTransaction() {
 		c.tx = a.tx.ForHandler()
 	}
+	var partition int
+	var id int64
 	defer handlers.Watch(ctx, a.times.overrun, func() {
-		partition, id := c.inHand.row()
+		partition, id = c.inHand.row()
 		a.log.Warn("consumer: handler still running after its context ended", slog.Int("partition", partition),
 			slog.Int64("id", id), slog.Any("cause", context.Cause(ctx)))
 		a.late(&c.inHand, a.handler.calls.oneRow())
+	}, func(lasted time.Duration) {
+		a.log.Info("consumer: handler returned after its context ended", slog.Int("partition", partition),
+			slog.Int64("id", id), slog.Duration("for", lasted))
 	})()
 	err := handlers.Call(c.all) // one goroutine for all rows: one for each would cost more than a quick handler
 	if err != nil {

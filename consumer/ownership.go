@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -44,7 +45,7 @@ func (e *ends) note(o *ownership) {
 // record records ends until stopped is closed.
 func (e *ends) record(db *db, log *slog.Logger, stopped <-chan struct{}) {
 	var left []*ownership // whose ends are to be recorded
-	var logged time.Time
+	var missing logqueue.Condition
 	for pause := time.Duration(0); ; {
 		var again <-chan time.Time
 		if len(left) > 0 {
@@ -64,13 +65,14 @@ func (e *ends) record(db *db, log *slog.Logger, stopped <-chan struct{}) {
 		rest := max(0, len(left)-atOnce)
 		err := writeEnds(db, left[rest:])
 		pause = time.Second
-		switch {
-		case err == nil:
-			left, pause = left[:rest], 0
-		case time.Since(logged) > time.Minute:
-			logged = time.Now()
+		missing.Tried(err, func() {
 			log.Warn("consumer: end not recorded yet, the next owner takes it for a crash",
 				slog.Int("partitions", len(left)), slog.Any("error", store.Advised(err)))
+		}, func(lasted time.Duration) {
+			log.Info("consumer: end recorded", slog.Int("partitions", len(left)), slog.Duration("for", lasted))
+		})
+		if err == nil {
+			left, pause = left[:rest], 0
 		}
 		for _, it := range came {
 			close(it.done)

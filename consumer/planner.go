@@ -11,6 +11,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/listen"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
 )
@@ -70,8 +71,9 @@ type planner struct {
 	poller     poller
 	beginning  bool // the begin of ownerships is being recorded
 	beginAfter time.Time
-	pausedAt   time.Time // when a poll found that an operator has paused the consumer
-	slowLogged time.Time // when it was last logged that partitions are slow
+	// that polls fail, that new partitions cannot begin, that partitions are slow, and that an operator has
+	// paused the consumer
+	failing, fresh, slow, pausing logqueue.Condition
 }
 
 // newPlanner returns the planner of a Run, which ends with life.
@@ -210,21 +212,23 @@ func (p *planner) giveSlotBack(j *job, free []int) {
 }
 
 // countSlow counts the partitions that are slow, and logs once a minute how many there are, and how
-// many are doubted and wait.
+// many are doubted and wait, and when there are none any more.
 func (p *planner) countSlow() {
 	slow := &p.counts.slow
 	some, now := slow.Set(p.queue.slots.Waiting), time.Now()
-	if !some && !p.queue.slots.AnyDoubts() || now.Sub(p.slowLogged) < time.Minute {
+	if !some && !p.queue.slots.AnyDoubts() {
+		lasted, log := p.slow.End(now)
+		if log {
+			p.log.Info("consumer: partitions no longer slowed down", slog.Duration("for", lasted))
+		}
 		return
 	}
-	doubted := p.queue.doubtedDue(now)
-	if !some && doubted == 0 {
+	if !some && p.queue.doubtedDue(now) == 0 || !p.slow.Last(time.Minute, now) {
 		return
 	}
-	p.slowLogged = now
 	p.log.Warn("consumer: partitions slowed down, others continue", slog.Int64("by_timeout", slow.Of(worker.TimedOut)),
 		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)),
-		slog.Int("doubted", doubted))
+		slog.Int("doubted", p.queue.doubtedDue(now)))
 }
 
 // countOldest notes which batch is the oldest.
@@ -272,13 +276,22 @@ func (p *planner) begun(fresh []*partition, parts []*part, err error) {
 		}
 		p.queue.began(of, after, err == nil)
 	}
-	if err == nil || p.life.Err() != nil {
+	if p.life.Err() != nil {
 		p.poller.soon()
 		return
 	}
-	p.beginAfter = time.Now().Add(time.Second)
-	p.log.Warn("consumer: cannot begin with new partitions, retried in a second", slog.Int("partitions", len(fresh)),
-		slog.Any("error", store.Advised(err)))
+	p.fresh.Tried(err, func() {
+		p.log.Warn("consumer: cannot begin with new partitions, retried each second",
+			slog.Int("partitions", len(fresh)), slog.Any("error", store.Advised(err)))
+	}, func(lasted time.Duration) {
+		p.log.Info("consumer: began with new partitions",
+			slog.Int("partitions", len(fresh)), slog.Duration("for", lasted))
+	})
+	if err != nil {
+		p.beginAfter = time.Now().Add(time.Second)
+		return
+	}
+	p.poller.soon()
 }
 
 // poll sends a poll if it is time; answer receives its answer.
@@ -328,29 +341,24 @@ func (p *planner) answer(q *poll, err error) {
 	if final := worker.EndsRun(err); final != nil {
 		p.stop(final)
 	}
-	now := time.Now()
-	if err != nil {
-		if p.poller.failed(now, p.life.Err() == nil) {
+	if p.life.Err() == nil {
+		p.failing.Tried(err, func() {
 			p.log.Warn("consumer: poll failed, retried each second", slog.Any("error", store.Advised(err)))
-		}
+		}, func(lasted time.Duration) {
+			p.log.Info("consumer: poll succeeded again", slog.Duration("after", lasted))
+		})
+	}
+	if err != nil {
+		p.poller.failed()
 		return
 	}
-	lasted := p.poller.succeeded(q, p.announces(), idle, now)
-	if lasted > 0 {
-		p.log.Info("consumer: poll succeeded again", slog.Duration("after", lasted.Round(time.Millisecond)))
-	}
+	p.poller.succeeded(q, p.announces(), idle)
+	now := time.Now()
 	p.poller.swept(q, now, p.times.sweep)
 	for _, number := range p.queue.swept(q.changed) {
 		p.exec.outage.left(number)
 	}
-	switch {
-	case q.paused && !p.queue.paused:
-		p.pausedAt = now
-		p.log.Warn("consumer: paused by an operator")
-	case p.queue.paused && !q.paused:
-		p.log.Info("consumer: resumed by an operator",
-			slog.Duration("for", now.Sub(p.pausedAt).Round(time.Millisecond)))
-	}
+	p.saidPaused(q.paused, now)
 	p.queue.answered(q, now)
 	switch {
 	case !p.untilEmpty:
@@ -358,6 +366,20 @@ func (p *planner) answer(q *poll, err error) {
 		p.endEmpty()
 	case p.poller.table.unseen(q):
 		p.poller.soon()
+	}
+}
+
+// saidPaused logs that an operator has paused the consumer, or has resumed it.
+func (p *planner) saidPaused(paused bool, now time.Time) {
+	if paused {
+		if p.pausing.Begin(now) {
+			p.log.Warn("consumer: paused by an operator")
+		}
+		return
+	}
+	lasted, log := p.pausing.End(now)
+	if log {
+		p.log.Info("consumer: resumed by an operator", slog.Duration("for", lasted))
 	}
 }
 

@@ -105,9 +105,6 @@ type poller struct {
 	rows    int         // the most that a poll looks at
 	turn    turn        // of the last poll
 	table   tableSearch // of RunUntilEmpty
-	failing time.Time   // when it was last logged that polls fail; zero: the last one did not
-	// when that was first logged since a poll succeeded
-	failingSince time.Time
 }
 
 // A tableSearch has the searches of a RunUntilEmpty, for all partitions of the queue table. They
@@ -311,34 +308,18 @@ func looksOf(searches []*partition, rows int) (l looks) {
 	return l
 }
 
-// failed notes that a poll has failed, and reports whether it is to be logged: once a minute, while
-// the Run is under way.
-func (p *poller) failed(now time.Time, running bool) (log bool) {
-	p.answered(0, p.every)
-	log = running && now.Sub(p.failing) > time.Minute
-	if log && p.failing.IsZero() {
-		p.failingSince = now
-	}
-	if log {
-		p.failing = now
-	}
-	return log
-}
+// failed notes that a poll has failed.
+func (p *poller) failed() { p.answered(0, p.every) }
 
 // succeeded notes that a poll was answered. announced is true if notifications announce rows, and
 // idle if no job was at work meanwhile. If others have their turn after it, the next one comes
-// soon. It returns for how long polls have failed, if that was logged.
-func (p *poller) succeeded(q *poll, announced, idle bool, now time.Time) (failed time.Duration) {
+// soon.
+func (p *poller) succeeded(q *poll, announced, idle bool) {
 	all := p.turn.from == 0 && !q.partial
 	p.answered(q.took, p.after(q, announced, idle && all && !q.blocked))
 	if q.partial {
 		p.soon()
 	}
-	if !p.failing.IsZero() {
-		failed = now.Sub(p.failingSince)
-	}
-	p.failing = time.Time{}
-	return failed
 }
 
 // swept notes that a poll has looked for blocked rows that are gone or changed. Partitions come at

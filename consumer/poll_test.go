@@ -55,7 +55,7 @@ func TestPollsOfManyPartitionsTakeTurns(t *testing.T) {
 						}
 						a.took = 50 * time.Millisecond
 						p.polling = false
-						p.succeeded(a, false, true, time.Now())
+						p.succeeded(a, false, true)
 						p.swept(a, time.Now(), time.Minute)
 						q.answered(a, time.Now())
 						want := time.Second

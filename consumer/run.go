@@ -39,11 +39,11 @@ type executor struct {
 // An execution does one job, in its goroutine.
 type execution struct {
 	*executor
-	job    *job
-	parts  []*part
-	timer  *time.Timer // see watch
-	kept   *part       // the only partition that the job still has, see attempt.late; nil: it has all
-	result result
+	job     *job
+	parts   []*part
+	watched func() // ends the watch of the last attempt, see watch
+	kept    *part  // the only partition that the job still has, see attempt.late; nil: it has all
+	result  result
 }
 
 func (x *executor) execution(j *job) *execution {
@@ -63,7 +63,8 @@ func (e *execution) run() {
 			e.brokeOff(e.parts, outcome{err: err})
 		}
 	}()
-	defer e.watch()()
+	e.watched = e.watch()
+	defer func() { e.watched() }()
 	defer handlers.Caught(&err)
 	if e.job.isRetry {
 		e.retry()
@@ -74,16 +75,17 @@ func (e *execution) run() {
 }
 
 // watch logs a job of which an attempt takes longer than the handler and all its statements may,
-// because a tracer or a hook of the pool hangs, and lets others have its slot. Each attempt begins
-// the time anew.
+// because a tracer or a hook of the pool hangs, and lets others have its slot. It logs also that the
+// attempt has ended. Each attempt begins the time anew.
 func (e *execution) watch() (ended func()) {
-	limit := e.attemptLimit()
-	e.timer = time.AfterFunc(limit, func() {
-		e.log.Warn("consumer: batch still at work",
-			slog.Int("partition", e.parts[0].Number), slog.Duration("for", limit))
+	limit, partition := e.attemptLimit(), e.parts[0].Number
+	return handlers.WatchFor(limit, func() {
+		e.log.Warn("consumer: batch still at work", slog.Int("partition", partition), slog.Duration("for", limit))
 		e.overdue(e.job, nil)
+	}, func(lasted time.Duration) {
+		e.log.Info("consumer: batch no longer at work",
+			slog.Int("partition", partition), slog.Duration("for", lasted))
 	})
-	return func() { e.timer.Stop() }
 }
 
 // attemptLimit is the most that an attempt takes: the handler and the commit have the timeout each,

@@ -61,6 +61,10 @@ func (e *execution) parse(tx *handlers.Transaction, r *row) (bound boundHandler,
 		late = true
 		tx.Late()
 		e.overdue(e.item.subject, context.Cause(ctx))
+	}, func(lasted time.Duration) {
+		e.logger().Info(
+			"schedule: arguments read after the timeout", nonEmpty("name", r.Name), slog.Duration("for", lasted),
+		)
 	})
 	defer e.kind.counts.reading()()
 	err = handlers.Call(func() (err error) {
@@ -98,6 +102,8 @@ func (e *execution) call(
 		)
 		late()
 		e.overdue(e.item.subject, context.Cause(ctx))
+	}, func(lasted time.Duration) {
+		e.runLogger(a).Info("schedule: handler returned after its context ended", slog.Duration("for", lasted))
 	})
 	called := e.kind.counts.begin(e.clock.now().Sub(a.due()))
 	began := time.Now()

@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -145,15 +146,20 @@ func (s *Scheduler) eachOf(ctx context.Context, tx pgx.Tx, rows []*scheduleRow, 
 // a failover, or a restored backup, may lack them.
 func (s *Scheduler) keepDeclared(ctx context.Context, lease *pgleases.Lease) {
 	names, _ := s.registry.declarations()
-	failing, server := false, bridge.LeaseNews(lease).Server
+	var unstored, unnoted logqueue.Condition
+	server := bridge.LeaseNews(lease).Server
 	for {
 		news := s.awaitNews(ctx, lease, server)
 		if ctx.Err() != nil {
 			return
 		}
 		if news.Server != server {
-			if err := s.restore(ctx); err != nil {
-				s.log.Warn("schedule: declarations not stored on another server, retried", slog.Any("error", err))
+			err := s.restore(ctx)
+			if ctx.Err() != nil {
+				return
+			}
+			s.saidStored(&unstored, err)
+			if err != nil {
 				store.Pause(ctx, restoreAgain)
 				continue
 			}
@@ -163,11 +169,28 @@ func (s *Scheduler) keepDeclared(ctx context.Context, lease *pgleases.Lease) {
 			continue
 		}
 		err := s.db.briefly(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.db.sendDeclare(ctx, tx, names) })
-		if err != nil && !failing && ctx.Err() == nil {
-			s.log.Warn("schedule: declarations not noted, retried each hour", slog.Any("error", err))
+		if ctx.Err() == nil {
+			s.saidNoted(&unnoted, err)
 		}
-		failing = err != nil
 	}
+}
+
+// saidStored logs that the declarations cannot be stored on another server, and when they are.
+func (s *Scheduler) saidStored(fails *logqueue.Condition, err error) {
+	fails.Tried(err, func() {
+		s.log.Warn("schedule: declarations not stored on another server, retried", slog.Any("error", err))
+	}, func(lasted time.Duration) {
+		s.log.Info("schedule: declarations stored on another server", slog.Duration("for", lasted))
+	})
+}
+
+// saidNoted logs that the declarations cannot be noted, and when they are.
+func (s *Scheduler) saidNoted(fails *logqueue.Condition, err error) {
+	fails.Tried(err, func() {
+		s.log.Warn("schedule: declarations not noted, retried each hour", slog.Any("error", err))
+	}, func(lasted time.Duration) {
+		s.log.Info("schedule: declarations noted again", slog.Duration("for", lasted))
+	})
 }
 
 // awaitNews returns the news of the lease when they name another server, or when declarations are

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 )
 
@@ -86,7 +87,7 @@ const trimPage = 1000 // entries that one statement reads
 // for a while and must not be read again.
 func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 	var others, failures int64
-	failing := false
+	var fails logqueue.Condition
 	for ctx.Err() == nil {
 		next := s.times.Trim
 		// so a clock that is wrong for a moment deletes no entries
@@ -102,10 +103,13 @@ func (s *Scheduler) trim(ctx context.Context, clock *serverClock) {
 					})
 				})
 			}
-			if err != nil && !failing && ctx.Err() == nil {
-				s.log.Warn("schedule: history not trimmed, retried each minute", slog.Any("error", err))
+			if ctx.Err() == nil {
+				fails.Tried(err, func() {
+					s.log.Warn("schedule: history not trimmed, retried each minute", slog.Any("error", err))
+				}, func(lasted time.Duration) {
+					s.log.Info("schedule: history trimmed again", slog.Duration("for", lasted))
+				})
 			}
-			failing = err != nil
 		} else {
 			next = min(next, s.times.Poll) // until the first poll returns the time
 		}

@@ -43,10 +43,8 @@ type planner struct {
 	cancels map[subject]context.CancelCauseFunc // end the contexts of what runs
 	poller  poller
 	strange strange
-	failing time.Time // since when polls fail, as was logged; zero: the last one did not
 
-	doubted    time.Time // when the log last said that the clock is unstable
-	slowLogged time.Time // when the log last said how many are slow
+	failing, doubted, slow logqueue.Condition // of polls, of the database's clock, and of runs
 }
 
 func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop context.CancelCauseFunc) *planner {
@@ -224,14 +222,21 @@ func (p *planner) answer(ctx context.Context, q *poll) {
 	}
 }
 
-// countSlow counts the items that are slow, and logs once a minute how many there are.
+// countSlow counts the items that are slow, and logs once a minute how many there are, and when there
+// are none any more.
 func (p *planner) countSlow() {
 	n, slow := p.queue.slowBy(), &p.s.counts.slow
-	some := slow.Set(func(why worker.Reason) int { return n[why] })
-	if !some || time.Since(p.slowLogged) < time.Minute {
+	some, now := slow.Set(func(why worker.Reason) int { return n[why] }), time.Now()
+	if !some {
+		lasted, log := p.slow.End(now)
+		if log {
+			p.s.log.Info("schedule: runs no longer slowed down", slog.Duration("for", lasted))
+		}
 		return
 	}
-	p.slowLogged = time.Now()
+	if !p.slow.Last(time.Minute, now) {
+		return
+	}
 	p.s.log.Warn("schedule: runs slowed down, others continue", slog.Int64("by_timeout", slow.Of(worker.TimedOut)),
 		slog.Int64("by_lock", slow.Of(worker.Locked)), slog.Int64("by_connection", slow.Of(worker.Hung)))
 }
@@ -248,16 +253,14 @@ func (p *planner) countRunning() {
 
 // saidPoll logs that polls begin to fail, and when one succeeds again.
 func (p *planner) saidPoll(ctx context.Context, err error) {
-	now := time.Now()
-	switch {
-	case err == nil && !p.failing.IsZero():
-		lasted := now.Sub(p.failing).Round(time.Millisecond)
-		p.s.log.Info("schedule: poll succeeded again", slog.Duration("after", lasted))
-		p.failing = time.Time{}
-	case err != nil && ctx.Err() == nil && p.failing.IsZero():
-		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(err)))
-		p.failing = now
+	if ctx.Err() != nil {
+		return
 	}
+	p.failing.Tried(err, func() {
+		p.s.log.Warn("schedule: poll failed, retried each second", slog.Any("error", store.Advised(err)))
+	}, func(lasted time.Duration) {
+		p.s.log.Info("schedule: poll succeeded again", slog.Duration("after", lasted))
+	})
 }
 
 // cancelGone ends the runs of what does not exist any more: it was canceled or deleted, or the run
@@ -272,20 +275,22 @@ func (p *planner) cancelGone(gone []subject) {
 
 // trusts records the database's time, and reports whether it is trusted.
 func (p *planner) trusts(shows, sent, answered time.Time) bool {
-	doubted := p.clock.unstable()
 	expected, _ := p.clock.at(answered)
-	trusted := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt)
-	switch {
-	case !trusted && !doubted:
-		p.doubted = time.Now()
-		p.s.log.Warn(
-			"schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected),
-		)
-	case trusted && doubted:
-		p.s.log.Info("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected),
-			slog.Duration("for", time.Since(p.doubted).Round(time.Millisecond)))
+	trusted, now := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt), time.Now()
+	if !trusted {
+		if p.doubted.Begin(now) {
+			p.s.log.Warn(
+				"schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected),
+			)
+		}
+		return false
 	}
-	return trusted
+	lasted, log := p.doubted.End(now)
+	if log {
+		p.s.log.Info("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected),
+			slog.Duration("for", lasted))
+	}
+	return true
 }
 
 // begin begins what is due, if there is room, and returns how long to wait for the next item.

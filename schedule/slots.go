@@ -4,11 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/logqueue"
 )
 
 // This file takes and frees slots of kinds with a limit, see WithMaxConcurrent. The queue decides
@@ -60,9 +61,11 @@ func (e *execution) freeSlot() {
 		return
 	}
 	life := e.writing()
-	var logged sync.Once
+	var fails logqueue.Condition
 	again := func(err error) bool {
-		logged.Do(func() { e.logger().Warn("schedule: slot not freed, retried", slog.Any("error", err)) })
+		if fails.Begin(time.Now()) {
+			e.logger().Warn("schedule: slot not freed, retried", slog.Any("error", err))
+		}
 		e.parked(e.item.subject)
 		return true
 	}
@@ -70,13 +73,20 @@ func (e *execution) freeSlot() {
 	if len(e.slots) == 1 {
 		slot = e.slots[0]
 	}
-	_ = e.db.repeat(life, 1<<30, again, func() error {
+	err := e.db.repeat(life, 1<<30, again, func() error {
 		return e.db.within(life, func(ctx context.Context) error {
 			return e.db.asking(ctx, func(ctx context.Context, q querier) error {
 				return e.db.sendFreeSlot(ctx, q, e.kind.name, slot, e.id)
 			})
 		})
 	})
+	if err != nil {
+		return
+	}
+	lasted, log := fails.End(time.Now())
+	if log {
+		e.logger().Info("schedule: slot freed", slog.Duration("for", lasted))
+	}
 }
 
 // waitForSlot leaves the schedule or job as it is, with the reason that it is blocked.

@@ -163,6 +163,8 @@ func (d *db) inTime(ctx context.Context, limit time.Duration, f func(context.Con
 func (d *db) traced(ctx context.Context, f func() error) (err error) {
 	defer handlers.Watch(ctx, d.times.Overrun, func() {
 		d.log.Warn("schedule: statement still under way after its time limit", slog.Any("cause", context.Cause(ctx)))
+	}, func(lasted time.Duration) {
+		d.log.Info("schedule: statement ended after its time limit", slog.Duration("for", lasted))
 	})()
 	defer func() { err = lostIfCut(err) }()
 	defer handlers.Caught(&err)

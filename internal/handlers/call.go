@@ -10,6 +10,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/pgleases/pgleases/internal/logqueue"
 )
 
 // Call calls the application's code in a goroutine of its own, which that may end. Its panics are
@@ -61,7 +63,7 @@ var ErrHangs = errors.New("code of the application, such as a tracer or a hook o
 // So what f writes must not be read after an error.
 func Within(ctx context.Context, grace time.Duration, f func() error) error {
 	late := make(chan struct{})
-	defer Watch(ctx, grace, func() { close(late) })()
+	defer Watch(ctx, grace, func() { close(late) }, func(time.Duration) {})()
 	select {
 	case err := <-start(f):
 		return err
@@ -78,22 +80,49 @@ func InTime(ctx context.Context, limit, grace time.Duration, f func(context.Cont
 }
 
 // Watch calls late if work continues for longer than grace after its context has ended. The caller
-// calls ended when the work has ended. That waits for a call of late, so what late says comes first.
-func Watch(ctx context.Context, grace time.Duration, late func()) (ended func()) {
+// calls ended when the work has ended. If late was called, that waits for its return, and then calls
+// after with how long the work went on after its context. So the lines of a log that these two write
+// are a pair.
+func Watch(ctx context.Context, grace time.Duration, late func(), after func(lasted time.Duration)) (ended func()) {
 	over, done := make(chan struct{}), make(chan struct{})
+	wasLate, began := false, time.Time{}
 	stop := context.AfterFunc(ctx, func() {
 		defer close(done)
+		began = time.Now()
 		select {
 		case <-over:
 		case <-time.After(grace):
+			wasLate = true
 			late()
 		}
 	})
 	return func() {
 		close(over)
-		if !stop() {
-			<-done
+		if stop() {
+			return
 		}
+		<-done
+		if wasLate {
+			after(logqueue.Lasted(began, time.Now()))
+		}
+	}
+}
+
+// WatchFor calls late if work takes longer than limit. The caller calls ended when the work has
+// ended. If late was called, that waits for its return, and then calls after with how long the work
+// took.
+func WatchFor(limit time.Duration, late func(), after func(lasted time.Duration)) (ended func()) {
+	began, done := time.Now(), make(chan struct{})
+	timer := time.AfterFunc(limit, func() {
+		defer close(done)
+		late()
+	})
+	return func() {
+		if timer.Stop() {
+			return
+		}
+		<-done
+		after(logqueue.Lasted(began, time.Now()))
 	}
 }
 

@@ -3,6 +3,7 @@ package handlers_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"testing"
 	"testing/synctest"
@@ -67,4 +68,53 @@ func TestAroundCallsNoHandlerAfterwards(t *testing.T) {
 	if err == nil || lateErr == nil || called {
 		t.Errorf("Around returned %v, and next %v afterwards; the handler was called: %v", err, lateErr, called)
 	}
+}
+
+// Work is reported twice if it is late, and else not at all: when it is late, and when it has ended.
+func TestWatchReportsTheEndOfWhatIsLate(t *testing.T) {
+	t.Parallel()
+	watches := map[string]func(ctx context.Context, late func(), after func(time.Duration)) (ended func()){
+		"its context": func(ctx context.Context, late func(), after func(time.Duration)) func() {
+			return handlers.Watch(ctx, time.Second, late, after)
+		},
+		"a limit": func(_ context.Context, late func(), after func(time.Duration)) func() {
+			return handlers.WatchFor(time.Second, late, after)
+		},
+	}
+	for name, watch := range watches {
+		for takes, want := range map[time.Duration]string{999 * time.Millisecond: "", 5 * time.Second: "late after 5s "} {
+			t.Run(fmt.Sprint(name, ", ", takes), func(t *testing.T) {
+				t.Parallel()
+				synctest.Test(t, func(t *testing.T) {
+					ctx, cancel := context.WithCancel(t.Context())
+					cancel()
+					said := ""
+					ended := watch(ctx, func() { said += "late " }, func(lasted time.Duration) { said += fmt.Sprint("after ", lasted, " ") })
+					time.Sleep(takes)
+					ended()
+					time.Sleep(time.Minute)
+					if said != want {
+						t.Errorf("it reports %q, not %q", said, want)
+					}
+				})
+			})
+		}
+	}
+}
+
+// The end is reported after what late reports, however long that takes.
+func TestEndOfWatchWaitsForLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		said := ""
+		ended := handlers.WatchFor(time.Second, func() {
+			time.Sleep(time.Second)
+			said += "late "
+		}, func(time.Duration) { said += "after" })
+		time.Sleep(1500 * time.Millisecond)
+		ended()
+		if said != "late after" {
+			t.Errorf("it reports %q", said)
+		}
+	})
 }
