@@ -217,11 +217,13 @@ func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, fi
 		limit = time.After(drain)
 	}
 	log, numbers := l.client.options.Log, func() string { return ranges.Logged(slices.Sorted(maps.Keys(busy))) }
+	var waits logqueue.Condition
 	for len(busy) > 0 {
 		select {
 		case number := <-finished:
 			delete(busy, number)
 		case <-soon.C:
+			waits.Begin(began)
 			log.Info("pgleases: Run waits for work", slog.String("lease", l.engine.Name),
 				slog.String("partitions", numbers()), slog.Duration("for", logRunAfter))
 		case <-warn.C:
@@ -236,6 +238,11 @@ func (l *Lease) awaitCalls(begun map[int]*owned.Ownership, busy map[int]bool, fi
 			}
 			l.engine.EndOverdue(overdue)
 		}
+	}
+	lasted, logged := waits.End(time.Now())
+	if logged {
+		log.Info("pgleases: Run no longer waits for work", slog.String("lease", l.engine.Name),
+			slog.Duration("for", lasted))
 	}
 }
 

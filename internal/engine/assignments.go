@@ -26,6 +26,7 @@ type assignment struct {
 	readyAt     time.Time // it is not released before
 	limitAt     time.Time // its work is not waited for any longer; when.Never: there is no limit
 	warnAt      time.Time // when to log that it still waits for work
+	logged      *longWork // that it did; nil: it was not logged, in this state
 	overdue     bool      // limitAt has passed
 	busy        int       // how many of its releases found an open guarded transaction
 	raised      int64     // its epoch after a fence, which the release names; 0: no fence has raised it
@@ -91,6 +92,20 @@ func (a *assignment) warned(now time.Time) (drains time.Duration) {
 	drains = now.Sub(a.drainsSince)
 	a.warnAt = now.Add(drains)
 	return drains
+}
+
+// logIn notes that its work is logged among other work.
+func (a *assignment) logIn(l *longWork) {
+	if a.logged == nil {
+		a.logged = l
+		l.n++
+	}
+}
+
+// endLog notes that no line follows on its work, and returns among what it was logged.
+func (a *assignment) endLog() (l *longWork, was bool) {
+	l, a.logged = a.logged, nil
+	return l, l != nil
 }
 
 // foundBusy notes that a release found an open guarded transaction.
@@ -303,6 +318,7 @@ func (as *assignments) remove(a *assignment) {
 		as.shared.endDrain(a)
 		return
 	}
+	as.shared.workEnded(a)
 	a.gone(time.Now())
 	as.shared.beginDrain(a)
 }

@@ -376,12 +376,24 @@ func beginListen(e *engine, _ time.Time) *operation {
 		if err != nil {
 			return
 		}
-		if !arrives {
+		e.saidArrives(arrives, time.Now())
+		e.members.readAll() // for changes from before it listened
+	})
+}
+
+// saidArrives logs that notifications do not arrive, and when they do on a later connection.
+func (e *engine) saidArrives(arrives bool, now time.Time) {
+	if !arrives {
+		if e.deaf.Begin(now) {
 			e.log.Info("pgleases: notifications do not arrive, for example behind a connection pooler: " +
 				"polling at the heartbeat")
 		}
-		e.members.readAll() // for changes from before it listened
-	})
+		return
+	}
+	lasted, log := e.deaf.End(now)
+	if log {
+		e.log.Info("pgleases: notifications arrive again", slog.Duration("for", lasted))
+	}
 }
 
 // beginPrepare makes the server plan the statements of a handoff on this connection, so that no

@@ -27,7 +27,8 @@ type shared struct {
 
 	// also removed assignments, until the work on them ends. Changed by beginDrain and endDrain
 	draining map[*assignment]struct{}
-	unlogged []ended // not logged yet
+	long     map[workOf]*longWork // that is logged
+	unlogged []ended              // not logged yet
 	// what was handed over of leases that the client leaves, or of all when it ends: one line for each
 	// lease when it has left
 	given map[*Lease]*ended
@@ -45,7 +46,7 @@ type ended struct {
 
 func newShared(c *Client, now time.Time) shared {
 	return shared{config: &c.config, invalid: owned.Invalid(now), draining: make(map[*assignment]struct{}),
-		given: make(map[*Lease]*ended), lines: new(logqueue.Joiner)}
+		long: make(map[workOf]*longWork), given: make(map[*Lease]*ended), lines: new(logqueue.Joiner)}
 }
 
 // trusted reports whether there is trust.
@@ -62,6 +63,7 @@ func (s *shared) beginDrain(a *assignment) {
 
 // endDrain notes that an assignment no longer drains.
 func (s *shared) endDrain(a *assignment) {
+	s.workEnded(a)
 	delete(s.draining, a)
 	a.membership.count()
 }
@@ -199,6 +201,20 @@ func (s *shared) supervise(hurried bool, reason error, now time.Time) {
 // logged.
 const warnTogether = time.Second
 
+// workOf says which work shares a line: that of a lease for which handoffs wait, or that goes on
+// after its partitions were lost.
+type workOf struct {
+	lease *Lease
+	over  bool
+}
+
+// longWork is work of which was logged that it takes long, until all of it has ended.
+type longWork struct {
+	logqueue.Condition
+	of workOf
+	n  int // assignments
+}
+
 // logWork logs work that takes long, in one line for each lease, because there may be thousands of
 // partitions.
 func (s *shared) logWork(now time.Time) {
@@ -206,22 +222,20 @@ func (s *shared) logWork(now time.Time) {
 	if now.Before(due) {
 		return
 	}
-	type line struct {
-		lease *Lease
-		over  bool
-	}
-	lines, longest := make(map[line][]int), make(map[line]time.Duration)
+	lines, longest := make(map[workOf][]int), make(map[workOf]time.Duration)
 	for a := range s.draining {
 		if now.Add(warnTogether).Before(a.warnAt) {
 			continue
 		}
 		lasts := a.warned(now)
-		l := line{a.membership.lease, a.state == over}
+		l := workOf{a.membership.lease, a.state == over}
 		if a.ownership.Pinned() {
 			lines[l], longest[l] = append(lines[l], a.ownership.Number), max(longest[l], lasts)
+			s.workLogged(a, l)
 		}
 	}
 	for l, numbers := range lines {
+		s.long[l].Begin(now.Add(-longest[l]))
 		partitions, lasts := ranges.Logged(numbers), longest[l].Round(time.Second)
 		if l.over {
 			s.config.Log.Warn("pgleases: work goes on after its partition was lost",
@@ -232,6 +246,36 @@ func (s *shared) logWork(now time.Time) {
 				slog.String("partitions", partitions), slog.Duration("for", lasts))
 		}
 	}
+}
+
+// workLogged notes an assignment whose work is logged.
+func (s *shared) workLogged(a *assignment, of workOf) {
+	if s.long[of] == nil {
+		s.long[of] = &longWork{of: of}
+	}
+	a.logIn(s.long[of])
+}
+
+// workEnded notes that the work on an assignment has ended, or goes on after a loss. It logs that if
+// it was the last work of which was logged that it takes long.
+func (s *shared) workEnded(a *assignment) {
+	l, logged := a.endLog()
+	if !logged {
+		return
+	}
+	l.n--
+	if l.n > 0 {
+		return
+	}
+	delete(s.long, l.of)
+	lasted, _ := l.End(time.Now())
+	if l.of.over {
+		s.config.Log.Info("pgleases: work on lost partitions ended", slog.String("lease", l.of.lease.Name),
+			slog.Duration("for", lasted))
+		return
+	}
+	s.config.Log.Info("pgleases: handoff no longer waits for work", slog.String("lease", l.of.lease.Name),
+		slog.Duration("for", lasted))
 }
 
 // endOverdue ends ownerships whose work takes too long after the end of Run's context.

@@ -51,7 +51,9 @@ type engine struct {
 	closing    closing // the client's end
 
 	reconnects, statementErrors int64
-	margins                     Margins
+
+	deaf    logqueue.Condition // notifications do not arrive
+	margins Margins
 	// When the goroutine has to run again. If it runs much later than this, the process was stopped.
 	wakeAt time.Time
 }

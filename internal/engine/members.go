@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -38,8 +39,7 @@ type members struct {
 	sum     LeaseStats // of all memberships, including those that have ended
 	warned  bool       // of too many leases
 	drained override   // of the client
-	// when it was heard that the client is drained
-	drainedAt time.Time
+	drains  logqueue.Condition
 }
 
 // A membership is the engine's side of a Lease. It outlives sessions: after an eviction the client
@@ -54,14 +54,13 @@ type membership struct {
 	closed bool        // it has ended
 	reason error       // why it is left; nil: it is not left
 
-	generation   int64
-	paused       override  // of the lease
-	pausedAt     time.Time // when it was heard that the lease is paused
-	unowned      unowned
-	retryAt      time.Time     // when to join again
-	retry        time.Duration // the pause after the next failure to join
-	refusedAt    time.Time     // when it was last logged that it cannot be joined again
-	refusedSince time.Time     // when that was first logged; zero: it was not, or it was joined since
+	generation int64
+	paused     override // of the lease
+	pauses     logqueue.Condition
+	unowned    unowned
+	retryAt    time.Time          // when to join again
+	retry      time.Duration      // the pause after the next failure to join
+	refusal    logqueue.Condition // it cannot be joined again
 
 	callers       []*joinCall // calls of Client.Join that wait for the join
 	answeredJoins int         // calls of Client.Join that were answered
@@ -366,24 +365,17 @@ const refusedEvery = time.Minute
 
 // logRefused logs that a lease cannot be joined again.
 func (m *membership) logRefused(log *slog.Logger, err error, now time.Time) {
-	if now.Before(m.refusedAt.Add(refusedEvery)) {
-		return
+	if m.refusal.Last(refusedEvery, now) {
+		log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
 	}
-	m.refusedAt = now
-	if m.refusedSince.IsZero() {
-		m.refusedSince = now
-	}
-	log.Error("pgleases: lease cannot be joined again", slog.String("lease", m.lease.Name), slog.Any("error", err))
 }
 
 // logJoinedAgain logs that a lease was joined after a line said that it cannot be.
 func (m *membership) logJoinedAgain(log *slog.Logger, now time.Time) {
-	if m.refusedSince.IsZero() {
-		return
+	lasted, wasLogged := m.refusal.End(now)
+	if wasLogged {
+		log.Info("pgleases: lease joined again", slog.String("lease", m.lease.Name), slog.Duration("after", lasted))
 	}
-	log.Info("pgleases: lease joined again", slog.String("lease", m.lease.Name),
-		slog.Duration("after", lasted(m.refusedSince, now)))
-	m.refusedAt, m.refusedSince = time.Time{}, time.Time{}
 }
 
 // notRefused notes that nothing keeps the client from a lease any more.
@@ -601,6 +593,9 @@ func (ms *members) finish(reason error) {
 		ms.closeLease(m, reason)
 	}
 	for a := range ms.shared.draining {
+		if a.ownership.Pinned() {
+			a.endLog() // its work goes on, so no line says that it has ended
+		}
 		ms.shared.endDrain(a)
 	}
 	ms.shared.logEnded()

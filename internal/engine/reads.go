@@ -76,28 +76,26 @@ func (ms *members) heardOverrides(m *membership, r store.LeaseRead, now time.Tim
 	paused, drained := overrideOf(r.Paused), overrideOf(r.Drained)
 	switch changed := m.paused != paused; {
 	case changed && !paused.active:
+		lasted, _ := m.pauses.End(now)
 		ms.config.Log.Info("pgleases: pause of a lease ended", slog.String("lease", r.Name),
-			slog.Duration("for", lasted(m.pausedAt, now)))
+			slog.Duration("for", lasted))
 	case changed:
+		m.pauses.Begin(now)
 		ms.config.Log.Info("pgleases: lease paused by an operator",
 			slog.String("lease", r.Name), slog.String("actor", paused.actor), slog.String("reason", paused.reason))
 	}
 	switch changed := ms.drained != drained; {
 	case changed && !drained.active:
-		ms.config.Log.Info("pgleases: drain of the client ended", slog.Duration("for", lasted(ms.drainedAt, now)))
+		lasted, _ := ms.drains.End(now)
+		ms.config.Log.Info("pgleases: drain of the client ended", slog.Duration("for", lasted))
 	case changed:
+		ms.drains.Begin(now)
 		ms.config.Log.Info("pgleases: client drained by an operator", slog.String("actor", drained.actor),
 			slog.String("reason", drained.reason))
 	}
-	m.setPaused(paused, now)
-	if drained.active && !ms.drained.active {
-		ms.drainedAt = now
-	}
+	m.setPaused(paused)
 	ms.drained = drained
 }
-
-// lasted returns how long ago something began, for the line of its end.
-func lasted(began, now time.Time) time.Duration { return now.Sub(began).Round(10 * time.Millisecond) }
 
 // An override is an operator's pause of a lease, or drain of a client.
 type override struct {
@@ -121,12 +119,7 @@ func (m *membership) noteGeneration(generation int64) {
 }
 
 // setPaused notes the pause of the lease, or its end.
-func (m *membership) setPaused(by override, now time.Time) {
-	if by.active && !m.paused.active {
-		m.pausedAt = now
-	}
-	m.paused = by
-}
+func (m *membership) setPaused(by override) { m.paused = by }
 
 // changes are the differences between a read of a lease and the assignments.
 type changes struct {

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"strings"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/when"
 )
 
@@ -195,11 +195,14 @@ type progress struct {
 	// others.
 	rests map[*task]rest
 
-	logged map[logged]time.Time // since the task last succeeded: when
+	failures map[string]*failures // since the task of this name last succeeded
 }
 
-// logged is an error that was logged: its task and its kind.
-type logged struct{ task, kind string }
+// failures are those of a task that were logged.
+type failures struct {
+	logqueue.Condition
+	kinds map[string]bool // of errors
+}
 
 // rest is the pause of a task after it failed. It doubles with each failure.
 type rest struct {
@@ -208,7 +211,7 @@ type rest struct {
 }
 
 func newProgress() progress {
-	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), logged: make(map[logged]time.Time)}
+	return progress{results: make(chan func(), 1), rests: make(map[*task]rest), failures: make(map[string]*failures)}
 }
 
 const (
@@ -222,19 +225,15 @@ const (
 
 // succeeded notes that a task succeeded, and logs that if its failure was logged.
 func (p *progress) succeeded(log *slog.Logger, t *task) {
-	name, first := t.name, time.Time{}
-	maps.DeleteFunc(p.logged, func(l logged, at time.Time) bool {
-		of := l.task == name
-		if of && (first.IsZero() || at.Before(first)) {
-			first = at
-		}
-		return of
-	})
+	name := t.name
 	delete(p.rests, t)
-	if !first.IsZero() {
-		lasted := time.Since(first).Round(10 * time.Millisecond)
-		log.Info("pgleases: "+name+" succeeded again", slog.Duration("after", lasted))
+	f := p.failures[name]
+	if f == nil {
+		return
 	}
+	delete(p.failures, name)
+	lasted, _ := f.End(time.Now())
+	log.Info("pgleases: "+name+" succeeded again", slog.Duration("after", lasted))
 }
 
 // failed makes a task pause, at most for the given time.
@@ -245,10 +244,15 @@ func (p *progress) failed(t *task, most time.Duration) {
 
 // log logs each kind of error once until the task succeeds.
 func (p *progress) log(log *slog.Logger, t *task, err error) {
-	name := t.name
-	l := logged{name, KindOf(err.Error())}
-	if p.logged[l].IsZero() {
-		p.logged[l] = time.Now()
+	name, kind := t.name, KindOf(err.Error())
+	f := p.failures[name]
+	if f == nil {
+		f = &failures{kinds: make(map[string]bool)}
+		f.Begin(time.Now())
+		p.failures[name] = f
+	}
+	if !f.kinds[kind] {
+		f.kinds[kind] = true
 		log.Warn("pgleases: "+name+" failed, will be tried again", slog.Any("error", err))
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"maps"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
 )
@@ -18,17 +19,21 @@ const unownedEvery = time.Minute
 
 // unowned is what a membership knows about such partitions.
 type unowned struct {
+	logqueue.Condition
+
 	count  int
 	speaks bool      // this member is the one that logs them
-	saidAt time.Time // when it last did; zero: it has not, or not since they came
-	since  time.Time // when it first did
+	sayAt  time.Time // when it does next
 }
 
 // heardUnowned notes what a read says about such partitions.
 func (ms *members) heardUnowned(m *membership, r store.LeaseRead, now time.Time) {
-	if r.Unowned == 0 && !m.unowned.saidAt.IsZero() {
-		ms.config.Log.Info("pgleases: ceilings no longer exceeded", slog.String("lease", r.Name),
-			slog.Duration("for", lasted(m.unowned.since, now)))
+	if r.Unowned == 0 {
+		lasted, log := m.unowned.End(now)
+		if log {
+			ms.config.Log.Info("pgleases: ceilings no longer exceeded", slog.String("lease", r.Name),
+				slog.Duration("for", lasted))
+		}
 	}
 	m.setUnowned(r.Unowned, r.Speaks)
 }
@@ -40,25 +45,18 @@ func (m *membership) setUnowned(count int, speaks bool) {
 	}
 	m.unowned.count, m.unowned.speaks = count, speaks
 	if !speaks {
-		m.unowned.saidAt = time.Time{}
+		m.unowned.Condition, m.unowned.sayAt = logqueue.Condition{}, when.AtOnce
 	}
 	m.agenda.unowned.set(m, speaks)
 }
 
 // sayUnownedAt returns when this member is to log such partitions.
-func (m *membership) sayUnownedAt() time.Time {
-	if m.unowned.saidAt.IsZero() {
-		return when.AtOnce
-	}
-	return m.unowned.saidAt.Add(unownedEvery)
-}
+func (m *membership) sayUnownedAt() time.Time { return m.unowned.sayAt }
 
 // saidUnowned notes that this member has logged them.
 func (m *membership) saidUnowned(now time.Time) {
-	if m.unowned.saidAt.IsZero() {
-		m.unowned.since = now
-	}
-	m.unowned.saidAt = now
+	m.unowned.Begin(now)
+	m.unowned.sayAt = now.Add(unownedEvery)
 }
 
 // unownedDue returns when such partitions are to be logged.

@@ -15,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/owned"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
@@ -64,12 +65,12 @@ type State struct {
 	// It is zero while the client does not wait.
 	woke time.Time
 
-	LookAt time.Time         // when to check the locks of others
-	warned bool              // about another session's lock
-	Digest int64             // of the last check
-	ends   store.SessionEnds // at the last check
-	held   map[int64]int     // by key of a lock that was held at the last check: the server process that held it
-	absent map[int64]*absent // by key of a lock that was seen held, and has been free since
+	LookAt   time.Time          // when to check the locks of others
+	stranger logqueue.Condition // another session has a client's lock, or awaits it
+	Digest   int64              // of the last check
+	ends     store.SessionEnds  // at the last check
+	held     map[int64]int      // by key of a lock that was held at the last check: the server process that held it
+	absent   map[int64]*absent  // by key of a lock that was seen held, and has been free since
 }
 
 // An absent session is one whose lock is free.
@@ -125,7 +126,7 @@ func (f *State) Connected(c any, wakeUp func()) {
 	if !f.On {
 		return
 	}
-	f.heldFor, f.warned = 0, false
+	f.heldFor = 0
 	f.LookAt = time.Time{}
 	f.forget()
 	f.lifeline = &lifeline{wakeUp: wakeUp}
@@ -234,15 +235,27 @@ func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbea
 	case err != nil:
 	case look.Watches:
 		f.saw(look, now.Add(freeFor))
-		if look.Stranger != 0 && !f.warned {
-			f.warned = true
-			log.Warn("pgleases: fast failover may take the TTL, "+
-				"because another session holds or awaits the lock of a client: pgleases doctor names it",
-				slog.Int("server_pid", look.Stranger))
-		}
+		f.saidStranger(look.Stranger, now, log)
 	default:
 		f.LookAt = began.Add(heartbeat)
 		f.forget()
+	}
+}
+
+// saidStranger logs that a server process that is not a client's keeps the lock of one, and when it
+// does not any more.
+func (f *State) saidStranger(pid int, now time.Time, log *slog.Logger) {
+	if pid != 0 {
+		if f.stranger.Begin(now) {
+			log.Warn("pgleases: fast failover may take the TTL, "+
+				"because another session holds or awaits the lock of a client: pgleases doctor names it",
+				slog.Int("server_pid", pid))
+		}
+		return
+	}
+	lasted, over := f.stranger.End(now)
+	if over {
+		log.Info("pgleases: fast failover no longer delayed by another session", slog.Duration("for", lasted))
 	}
 }
 

@@ -26,7 +26,8 @@ type Session struct {
 	of       map[int64]*acquired                // by nonce: all that the database may have
 	at       [releasing + 1]map[int64]*acquired // the same by stage: of 1,000 held locks, few wait
 	standing Standing
-	lost     int64     // held locks that were lost
+	lost     int64 // held locks that were lost
+	warnedOf unreleased
 	lookAt   time.Time // when to check the acquisitions that wait or have to be confirmed; never: at the next heartbeat
 
 	Behind atomic.Int64 // calls of package lock that wait in memory, behind a request of their client
@@ -107,6 +108,7 @@ type acquired struct {
 
 	lostAt time.Time // of a lost lock
 	warnAt time.Time // when to log that a lost lock is not released
+	warned bool      // it was logged
 
 	released []chan<- bool // answer the callers that wait for the release
 	tryAt    time.Time     // when to try the release
@@ -307,6 +309,7 @@ func (s *Session) toRelease(a *Acquisition, answer chan<- bool) {
 
 // put moves an acquisition to a stage. The caller has mu.
 func (s *Session) put(of *acquired, to stage) {
+	s.unlost(of)
 	delete(s.at[of.stage], of.Nonce)
 	of.stage = to
 	s.of[of.Nonce], s.at[to][of.Nonce] = of, of
@@ -314,6 +317,7 @@ func (s *Session) put(of *acquired, to stage) {
 
 // remove forgets an acquisition that has no row in the database any more. The caller has mu.
 func (s *Session) remove(of *acquired, found bool) {
+	s.unlost(of)
 	delete(s.of, of.Nonce)
 	delete(s.at[of.stage], of.Nonce)
 	for _, answer := range of.released {

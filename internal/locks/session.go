@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/when"
 )
@@ -99,11 +100,49 @@ func (s *Session) Remind(now time.Time) {
 		}
 		lasts := now.Sub(of.lostAt)
 		of.warnAt = now.Add(lasts)
+		s.warnedOf.add(of)
 		names, longest = append(names, of.Name), max(longest, lasts)
 	}
 	slices.Sort(names)
+	s.warnedOf.Begin(now.Add(-longest))
 	s.config.Log.Warn("pgleases: lost locks are not released",
 		slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Duration("for", longest.Round(time.Second)))
+}
+
+// unreleased are lost locks of which was logged that they are not released, until all of them are.
+type unreleased struct {
+	logqueue.Condition
+	left  int
+	names []string // of all
+}
+
+// add adds a lock, once.
+func (u *unreleased) add(of *acquired) {
+	if !of.warned {
+		of.warned = true
+		u.left++
+		u.names = append(u.names, of.Name)
+	}
+}
+
+// unlost notes that an acquisition is no lost lock any more, if it was one, because it is released or
+// its session is gone. If it was the last lock of which was logged that it is not released, that is
+// logged. The caller has mu.
+func (s *Session) unlost(of *acquired) {
+	if !of.warned {
+		return
+	}
+	of.warned = false
+	u := &s.warnedOf
+	u.left--
+	if u.left > 0 {
+		return
+	}
+	lasted, _ := u.End(time.Now())
+	slices.Sort(u.names)
+	s.config.Log.Info("pgleases: lost locks released",
+		slog.Int("locks", len(u.names)), slog.String("first", u.names[0]), slog.Duration("for", lasted))
+	u.names = nil
 }
 
 // reportedMost is how many lost locks a client reports: a few suffice to find the process.
