@@ -200,14 +200,50 @@ func TestLostLockWithoutReleaseIsLogged(t *testing.T) {
 		}
 		_ = held.Release(context.Background())
 		time.Sleep(2 * time.Minute)
-		if n := w.logged(line); n != 0 {
+		if n := len(w.linesWith(line)); n != 0 {
 			w.failf("after its release it is logged %d times", n)
+		}
+		if of := w.linesWith("INFO pgleases: lost locks released locks=1 first=report for=1m3"); len(of) != 1 {
+			w.failf("its release is logged as %q", of)
 		}
 		if told := w.reported(); told != "" {
 			w.failf("after its release operators are told %q", told)
 		}
 		_, err = lock.New(a.c, nil).TryAcquire(context.Background(), "report")
 		w.ok(err)
+	})
+}
+
+// The end of the session ends it too, and a lock that was not logged has no end in the log.
+func TestLostLocksAreReleasedWithTheSession(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		locks := lock.New(a.c, nil)
+		var all []*lock.Held
+		for _, name := range []string{"books", "mail", "report"} {
+			held, err := locks.TryAcquire(context.Background(), name)
+			w.ok(err)
+			all = append(all, held)
+		}
+		a.cutOff(true)
+		<-all[0].Context().Done()
+		a.cutOff(false)
+		time.Sleep(10 * time.Second)
+		_ = all[0].Release(context.Background())
+		time.Sleep(25 * time.Second)
+		if of := w.linesWith("lost locks are not released locks=2 first=mail for=30s"); len(of) != 1 {
+			w.failf("it is logged as %q", of)
+		}
+		_ = all[1].Release(context.Background())
+		time.Sleep(time.Second)
+		if n := len(w.linesWith("lost locks released")); n != 0 {
+			w.failf("one lock is left, and the log says that they are released")
+		}
+		w.evict("a")
+		time.Sleep(time.Minute)
+		if of := w.linesWith("lost locks released"); len(of) != 1 || !strings.Contains(of[0], " locks=2 first=mail for=") {
+			w.failf("the end is logged as %q", of)
+		}
 	})
 }
 

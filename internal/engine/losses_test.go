@@ -278,7 +278,10 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				w.within(time.Second, "it is called under the new epoch", func() bool { return calls.Load() == 2 })
 				w.within(time.Second, "the stats tell that it returned", func() bool { return a.c.Stats().Draining == 0 })
 				time.Sleep(time.Hour)
-				if n := w.logged(goesOn); n > 0 {
+				if of := w.linesWith("INFO pgleases: work on lost partitions ended lease=x for="); len(of) != 1 {
+					t.Errorf("its end is logged as %q", of)
+				}
+				if n := len(w.linesWith(goesOn)); n > 0 {
 					t.Errorf("it is logged %d times after the call has returned", n)
 				}
 				if n := w.logged(failedAfter + "[0] count=1 error=late cause=" + wrap.Text(test.cause)); n != 1 {

@@ -30,8 +30,13 @@ func TestSlowEndOfRunIsLoggedSoon(t *testing.T) {
 		cancel()
 		const runs = "INFO pgleases: Run waits for work lease=x partitions=[1] for=1s"
 		w.within(time.Second+soon, "the wait of Run is logged", func() bool { return w.logged(runs) == 1 })
+		time.Sleep(time.Second)
 		close(finish)
 		<-ended
+		time.Sleep(time.Second) // the log has a goroutine of its own
+		if of := w.linesWith("INFO pgleases: Run no longer waits for work lease=x for=2"); len(of) != 1 {
+			w.failf("its end is logged as %q", of)
+		}
 	})
 }
 

@@ -215,6 +215,33 @@ func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 		}
 		hold.Release()
 		w.ok(<-closed)
+		if of := w.linesWith("INFO pgleases: handoff no longer waits for work lease=x for=1m"); len(of) != 1 {
+			w.failf("its end is logged as %q", of)
+		}
+	})
+}
+
+// What is in work when it is lost waits for no handoff any more. Its work goes on after the loss.
+func TestHandoffThatIsLostWaitsForWorkNoLonger(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a")
+		l := a.owning("x", 2)
+		hold := l.Hold(context.Background())
+		w.ok(l.SetWeight(context.Background(), 1))
+		b := w.start("b")
+		b.mustJoin("x", 2)
+		w.within(time.Minute, "it waits", func() bool { return len(w.linesWith("handoff waits for work")) == 1 })
+		w.evict("a")
+		w.within(time.Minute, "the work goes on", func() bool { return len(w.linesWith("work goes on after")) == 1 })
+		if n := len(w.linesWith("handoff no longer waits for work")); n != 1 {
+			w.failf("it is logged %d times that the handoff waits no longer", n)
+		}
+		hold.Release()
+		w.within(time.Second, "it has ended", func() bool { return len(w.linesWith("work on lost partitions ended lease=x")) == 1 })
+		w.ok(a.c.Close(context.Background()))
+		if n := len(w.linesWith("handoff no longer waits for work")) + len(w.linesWith("work on lost partitions ended")); n != 2 {
+			w.failf("there are %d ends", n)
+		}
 	})
 }
 
