@@ -120,6 +120,8 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	}
 	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
 	let()
+	for line := ""; !strings.Contains(line, `level=INFO msg="consumer: decoder returned after its context ended"`); line = testkit.Receive(t, "its end is logged", log) {
+	}
 	db.empty("the row is handled in the end")
 	testkit.OK(t, w.end())
 }

@@ -151,6 +151,8 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 				for line := ""; !strings.Contains(line, "batch still at work"); line = testkit.Receive(t, "it is logged", log) {
 				}
 				free()
+				for line := ""; !strings.Contains(line, `level=INFO msg="consumer: batch no longer at work"`); line = testkit.Receive(t, "its end is logged", log) {
+				}
 			}
 			db.empty("all is handled")
 			testkit.OK(t, w.end())

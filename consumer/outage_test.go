@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/logqueue"
+	"github.com/pgleases/pgleases/internal/worker"
 )
 
 // A writtenLog is a log that goroutines of timers write too.
@@ -36,24 +37,27 @@ func (l *writtenLog) take() []string {
 	return lines[:len(lines)-1]
 }
 
+// expect compares the lines since the last call with what they have.
+func (l *writtenLog) expect(t *testing.T, want ...string) {
+	t.Helper()
+	got := l.take()
+	if len(got) != len(want) {
+		t.Fatalf("logged %q, want %q", got, want)
+	}
+	for i := range want {
+		if !strings.Contains(got[i], want[i]) {
+			t.Errorf("logged %q, want %q", got[i], want[i])
+		}
+	}
+}
+
 // The end of a pause is logged once for all partitions, with its length.
 func TestEndOfPauseIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var log writtenLog
 		o := outage{log: slog.New(slog.NewTextHandler(&log, nil))}
-		lines := func(want ...string) {
-			t.Helper()
-			got := log.take()
-			if len(got) != len(want) {
-				t.Fatalf("logged %q, want %q", got, want)
-			}
-			for i := range want {
-				if !strings.Contains(got[i], want[i]) {
-					t.Errorf("logged %q, want %q", got[i], want[i])
-				}
-			}
-		}
+		lines := func(want ...string) { t.Helper(); log.expect(t, want...) }
 		of := func(number int) *part {
 			return &part{ownership: &ownership{Partition: pgleases.Partition{Number: number}}}
 		}
@@ -171,6 +175,54 @@ func TestSweepEndsNoPauseOfOtherPartitions(t *testing.T) {
 	}
 }
 
+// That partitions are slow is logged once a minute, and its end once, also if the last one was only
+// doubted.
+func TestEndOfSlowPartitionsIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log writtenLog
+		p := simulated(t.Context())
+		p.queue = *queued(2)
+		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		of := p.queue.partitions[0]
+		for _, c := range []struct {
+			begin func()
+			want  []string
+		}{
+			{func() {}, nil},
+			{func() { p.queue.fail(of, worker.Locked, false, time.Now(), time.Now()) }, []string{"partitions slowed down", "partitions slowed down"}},
+			{func() { p.queue.slots.Heal(of.Number) }, []string{`level=INFO msg="consumer: partitions no longer slowed down" for=1m30s`}},
+			{func() {}, nil},
+		} {
+			c.begin()
+			for range 90 {
+				p.countSlow()
+				time.Sleep(time.Second)
+			}
+			log.expect(t, c.want...)
+		}
+	})
+}
+
+// What cannot be begun is logged once, and once that it has begun.
+func TestEndOfDelayedBeginIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log writtenLog
+		p := simulated(t.Context())
+		p.queue = *queued(2)
+		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		fresh := p.queue.partitions
+		parts := (&job{of: fresh}).parts()
+		for _, err := range []error{nil, errors.New("no database"), errors.New("no database"), nil, nil} {
+			p.begun(fresh, parts, err)
+			time.Sleep(10 * time.Second)
+		}
+		log.expect(t, `level=WARN msg="consumer: cannot begin with new partitions, retried each second" partitions=2`,
+			`level=INFO msg="consumer: began with new partitions" partitions=2 for=20s`)
+	})
+}
+
 // What polls find out ends with a line that says how long it lasted.
 func TestEndsOfPausesAndFailedPollsAreLogged(t *testing.T) {
 	t.Parallel()
@@ -179,18 +231,7 @@ func TestEndsOfPausesAndFailedPollsAreLogged(t *testing.T) {
 		p := simulated(t.Context())
 		p.queue = *queued(2)
 		p.log = slog.New(slog.NewTextHandler(&log, nil))
-		expect := func(want ...string) {
-			t.Helper()
-			got := log.take()
-			if len(got) != len(want) {
-				t.Fatalf("logged %q, want %q", got, want)
-			}
-			for i := range want {
-				if !strings.Contains(got[i], want[i]) {
-					t.Errorf("logged %q, want %q", got[i], want[i])
-				}
-			}
-		}
+		expect := func(want ...string) { t.Helper(); log.expect(t, want...) }
 		for range 200 {
 			p.answer(&poll{}, errors.New("no database"))
 			time.Sleep(time.Second)

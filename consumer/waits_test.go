@@ -102,6 +102,8 @@ func TestOutageIsNoCrash(t *testing.T) {
 	for !strings.Contains(testkit.Receive(t, "its end fails", log), "end not recorded") {
 	}
 	w.wire.Mend()
+	for !strings.Contains(testkit.Receive(t, "its end is recorded", log), `level=INFO msg="consumer: end recorded" partitions=`) {
+	}
 	testkit.Becomes(t, db.Pool, "the first one has ended", int64(0), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed IS NOT NULL OR watched_to IS NOT NULL")
 	db.insert(8, 8)
 	db.empty("all is handled")
@@ -152,6 +154,8 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 	for line := ""; !strings.Contains(line, "still running after its context ended"); line = testkit.Receive(t, "it is logged", log) {
 	}
 	let()
+	for line := ""; !strings.Contains(line, `level=INFO msg="consumer: handler returned after its context ended"`); line = testkit.Receive(t, "its end is logged", log) {
+	}
 	testkit.OK(t, w.end())
 	testkit.OK(t, next.end())
 	db.exact(1)

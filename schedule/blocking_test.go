@@ -472,7 +472,9 @@ func TestArgumentsThatAreReadForLongAreSeen(t *testing.T) {
 	testkit.Until(t, "it is named", func() bool { return log.count("arguments still being read after the timeout") > 0 })
 	expect(t, w.Stats().Running, 1, "running")
 	testkit.Until(t, "its place is given to others", func() bool { return w.Stats().Overdue == 1 })
+	expect(t, log.count("arguments read after the timeout"), 0, "lines that say that they were read")
 	end()
+	testkit.Until(t, "its end is named", func() bool { return log.count("arguments read after the timeout") > 0 })
 }
 
 // leaving has arguments whose reading ends the goroutine.

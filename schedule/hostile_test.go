@@ -179,6 +179,7 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			testkit.Until(t, "a line names what hangs", func() bool { return line == "" || log.count(line) > 0 })
 			if line == "statement still under way" && text != "schedule_begin" { // its run goes on, as one whose handler hangs
 				free()
+				testkit.Until(t, "a line says that it has ended", func() bool { return log.count("statement ended after its time limit") > 0 })
 			}
 			becomes(db, "all have run", runs, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
 			w.end()

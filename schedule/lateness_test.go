@@ -151,7 +151,9 @@ func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	t.Parallel()
 	w, log := newLogged(newDatabase(t))
 	w.Times().Overrun = 0
-	end := closer(t)
+	end := make(chan struct{})
+	let := sync.OnceFunc(func() { close(end) })
+	t.Cleanup(let)
 	stuck := schedule.AtLeastOnce(w.Scheduler, "stuck", func(context.Context, schedule.Run[args]) error { <-end; return nil },
 		schedule.WithTimeout(time.Millisecond))
 	testkit.Must(stuck.Enqueue(t.Context(), args{}))(t)
@@ -159,7 +161,51 @@ func TestHandlerAfterItsContextIsLogged(t *testing.T) {
 	// On a slow machine, a line about the arguments comes before it.
 	handler := regexp.MustCompile(`handler still running after its context ended.* kind=stuck `)
 	testkit.Until(t, "it is named", func() bool { return log.matches(handler) == 1 })
+	expect(t, log.count("handler returned"), 0, "lines that say that it has returned")
+	let()
+	returned := regexp.MustCompile(`level=INFO msg="schedule: handler returned after its context ended" .* kind=stuck .*for=`)
+	testkit.Until(t, "its end is named", func() bool { return log.matches(returned) > 0 })
 	expect(t, log.count("name="), 0, "lines with a name, of a job without one")
+}
+
+// What could not be written because tables were locked is logged once, and once that it was written.
+func TestEndsOfWhatCouldNotBeWrittenAreLogged(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newFreshDatabase(t)
+	w, log := newLogged(db)
+	w.Times().Trim, w.Times().Declare = 20*time.Millisecond, 20*time.Millisecond
+	w.Times().LockWait, w.Times().Answer = 20*time.Millisecond, 300*time.Millisecond
+	began, end := make(chan struct{}), make(chan struct{})
+	slot := schedule.AtLeastOnce(w.Scheduler, "mail", func(context.Context, schedule.Run[args]) error {
+		began <- struct{}{}
+		<-end
+		return nil
+	}, schedule.WithMaxConcurrent(1))
+	testkit.OK(t, slot.Add("close", args{}, hourly))
+	w.run()
+	testkit.Must(slot.Enqueue(t.Context(), args{}))(t)
+	testkit.Receive(t, "it runs", began)
+	other := db.begin("LOCK TABLE pgleases.schedule_slots, pgleases.history, pgleases.schedules IN EXCLUSIVE MODE")
+	close(end)
+	pairs := [][2]string{
+		{"schedule: slot not freed, retried", `level=INFO msg="schedule: slot freed" `},
+		{"schedule: history not trimmed, retried each minute", `level=INFO msg="schedule: history trimmed again" `},
+		{"schedule: declarations not noted, retried each hour", `level=INFO msg="schedule: declarations noted again" `},
+	}
+	for _, p := range pairs {
+		testkit.Until(t, p[0], func() bool { return log.count(p[0]) == 1 })
+		expect(t, log.count(p[1]), 0, "ends before the end")
+	}
+	testkit.OK(t, other.Rollback(t.Context()))
+	for _, p := range pairs {
+		testkit.Until(t, p[1], func() bool { return log.count(p[1]) == 1 })
+	}
+	w.end()
+	for _, p := range pairs {
+		expect(t, log.count(p[0]), 1, "lines of "+p[0])
+		expect(t, log.count(p[1]), 1, "lines of "+p[1])
+	}
 }
 
 // The database's clock is wrong by 8 h for a moment, while time passes here as usual: no run begins

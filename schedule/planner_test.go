@@ -94,6 +94,43 @@ func TestSlowRunsAreCountedByWhatTheyWaitFor(t *testing.T) {
 	expect(1, 0, 0)
 }
 
+// That runs are slow is logged once a minute, and its end once.
+func TestEndOfSlowRunsIsLoggedOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		p := watched()
+		var log bytes.Buffer
+		p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+		end := func(r result) {
+			it := numbered(1)
+			p.queue.bands[0] = nil
+			p.queue.began(it, time.Now())
+			r.again = &it
+			p.queue.end(finish{it, r}, time.Now())
+			for range 90 {
+				p.countSlow()
+				time.Sleep(time.Second)
+			}
+		}
+		expect := func(began, ended int, with string) {
+			t.Helper()
+			is := [2]int{strings.Count(log.String(), "runs slowed down"), strings.Count(log.String(), "runs no longer slowed down")}
+			if is != [2]int{began, ended} || !strings.Contains(log.String(), with) {
+				t.Errorf("logged %d times that it begins, and %d times that it ends, not %d and %d, with %q: %s", is[0], is[1], began, ended, with, log.String())
+			}
+			log.Reset()
+		}
+		end(result{outcome: stepped})
+		expect(0, 0, "")
+		end(result{outcome: rowLocked, slow: true, why: worker.Locked})
+		expect(2, 0, "")
+		end(result{outcome: stepped})
+		expect(0, 1, `level=INFO msg="schedule: runs no longer slowed down" for=1m30s`)
+		end(result{outcome: stepped})
+		expect(0, 0, "")
+	})
+}
+
 // The end of a pause of a kind is logged once, with its length.
 func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 	t.Parallel()

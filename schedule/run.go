@@ -305,7 +305,8 @@ func (e *execution) recordFailure(life context.Context, a *attempt, err error) b
 		e.kind.counts.again(saidBy(err))
 	}
 	if written && a.decided.PausedAt != nil {
-		e.runLogger(a).Error("schedule: paused after consecutive failures", slog.Int("failures", *a.decided.Failures))
+		e.runLogger(a).Error("schedule: paused until it is resumed, after consecutive failures",
+			slog.Int("failures", *a.decided.Failures))
 	}
 	return written
 }

@@ -208,7 +208,7 @@ type workOf struct {
 	over  bool
 }
 
-// longWork is work of which was logged that it takes long, until all of it has ended.
+// longWork is work that was logged because it takes long, until all of it has ended.
 type longWork struct {
 	logqueue.Condition
 	of workOf
@@ -256,8 +256,8 @@ func (s *shared) workLogged(a *assignment, of workOf) {
 	a.logIn(s.long[of])
 }
 
-// workEnded notes that the work on an assignment has ended, or goes on after a loss. It logs that if
-// it was the last work of which was logged that it takes long.
+// workEnded notes that the work on an assignment has ended, or goes on after a loss. If it was the
+// last of the work that was logged, that is logged too.
 func (s *shared) workEnded(a *assignment) {
 	l, logged := a.endLog()
 	if !logged {

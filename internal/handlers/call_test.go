@@ -82,14 +82,16 @@ func TestWatchReportsTheEndOfWhatIsLate(t *testing.T) {
 		},
 	}
 	for name, watch := range watches {
-		for takes, want := range map[time.Duration]string{999 * time.Millisecond: "", 5 * time.Second: "late after 5s "} {
+		reports := map[time.Duration]string{999 * time.Millisecond: "", 5 * time.Second: "late after 5s "}
+		for takes, want := range reports {
 			t.Run(fmt.Sprint(name, ", ", takes), func(t *testing.T) {
 				t.Parallel()
 				synctest.Test(t, func(t *testing.T) {
 					ctx, cancel := context.WithCancel(t.Context())
 					cancel()
 					said := ""
-					ended := watch(ctx, func() { said += "late " }, func(lasted time.Duration) { said += fmt.Sprint("after ", lasted, " ") })
+					after := func(lasted time.Duration) { said += fmt.Sprint("after ", lasted, " ") }
+					ended := watch(ctx, func() { said += "late " }, after)
 					time.Sleep(takes)
 					ended()
 					time.Sleep(time.Minute)

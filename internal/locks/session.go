@@ -109,7 +109,7 @@ func (s *Session) Remind(now time.Time) {
 		slog.Int("locks", len(names)), slog.String("first", names[0]), slog.Duration("for", longest.Round(time.Second)))
 }
 
-// unreleased are lost locks of which was logged that they are not released, until all of them are.
+// unreleased are the lost locks that Remind has logged, until all of them are released.
 type unreleased struct {
 	logqueue.Condition
 	left  int
@@ -126,8 +126,8 @@ func (u *unreleased) add(of *acquired) {
 }
 
 // unlost notes that an acquisition is no lost lock any more, if it was one, because it is released or
-// its session is gone. If it was the last lock of which was logged that it is not released, that is
-// logged. The caller has mu.
+// its session is gone. If it was the last one that Remind has logged, that is logged too. The caller
+// has mu.
 func (s *Session) unlost(of *acquired) {
 	if !of.warned {
 		return

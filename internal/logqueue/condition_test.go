@@ -23,10 +23,13 @@ func TestConditionBeginsAndEndsInPairs(t *testing.T) {
 		"never":    {begins, nil, 9, nil},
 		"once":     {begins, []int{2, 3, 4}, 9, []string{"2 holds", "5 over, after 3s"}},
 		"twice":    {begins, []int{2, 4, 5}, 9, []string{"2 holds", "3 over, after 1s", "4 holds", "6 over, after 2s"}},
-		"for long": {lasts, []int{2, 3, 4, 5, 6, 7, 8}, 9, []string{"2 holds", "5 holds", "8 holds", "9 over, after 7s"}},
-		"again":    {lasts, []int{1, 3, 5, 6, 7}, 9, []string{"1 holds", "2 over, after 1s", "5 holds", "8 over, after 3s"}},
-		"soon":     {lasts, []int{1, 3}, 9, []string{"1 holds", "2 over, after 1s"}},
-		"late":     {lasts, []int{1, 3, 4}, 9, []string{"1 holds", "2 over, after 1s", "4 holds", "5 over, after 2s"}},
+		"for long": {lasts, []int{2, 3, 4, 5, 6, 7}, 9, []string{"2 holds", "5 holds", "8 over, after 6s"}},
+		"again": {
+			lasts, []int{1, 3, 5, 6, 7}, 9,
+			[]string{"1 holds", "2 over, after 1s", "5 holds", "8 over, after 3s"},
+		},
+		"soon": {lasts, []int{1, 3}, 9, []string{"1 holds", "2 over, after 1s"}},
+		"late": {lasts, []int{1, 3, 4}, 9, []string{"1 holds", "2 over, after 1s", "4 holds", "5 over, after 2s"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
