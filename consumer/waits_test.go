@@ -102,7 +102,7 @@ func TestOutageIsNoCrash(t *testing.T) {
 	for !strings.Contains(testkit.Receive(t, "its end fails", log), "end not recorded") {
 	}
 	w.wire.Mend()
-	for !strings.Contains(testkit.Receive(t, "its end is recorded", log), `level=INFO msg="consumer: end recorded" partitions=`) {
+	for !strings.Contains(testkit.Receive(t, "its end is recorded", log), `level=INFO msg="consumer: end recorded" `) {
 	}
 	testkit.Becomes(t, db.Pool, "the first one has ended", int64(0), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed IS NOT NULL OR watched_to IS NOT NULL")
 	db.insert(8, 8)

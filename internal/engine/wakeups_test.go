@@ -231,7 +231,9 @@ func TestHandoffThatIsLostWaitsForWorkNoLonger(t *testing.T) {
 		b := w.start("b")
 		b.mustJoin("x", 2)
 		w.within(time.Minute, "it waits", func() bool { return len(w.linesWith("handoff waits for work")) == 1 })
-		w.evict("a")
+		a.cutOff(true)
+		w.within(time.Minute, "b has all", func() bool { owned, _ := w.owns("b", "x"); return owned == 2 })
+		a.cutOff(false)
 		w.within(time.Minute, "the work goes on", func() bool { return len(w.linesWith("work goes on after")) == 1 })
 		if n := len(w.linesWith("handoff no longer waits for work")); n != 1 {
 			w.failf("it is logged %d times that the handoff waits no longer", n)
