@@ -337,6 +337,8 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	beats(t, c, 5) // it checks ten times a second
 	cancel()
 	testkit.Receive(t, "the stranger ends", ended)
+	const over = "fast failover no longer delayed by another session"
+	testkit.Until(t, "its end is logged", func() bool { return len(book.lines(over, "for=")) == 1 })
 	if lines := book.lines("fast failover may take the TTL"); len(lines) != 1 {
 		t.Errorf("logged %d times: %q", len(lines), lines)
 	}

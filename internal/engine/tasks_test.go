@@ -1,8 +1,12 @@
 package engine
 
 import (
+	"bytes"
 	"context"
+	"log/slog"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -23,4 +27,22 @@ func TestBatchesFitTheLimitOfAStatement(t *testing.T) {
 			t.Fatalf("after %v, %v: batches of %d, not %d", step.took, step.ended, batch, step.batch)
 		}
 	}
+}
+
+// A client that connects again and again behind a pooler logs that once.
+func TestMissingNotificationsAreLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		e, _ := newThread()
+		e.log = slog.New(slog.NewTextHandler(&log, nil))
+		for _, arrives := range []bool{true, false, false, false, true, true} {
+			e.saidArrives(arrives, time.Now())
+			time.Sleep(time.Minute)
+		}
+		lines := strings.Split(strings.TrimSpace(log.String()), "\n")
+		if len(lines) != 2 || !strings.Contains(lines[0], "notifications do not arrive") ||
+			!strings.Contains(lines[1], `level=INFO msg="pgleases: notifications arrive again" for=3m0s`) {
+			t.Errorf("logged %q", lines)
+		}
+	})
 }
