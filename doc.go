@@ -37,8 +37,9 @@
 //     without one.
 //   - The trust deadline is the time until which a client may act as owner without another
 //     heartbeat. It is earlier than the time when another client may take over.
-//   - In a handoff, the database asks the owner for a partition. The owner ends its work, and
-//     releases the partition to the next owner. Until then the partition drains.
+//   - In a handoff, a plan asks the owner for a partition. Any client may make the plan. It writes
+//     the next owner, the target, into the partition's row. The owner reads that, ends its work,
+//     and releases the partition to the target. Until then the partition drains.
 //
 // # What is promised
 //

@@ -28,7 +28,7 @@ type assignment struct {
 	warnAt      time.Time // when to log that it still waits for work
 	logged      *longWork // that it did; nil: it was not logged, in this state
 	overdue     bool      // limitAt has passed
-	busy        int       // how many of its releases found an open guarded transaction
+	busy        int       // how many of its releases found it busy (store.Released)
 	raised      int64     // its epoch after a fence, which the release names; 0: no fence has raised it
 
 	valuesRead bool // it was in a Values that a reader got
@@ -108,7 +108,7 @@ func (a *assignment) endLog() (l *longWork, was bool) {
 	return l, l != nil
 }
 
-// foundBusy notes that a release found an open guarded transaction.
+// foundBusy notes that a release found it busy, nearly always by an open guarded transaction.
 func (a *assignment) foundBusy(now time.Time) {
 	a.busy++
 	a.releaseFrom(now.Add(busyRetry))

@@ -163,7 +163,8 @@ func beginAnnounce(e *engine, now time.Time) *operation {
 	})
 }
 
-// beginRelease releases everything whose work has ended, in one statement, and leaves leases.
+// beginRelease releases partitions whose work has ended, at most a batch in one statement, and leaves
+// leases.
 func beginRelease(e *engine, now time.Time) *operation {
 	r := e.releases.nextRelease(e.members.releasable(now), e.members.toLeave())
 	session, lastJoin := e.session.number, e.members.joinsSent

@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// callbacks are the functions of the application whose end a Close waits for, and that may call
-// Close themselves, by the number of their goroutine.
+// callbacks are the functions of the application that run in Within, whose end a Close waits for,
+// and that may call Close themselves, by the number of their goroutine.
 type callbacks struct{ running sync.Map }
 
 // Within runs a callback of the application. If the callback calls Close, Close does not wait for

@@ -75,9 +75,25 @@
 //  2. Work ends. Each partition is released, the last ones together with the lease. When the ctx of
 //     Close ends (hurry), work that continues loses its ownership. If the client is to come back, and
 //     has a restart grace, the releases name no successors, and the partitions wait for it.
-//  3. Locks are released. The client makes the plans that others would have to make.
+//  3. Beside step 2, locks are released as their holders end, and the client makes the plans that
+//     others would have to make. The next step waits for these, for the last membership, and for
+//     the announcements (closeStages).
 //  4. The task "end the session" removes the session's row.
 //  5. finish: what is left ends with the reason, then the connection closes, then Done.
+//
+// # Words with a second meaning
+//
+//   - The generation of a lease counts its changes. A plan is not written if the generation is not
+//     the one that it has read. The server generation is the upper half of new epochs, and rises
+//     when a promoted server is accepted.
+//   - The incarnation of a client is the number of its process among those with its ID. A server
+//     incarnation, a variable run in the code, is a server's timeline, start and boot marker. A
+//     watch of the clock counts within one.
+//   - To fence, in this package, is to raise the epoch of an owner's own partition, so that no further
+//     transaction passes a guard while a release waits for those that have. Package fence keeps out
+//     former owners.
+//   - An evicted client has lost its session after a TTL, and registers again. A client that an
+//     operator has evicted ends (ErrEvicted); its session is revoked in the database.
 //
 // # Why two clients never own one partition
 //
@@ -86,9 +102,9 @@
 //     release at least FOR KEY SHARE. A session that releases is not evicted meanwhile.
 //  2. An owner removes the partition from the Board, so no new Hold or callback begins. It waits
 //     until no pin is left (releasableAt), or until the drain timeout has ended the ownership. If
-//     somebody has read Values, it also waits for the handoff delay, because a loop over Values
-//     holds no pin. Then it sends the release, which names the epoch, so that a late one has no
-//     effect.
+//     somebody has read Values, and the client is not closing, it also waits for the handoff delay,
+//     because a loop over Values holds no pin. Then it sends the release, which names the epoch, so
+//     that a late one has no effect.
 //  3. A client trusts itself for TTL - margin, counted from just before it sends a heartbeat
 //     (config.go, trust.go). The database counts the whole TTL from when it executed the heartbeat.
 //  4. Another client evicts the session only after it has watched the database's clock for that TTL
@@ -178,16 +194,18 @@
 // If the owner has crashed, no owner is asked:
 //
 //  1. Its rows stay, and its session expires a TTL after its last heartbeat. The server ends its
-//     open transactions, at the latest by their idle timeout.
+//     open transactions when it notices that the connections are gone. For those that have passed
+//     Lease.Guard, their idle timeout is a limit.
 //  2. The answers to the heartbeats of other clients say when the next check for expired sessions
 //     is due. expiry.go then makes a heartbeat early, in large fleets only in some clients.
 //  3. If that heartbeat confirms that the check is due, the task "evict" follows. Its function
 //     evict of sql/schema/expiry.sql needs a watch of the dead session's whole TTL. It removes the
 //     session from clients, so that no guard passes, then from members, and makes plans of its
 //     leases due.
-//  4. Step 3 of the tour gives the partitions away at once, under the next epoch, without asking. A
-//     partition that a guarded transaction has locked is left over, and tried again soon.
-//  5. Steps 7 and 8 follow in the new owner, as soon as it reads the lease.
+//  4. A plan gives the partitions away as in step 3 of the tour, but at once, under the next epoch,
+//     and without asking. The function apply notifies the new owners. A partition that a guarded
+//     transaction has locked is left over, and tried again soon.
+//  5. Each new owner reads the lease, and shows the partitions as in step 8.
 //
 // # Tests
 //

@@ -533,8 +533,8 @@ func passed(since, now time.Time) time.Duration {
 	return liveness.Passed(since, now).Round(10 * time.Millisecond)
 }
 
-// loseTrust ends everything that is owned. Ownerships in work are kept as draining: they are
-// released when the work has ended.
+// loseTrust ends everything that is owned. All assignments drain, also those without work. If the
+// session still lives, each is released when its work has ended, and comes back under a new epoch.
 func (e *engine) loseTrust(now time.Time, why string) {
 	if !e.trust.held() {
 		return

@@ -208,7 +208,7 @@ type announcement struct {
 }
 
 // released handles the result of each release. It returns the changes to announce, and whether a
-// heartbeat has to follow. A release is done, or busy because a guarded transaction is open, or
+// heartbeat has to follow. A release is done, or busy (see store.Released), or
 // neither. If it is neither, an earlier release was executed and its answer was lost, or the
 // session is gone. A read then returns the partitions that the session owns.
 func (ms *members) released(

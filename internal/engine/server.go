@@ -15,7 +15,7 @@ type server struct {
 	confirmed  store.Incarnation
 	accepted   bool
 	acceptAt   time.Time // not accepted before
-	generation int64     // the highest that was read, on any server
+	generation int64     // the highest that was read on any server, or that the next one must exceed
 
 	reachedAny bool  // a heartbeat has reached tables
 	tables     int64 // the number of the tables that the last heartbeat reached

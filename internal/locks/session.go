@@ -205,7 +205,8 @@ func (s *Session) AskToEnd(reason error, now Standing) {
 	}
 }
 
-// Finish ends the locks that are still held, and returns their names.
+// Finish ends the locks that are held. It returns the names of all that are not released yet, and of
+// those that were waited for.
 func (s *Session) Finish(reason error) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

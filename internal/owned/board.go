@@ -18,9 +18,10 @@ type Board struct {
 	closed   chan struct{}
 	cause    error // set before closed is closed
 
-	// mu guards holds, and the fields of the board's ownerships that say so. A reader that pins loads
-	// the snapshot while it holds mu. The client's goroutine first stores the new snapshot, then
-	// checks for pins while it holds mu. So an ownership that it withdrew is pinned by then, or never
+	// mu guards holds, and the fields of the board's ownerships that say so. No pin begins after a
+	// withdrawal: a Hold loads the snapshot while it holds mu, and Pin looks whether the ownership was
+	// asked to end. The client's goroutine first stores the new snapshot, then asks, and then checks
+	// for pins, each while it holds mu. So an ownership that it withdrew is pinned by then, or never
 	// will be.
 	mu    sync.Mutex
 	holds map[*Hold]struct{}

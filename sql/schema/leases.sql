@@ -99,7 +99,7 @@ CREATE INDEX IF NOT EXISTS partitions_owner ON pgleases.partitions (owner, lease
 COMMENT ON TABLE pgleases.partitions IS 'The partitions of every lease, each with its owner and its target.';
 COMMENT ON COLUMN pgleases.partitions.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.partitions.partition IS 'The partition''s number, from 0.';
-COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it. It is null if no session does.';
+COMMENT ON COLUMN pgleases.partitions.owner IS 'The session that owns it. It is null if no session does. An evicted session stays here until a plan gives the partition away, so an owner counts only while it has a row in clients.';
 COMMENT ON COLUMN pgleases.partitions.target IS 'The session that is to own it. If that is not the owner, the owner is asked to hand over.';
 COMMENT ON COLUMN pgleases.partitions.epoch IS 'The epoch (fencing token), which rises with every change of owner, and never repeats.';
 COMMENT ON COLUMN pgleases.partitions.owner_id IS 'The client ID of the owner, or of the last one.';
@@ -219,8 +219,8 @@ BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     -- Lock the leases by name. So no plan or leave of them is executed meanwhile. A plan that was read before may
     -- be written after this, and then apply finds the new owners and epochs under its own lock. A leave changes its lease,
-    -- so it needs the stronger lock from the beginning. So does a client that comes back: it locks the server's row below,
-    -- and must not wait for a lease after that, because a join that has locked the lease may wait for the server's row.
+    -- so it needs the stronger lock from the beginning. So does a client that closes and will return: it locks the server's
+    -- row below, and must not wait for a lease after that, because a join that has locked the lease may wait for that row.
     IF cardinality(p_ending) > 0 THEN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR UPDATE;
     ELSIF cardinality(p_returning) > 0 THEN
@@ -229,7 +229,7 @@ BEGIN
         PERFORM FROM pgleases.leases AS l WHERE l.name = ANY (names) ORDER BY l.name FOR KEY SHARE;
     END IF;
 
-    -- The partitions of a client that comes back wait for it. A check for expired sessions ends that, and the server's row
+    -- The partitions of a client that will return wait for it. A check for expired sessions ends that, and the server's row
     -- comes before those of clients.
     IF cardinality(p_returning) > 0 THEN
         -- This waits for a check that is under way, because that one does not know of the grace, and may set a later time. If
@@ -263,7 +263,7 @@ BEGIN
 
     -- Hand over: each partition that the session owns under the epoch that the caller names gets a higher epoch. Its next
     -- owner is the target, if that is a live member. An ownership of an earlier server generation is renewed instead, and
-    -- stays with the session. A partition that a guarded transaction has locked is left out, because that transaction
+    -- stays with the session, unless that leaves the lease. A partition that a guarded transaction has locked is left out, because that transaction
     -- was promised that the owner stays the same until its end.
     WITH taken AS MATERIALIZED (
         SELECT p.place, p.lease, p.owner_id, b.leaves, b.epoch >> 32 < server_generation AND NOT b.leaves AS renewed,

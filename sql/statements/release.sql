@@ -1,7 +1,8 @@
 -- release.sql: the owner gives up partitions on which its work has ended, and leaves leases. Each partition goes to its
 -- target at once, under the next epoch. If the target no longer exists, or is the session that leaves, the partition
--- gets no owner and a plan is due. If the target is the owner itself, a new ownership begins. An ownership of an
--- earlier server generation is renewed: the owner stays, so that no other client waits for the end of the owner's work.
+-- gets no owner, and a plan is due unless the partition waits for a client, the lease is paused, or has no member with
+-- a weight. If the target is the owner itself, a new ownership begins. An ownership of an
+-- earlier server generation is renewed, unless the session leaves the lease: the owner stays, so that no other client waits for the end of the owner's work.
 -- Repeated after a lost answer it changes no row, because it names epochs.
 --
 -- A session that leaves a lease may have made the plan without itself. Then its partitions go to the successors of that
