@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -247,13 +246,9 @@ func clientsOf(s *admin.Snapshot) string {
 func metadataColumn(s *admin.Snapshot) (heading string, cell func(c *admin.Client) []any) {
 	text := func(c *admin.Client) string {
 		const most = 60 // the JSON has all of it
-		var values map[string]string
-		if json.Unmarshal(c.Metadata, &values) != nil { // written by hand
-			return cut(printable(string(c.Metadata)), most)
-		}
 		var all []string
-		for _, key := range slices.Sorted(maps.Keys(values)) {
-			all = append(all, shown(key)+"="+shown(values[key]))
+		for _, key := range slices.Sorted(maps.Keys(c.Metadata)) {
+			all = append(all, shown(key)+"="+shown(c.Metadata[key]))
 		}
 		return cmp.Or(cut(strings.Join(all, " "), most), dash)
 	}

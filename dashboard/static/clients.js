@@ -10,8 +10,7 @@ import { operateButtons } from "./verbs.js";
 const words = { none: "There is no client.", noMatch: "No client, host or metadata matches.", thing: "client" };
 
 // dataOf returns what the application says of a client.
-export const dataOf = client => Object.entries(client.metadata ?? {})
-  .map(([key, value]) => key + "=" + (typeof value === "string" ? value : JSON.stringify(value))).join(" ");
+export const dataOf = client => Object.entries(client.metadata).map(([key, value]) => key + "=" + value).join(" ");
 
 export function marksOf(client) {
   const marks = [];

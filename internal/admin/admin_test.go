@@ -290,6 +290,7 @@ func TestWhateverTimesClientsWriteTheTablesCanBeRead(t *testing.T) {
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.clients VALUES (1, 'a', 1, AT, '1000000 hours', 'h', 1, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.members VALUES ('l', 1, 1, AT, 1)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.partitions VALUES ('l', 0, 1, 1, 1, 'a', NULL, AT, AT)`, "AT", "'"+at+"'"))
+		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.graces VALUES ('l', 'since', 1, NULL, 1, AT, 'infinity'), ('l', 'until', 1, NULL, 1, '-infinity', AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.locks VALUES ('x', 1, 1, 1, false, 1, AT)`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.events (at, cause) VALUES (AT, 'joined')`, "AT", "'"+at+"'"))
 		exec(t, url, strings.ReplaceAll(`INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('freeze', 'l', AT, now(), 'maria', 'why')`, "AT", "'"+at+"'"))
@@ -337,6 +338,28 @@ func TestOddRefusedLeasesHideNoClient(t *testing.T) {
 	for i, c := range s.Clients {
 		if !maps.Equal(c.Refused, want[i]) {
 			t.Errorf("%s: %v, not %v", c.ID, c.Refused, want[i])
+		}
+	}
+	if len(s.Clients) != len(want) {
+		t.Errorf("%d clients", len(s.Clients))
+	}
+}
+
+// Metadata that no client has written, even JSON that is nested more deeply than a program reads, hides
+// no client.
+func TestOddMetadataHidesNoClient(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	deep := strings.Repeat("[", 11_000) + strings.Repeat("]", 11_000)
+	exec(t, url, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at, metadata)
+		SELECT n, 'c' || n, 1, now(), '6 s', 'h', 1, now(), odd::jsonb
+		FROM unnest(ARRAY['{"a": "b", "n": 7}', '{"a": {"b": [1]}}', '{"a": null}', '{"a": `+deep+`}', '[1]', '7', '{}']) WITH ORDINALITY AS o (odd, n)`)
+	s := testkit.Must(newAdmin(t, newPool(t, url)).Snapshot(t.Context()))(t)
+	none := map[string]string{}
+	want := []map[string]string{{"a": "b", "n": "7"}, {"a": `{"b": [1]}`}, {"a": ""}, {"a": deep}, none, none, none}
+	for i, c := range s.Clients {
+		if !maps.Equal(c.Metadata, want[i]) {
+			t.Errorf("%s: %.100v, not %.100v", c.ID, c.Metadata, want[i])
 		}
 	}
 	if len(s.Clients) != len(want) {

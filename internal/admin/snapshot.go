@@ -68,7 +68,7 @@ type Client struct {
 	// number of partitions now, with the number that it was started with.
 	Refused map[string]int `json:"refused_leases"`
 
-	Metadata json.RawMessage `json:"metadata"` // what the application says of it, an object of strings
+	Metadata map[string]string `json:"metadata"` // what the application says of it
 }
 
 // Lease is a lease with its members and partitions.

@@ -6,8 +6,9 @@
 -- holding.
 --
 -- Clients may write any times, even infinite times and times that JSON cannot hold; the result has times within the
--- range of JSON. greatest and least ignore null. Of a refused lease, a number that none can have been is shown as 0, so
--- that one client's row does not hide all others.
+-- range of JSON. greatest and least ignore null. Of a refused lease, a number that none can have been is shown as 0, and
+-- of metadata each value is a text, because JSON may be nested more deeply than a program reads. So one client's row
+-- does not hide all others.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
 known AS MATERIALIZED (
     SELECT c.*, least(greatest(extract(epoch FROM c.ttl) * 1000000000, -9e18), 9e18)::bigint AS lives,
@@ -34,7 +35,9 @@ SELECT json_build_object(
                    'refused_leases', (
                        SELECT coalesce(json_object_agg(r.key, CASE WHEN r.value::text ~ '^[0-9]{1,9}$' THEN r.value ELSE '0' END), '{}')
                        FROM jsonb_each(CASE jsonb_typeof(c.refused_leases) WHEN 'object' THEN c.refused_leases ELSE '{}' END) AS r),
-                   'metadata', c.metadata, 'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
+                   'metadata', (SELECT coalesce(json_object_agg(m.key, m.value), '{}')
+                                FROM jsonb_each_text(CASE jsonb_typeof(c.metadata) WHEN 'object' THEN c.metadata ELSE '{}' END) AS m),
+                   'fast_failover', p.session IS NOT NULL) ORDER BY c.id, c.incarnation, c.session), '[]')
         FROM known AS c
         LEFT JOIN pgleases.identities AS i ON i.id = c.id
         LEFT JOIN pgleases.presences AS p ON p.session = c.session),
@@ -45,7 +48,8 @@ SELECT json_build_object(
                    'due', CASE WHEN isfinite(l.next_check_at) THEN least(greatest(l.next_check_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                    'settles', CASE WHEN l.settles_at > t.now AND l.settling_since <= t.now + interval '1 second' THEN least(l.settles_at, '9999-12-30 UTC') END,
                    'awaited', coalesce((
-                       SELECT json_agg(json_build_object('client', g.client, 'since', g.since, 'until', g.until) ORDER BY g.client)
+                       SELECT json_agg(json_build_object('client', g.client, 'since', least(greatest(g.since, '0001-01-02 UTC'), '9999-12-30 UTC'),
+                                  'until', least(g.until, '9999-12-30 UTC')) ORDER BY g.client)
                        FROM pgleases.graces AS g
                        WHERE g.lease = l.name AND g.until > t.now AND g.since <= t.now + interval '1 second'
                          AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.client = g.client)
