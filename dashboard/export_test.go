@@ -1,7 +1,9 @@
 package dashboard
 
 import (
+	"maps"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -20,4 +22,9 @@ func HandlerWith(pool *pgxpool.Pool, o Options, look, answers, write time.Durati
 		panic(err)
 	}
 	return newHandler(a, o, times{look, answers, write}).guarded()
+}
+
+// Questions returns the addresses below data of all questions: those by GET, and those by POST.
+func Questions() (byGet, byPost []string) {
+	return append(slices.Sorted(maps.Keys(looks)), "poll"), slices.Sorted(maps.Keys(changes))
 }

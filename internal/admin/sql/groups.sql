@@ -21,7 +21,7 @@ WITH RECURSIVE names AS (
 ), bound AS (
     SELECT greatest(pgleases.schedule_clock() - make_interval(hours => $3::int), CASE WHEN count(*) = $2::int THEN min(l.ended_at) END) AS since FROM latest AS l
 ), outcomes AS MATERIALIZED (
-    SELECT l.group_name, l.outcome, sum(l.ticks)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.outcome, b.since
+    SELECT l.group_name, l.outcome, least(sum(l.ticks), 9223372036854775807)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.outcome, b.since
 )
 SELECT json_build_object(
        'name', g.name,

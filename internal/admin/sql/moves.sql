@@ -11,8 +11,8 @@ WITH read AS MATERIALIZED (
 ), bars AS (
     SELECT floor(extract(epoch FROM r.at) / $3::int)::bigint * $3::int AS at, r.cause,
            sum(CASE WHEN r.partitions IS NULL THEN 1
-                    WHEN r.partitions = range_merge(r.partitions)::int4multirange THEN upper(r.partitions) - lower(r.partitions) -- without a subquery, which takes twice as long
-                    ELSE (SELECT sum(upper(n) - lower(n)) FROM unnest(r.partitions) AS n) END)::bigint AS count
+                    WHEN r.partitions = range_merge(r.partitions)::int4multirange THEN upper(r.partitions)::bigint - lower(r.partitions) -- without a subquery, which takes twice as long
+                    ELSE (SELECT sum(upper(n)::bigint - lower(n)) FROM unnest(r.partitions) AS n) END)::bigint AS count
     FROM read AS r GROUP BY 1, 2
 )
 SELECT json_build_object('from', CASE WHEN (SELECT count(*) FROM read) = $4::int THEN (SELECT min(r.at) FROM read AS r) ELSE $1::timestamptz END,

@@ -19,14 +19,23 @@ LANGUAGE sql IMMUTABLE AS $pgleases_body$ SELECT CASE WHEN j.rule IS NULL THEN '
 COMMENT ON FUNCTION pgleases.schedule_source(pgleases.jobs) IS 'The source of a job''s row of the history.';
 
 -- A row of the history as JSON. Arguments that are not kept are left out, because null is an
--- argument too.
+-- argument too. Clients may write any times, and JSON can hold those of the years 1 to 9999.
 CREATE OR REPLACE FUNCTION pgleases.schedule_entry_json(h pgleases.history) RETURNS pg_catalog.jsonb
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' AS $pgleases_body$
 BEGIN
+    h.since := least(greatest(h.since, '0001-01-02 UTC'), '9999-12-30 UTC');
+    h.until := least(greatest(h.until, '0001-01-02 UTC'), '9999-12-30 UTC');
+    h.ended_at := least(greatest(h.ended_at, '0001-01-02 UTC'), '9999-12-30 UTC');
+    IF h.started_at IS NOT NULL THEN
+        h.started_at := least(greatest(h.started_at, '0001-01-02 UTC'), '9999-12-30 UTC');
+    END IF;
+    IF h.begins IS NOT NULL THEN
+        h.begins := least(greatest(h.begins, '0001-01-02 UTC'), '9999-12-30 UTC');
+    END IF;
     RETURN CASE WHEN h.args IS NULL THEN to_jsonb(h) - 'args' ELSE to_jsonb(h) END;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_entry_json(pgleases.history) IS 'A row of the history as JSON.';
+COMMENT ON FUNCTION pgleases.schedule_entry_json(pgleases.history) IS 'A row of the history as JSON, with times within the range of JSON.';
 
 -- The outcomes of a schedule's ticks and of its extra runs, newest first.
 --   p_name: name of the schedule; null: failed and unknown jobs of the group, among the latest
