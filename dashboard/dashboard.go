@@ -135,7 +135,22 @@ func Handler(pool *pgxpool.Pool, o Options) (http.Handler, error) {
 func (h *handler) guarded() http.Handler {
 	origins := http.NewCrossOriginProtection()
 	origins.SetDenyHandler(http.HandlerFunc(h.foreign))
-	return h.withLimit(origins.Handler(h.sameScheme(h)))
+	return withPolicy(h.withLimit(origins.Handler(h.sameScheme(h))))
+}
+
+// withPolicy forbids browsers what no answer needs, also for an answer that refuses the request.
+func withPolicy(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		head := w.Header()
+		head.Set("Content-Security-Policy", policy)
+		head.Set("X-Frame-Options", "DENY") // for browsers that do not know frame-ancestors
+		head.Set("X-Content-Type-Options", "nosniff")
+		head.Set("Referrer-Policy", "no-referrer")
+		head.Set("Cross-Origin-Resource-Policy", "same-origin")
+		head.Set("Cross-Origin-Opener-Policy", "same-origin")
+		head.Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r)
+	})
 }
 
 // withLimit gives the body of a request a limit, also if the request is refused before it is read:
@@ -192,14 +207,6 @@ func newHandler(a *admin.Admin, o Options, t times) *handler {
 }
 
 func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	head := w.Header()
-	head.Set("Content-Security-Policy", policy)
-	head.Set("X-Frame-Options", "DENY") // for browsers that do not know frame-ancestors
-	head.Set("X-Content-Type-Options", "nosniff")
-	head.Set("Referrer-Policy", "no-referrer")
-	head.Set("Cross-Origin-Resource-Policy", "same-origin")
-	head.Set("Cross-Origin-Opener-Policy", "same-origin")
-	head.Set("Cache-Control", "no-store")
 	access, actor := h.options.Authorize(r)
 	if access < AccessReadOnly {
 		http.Error(w, "You may not see this.", http.StatusForbidden)
@@ -213,24 +220,18 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		head.Set("Allow", "GET, HEAD")
+		w.Header().Set("Allow", "GET, HEAD")
 		http.Error(w, "This is read-only: it takes GET and HEAD.", http.StatusMethodNotAllowed)
 		return
 	}
 	kind := kinds[path.Ext(rest)]
 	_, notFound := fs.Stat(static, "static/"+rest)
-	ask, isLook := looks[rest]
+	_, isLook := looks[rest]
 	switch {
-	case first == "data" && rest == "poll":
-		h.poll(w, r)
-	case first == "data" && isLook:
-		if err := checkText(r.URL.Query()); err != nil {
-			h.reply(w, nil, err)
-			return
-		}
-		h.answer(w, r, actor, ask, h.looking)
+	case first == "data" && (isLook || rest == "poll"):
+		h.look(w, r, actor, rest)
 	case first == "static" && kind != "" && notFound == nil:
-		head.Set("Content-Type", kind)
+		w.Header().Set("Content-Type", kind)
 		http.ServeFileFS(w, r, static, "static/"+rest)
 	case strings.HasPrefix(r.URL.Path, "/") && slices.Contains(screens, first):
 		h.page(w, access, actor, strings.Count(r.URL.EscapedPath(), "/")-1)

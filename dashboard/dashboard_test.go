@@ -92,8 +92,11 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 		{"GET", "/static/main.js", "nobody", 403, "text/plain; charset=utf-8"},
 		{"GET", "/data/poll", "", 200, "application/json"},
 		{"GET", "/data/poll", "nobody", 403, "text/plain; charset=utf-8"},
+		{"POST", "/data/apply", "another site", 403, "application/json"},
+		{"POST", "/", "another scheme", 403, "application/json"},
 	} {
-		w := do(t, h, test.method, test.path, "As", test.as)
+		headers := map[string][]string{"another site": {"Sec-Fetch-Site", "cross-site"}, "another scheme": {"Origin", "https://example.com"}}[test.as]
+		w := do(t, h, test.method, test.path, append(headers, "As", test.as)...)
 		name := test.method + " " + test.path + " " + test.as
 		if w.Code != test.status || w.Header().Get("Content-Type") != test.kind {
 			t.Errorf("%s: %d %s, want %d %s", name, w.Code, w.Header().Get("Content-Type"), test.status, test.kind)

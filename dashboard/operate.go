@@ -20,7 +20,7 @@ import (
 // The requests of a page other than polls. For all users together, one read and one change at a
 // time go to the database.
 
-// maxBody is the maximum size of the body of a POST, in bytes. Names have at most 255.
+// maxBody is the maximum size of a query, or of the body of a POST, in bytes. Names have at most 255.
 const maxBody = 16 << 10
 
 // A question returns the content of an answer, which is sent as JSON.
@@ -69,6 +69,19 @@ func (r *refusal) Error() string { return r.Text }
 
 func bad(format string, args ...any) error {
 	return &refusal{http.StatusBadRequest, "bad", fmt.Sprintf(format, args...)}
+}
+
+// look answers a poll, or a question by GET.
+func (h *handler) look(w http.ResponseWriter, r *http.Request, actor, name string) {
+	err := checkQuery(r.URL.RawQuery)
+	switch {
+	case err != nil:
+		h.reply(w, nil, err)
+	case name == "poll":
+		h.poll(w, r)
+	default:
+		h.answer(w, r, actor, looks[name], h.looking)
+	}
 }
 
 // operate answers a question of an operator.

@@ -3,6 +3,7 @@ package dashboard
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -31,17 +32,14 @@ func periodOf(q url.Values) (p admin.Period, err error) {
 	const how = "give since=1h, 24h or 7d, or from=2031-05-01T03:00:00Z and to"
 	since := q.Get("since")
 	from, to := q.Get("from"), q.Get("to")
-	if from != "" {
-		p.From, err = time.Parse(time.RFC3339, from)
-		if err != nil {
-			return p, bad("The start %q of the period is no time: %s.", from, how)
-		}
+	var isFrom, isTo bool
+	p.From, isFrom = timeOf(from)
+	if !isFrom {
+		return p, bad("The start %q of the period is no time: %s.", from, how)
 	}
-	if to != "" {
-		p.To, err = time.Parse(time.RFC3339, to)
-		if err != nil {
-			return p, bad("The end %q of the period is no time: %s.", to, how)
-		}
+	p.To, isTo = timeOf(to)
+	if !isTo {
+		return p, bad("The end %q of the period is no time: %s.", to, how)
 	}
 	p.Last = time.Hour
 	if since != "" {
@@ -64,6 +62,17 @@ func periodOf(q url.Values) (p admin.Period, err error) {
 		return p, bad(out, p.Last.Round(time.Second), how)
 	}
 	return p, nil
+}
+
+// timeOf returns the time in a text, and the zero time for an empty one. JSON can hold the years 1 to
+// 9999, also of the start and the end of the longest period.
+func timeOf(text string) (t time.Time, ok bool) {
+	if text == "" {
+		return t, true
+	}
+	t, err := time.Parse(time.RFC3339, text)
+	year := t.UTC().Year()
+	return t, err == nil && year > 1 && year < 9999
 }
 
 // A happening is the strip of time of the overview. Each half may fail on its own.
@@ -154,8 +163,17 @@ func (h *handler) curves(r *http.Request, _ string) (any, error) {
 	})
 }
 
-// checkText returns an error for a query that the database cannot take as text.
-func checkText(q url.Values) error {
+// checkQuery returns an error for a query that is too long, of which a part would be ignored, or that
+// the database cannot take as text.
+func checkQuery(raw string) error {
+	if len(raw) > maxBody {
+		text := fmt.Sprintf("The query is longer than %d bytes.", maxBody)
+		return &refusal{http.StatusRequestURITooLong, "bad", text}
+	}
+	q, err := url.ParseQuery(raw)
+	if err != nil {
+		return bad("The query is invalid: %v.", err)
+	}
 	for key, values := range q {
 		for _, value := range values {
 			if !utf8.ValidString(value) || strings.Contains(value, "\x00") {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -276,7 +277,10 @@ type Spell struct {
 func (a *Admin) Life(ctx context.Context, p Period, lease string, partition int) (*Life, error) {
 	doing := fmt.Sprintf("read the past of lease %q", lease)
 	var one *int
-	if partition >= 0 {
+	switch {
+	case partition > math.MaxUint16:
+		return nil, fmt.Errorf("%w: %d of lease %q", ErrNoSuchPartition, partition, lease)
+	case partition >= 0:
 		one = &partition
 	}
 	l := &Life{Lease: lease, Events: []Event{}}
