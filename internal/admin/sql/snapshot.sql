@@ -7,8 +7,8 @@
 --
 -- Clients may write any times, even infinite times and times that JSON cannot hold; the result has times within the
 -- range of JSON. greatest and least ignore null. Of a refused lease, a number that none can have been is shown as 0, and
--- of metadata each value is a text, because JSON may be nested more deeply than a program reads. So one client's row
--- does not hide all others.
+-- of metadata each value is a text, because JSON may be nested more deeply than a program reads. A lease has at most
+-- 65,536 partitions. So one client's row neither hides all others, nor takes all memory.
 WITH t AS MATERIALIZED (SELECT clock_timestamp() AS now),
 known AS MATERIALIZED (
     SELECT c.*, least(greatest(extract(epoch FROM c.ttl) * 1000000000, -9e18), 9e18)::bigint AS lives,
@@ -43,7 +43,7 @@ SELECT json_build_object(
         LEFT JOIN pgleases.presences AS p ON p.session = c.session),
     'leases', (
         SELECT coalesce(json_agg(json_build_object(
-                   'name', l.name, 'partitions', l.partitions, 'generation', l.generation,
+                   'name', l.name, 'partitions', least(l.partitions, 65536), 'generation', l.generation,
                    'planned', least(greatest(l.planned_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'due', CASE WHEN isfinite(l.next_check_at) THEN least(greatest(l.next_check_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                    'settles', CASE WHEN l.settles_at > t.now AND l.settling_since <= t.now + interval '1 second' THEN least(l.settles_at, '9999-12-30 UTC') END,
