@@ -88,6 +88,13 @@ func TestOddRowsHideNoOthers(t *testing.T) {
 		`INSERT INTO pgleases.graces VALUES ('l', 'b', 1, NULL, 1, '-infinity', 'infinity')`,
 		`UPDATE pgleases.clients SET metadata = ('{"a": ' || repeat('[', 11000) || repeat(']', 11000) || '}')::jsonb, ttl = '-9999 years'`,
 		`UPDATE pgleases.schedule_groups SET partitions = 2147483647`,
+		`UPDATE pgleases.schedule_groups SET partitions = 0`,
+		`UPDATE pgleases.schedule_groups SET partitions = -2147483648`,
+		`UPDATE pgleases.schedule_groups SET partitions = 1`,
+		`UPDATE pgleases.schedules SET registered = '-infinity', began = '-infinity', outages = 1`,
+		`UPDATE pgleases.jobs SET args = (repeat('[', 11000) || repeat(']', 11000))::jsonb`,
+		`UPDATE pgleases.jobs SET due = '294276-12-31'`,
+		`UPDATE pgleases.jobs SET due = 'infinity'`,
 		`UPDATE pgleases.schedules SET rule = repeat('* ', 100000), failures = 2147483647, error = repeat('x', 1000000)`,
 	} {
 		exec(t, url, odd)

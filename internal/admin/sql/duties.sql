@@ -5,6 +5,7 @@
 --
 -- One row for each fault of a group: schedules or jobs; the fault; the group; the count, at most 1,000; and of the
 -- worst one its name or number, its seconds or failures, and its error or the reason why it waits, which may be empty.
+-- Seconds since a time that JSON cannot hold are 9e9.
 -- Of each kind one row with the fault none, which says what holds if there is no other row.
 WITH RECURSIVE names AS (
     SELECT least((SELECT min(s.group_name) FROM pgleases.schedules AS s), (SELECT min(j.group_name) FROM pgleases.jobs AS j)) AS name
@@ -56,5 +57,5 @@ WITH RECURSIVE names AS (
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM pgleases.schedule_since(s.registered)), 'since ' || s.registered::date
      FROM t CROSS JOIN pgleases.schedules AS s WHERE s.declared AND s.registered < t.now - interval '7 days' ORDER BY s.registered LIMIT 1000)
 )
-SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind, f.fault, f.of, count(*) OVER (PARTITION BY f.kind, f.fault, f.of), f.name, f.worst, left(split_part(coalesce(f.why, ''), E'\n', 1), 200)
+SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind, f.fault, f.of, count(*) OVER (PARTITION BY f.kind, f.fault, f.of), f.name, coalesce(f.worst, 9e9), left(split_part(coalesce(f.why, ''), E'\n', 1), 200)
 FROM found AS f ORDER BY f.kind, f.fault, f.of, f.worst DESC

@@ -14,7 +14,8 @@
 -- $8 int     maximum number of those whose state is found out
 -- $9 int     maximum number of jobs that are returned
 --
--- One row: an array of jobs as package schedule reads them, and the ID up to which all were searched; null: all were.
+-- One row: an array of jobs as package schedule reads them, without arguments, which may be nested more deeply than a
+-- program reads, and the ID up to which all were searched; null: all were.
 WITH read AS MATERIALIZED (
     (SELECT j.id, j.kind, j.due, j.blocked_reason FROM pgleases.jobs AS j
      WHERE $5::int IS NOT NULL AND j.group_name = $1::text AND j.partition = $5::int AND j.key = $4::text AND j.id > $6::bigint)
@@ -27,7 +28,7 @@ WITH read AS MATERIALIZED (
       AND CASE WHEN $2::text IN ('due', 'running') THEN r.due <= pgleases.schedule_clock() WHEN $2::text = 'blocked' THEN r.blocked_reason IS NOT NULL ELSE true END
     ORDER BY r.id LIMIT CASE WHEN $2::text = '' THEN $9::int ELSE $8::int END
 ), shown AS MATERIALIZED (
-    SELECT m.id, pgleases.schedule_status_json(to_jsonb(v), v.lateness) AS job
+    SELECT m.id, pgleases.schedule_status_json(to_jsonb(v) - 'args' || jsonb_build_object('due', CASE WHEN v.due < 'infinity' THEN least(v.due, '9999-12-30 UTC') ELSE v.due END), v.lateness) AS job
     FROM matched AS m CROSS JOIN LATERAL (SELECT s.* FROM pgleases.jobs_status AS s WHERE s.id = m.id OFFSET 0) AS v
     WHERE $2::text IN ('', v.state)
     ORDER BY m.id LIMIT $9::int
