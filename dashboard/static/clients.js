@@ -112,6 +112,6 @@ function updateRow(element, client, share) {
   const short = characters.length > 60 ? cut : metadata;
   const signature = JSON.stringify([client.host, client.pid, metadata]);
   fill(process, signature, name(client.host), " " + client.pid, ...(short ? [" ", name(short)] : []));
-  process.title = metadata;
+  process.title = plain(metadata);
   setText(started, clock(client.started));
 }

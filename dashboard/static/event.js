@@ -29,7 +29,7 @@ export function eventItem(event, slotOf = () => undefined, lease = "") {
   const time = make("time", "", clock(event.at));
   time.dateTime = event.at;
   const text = make("span", "", mark(wordsOf(event.cause), kindOf(event)));
-  text.firstChild.title = event.cause;
+  text.firstChild.title = plain(event.cause);
   if (event.lease && event.lease !== lease) text.append(" ", leaseLink(event.lease));
   if (event.partitions.length > 0) {
     const ranges = make("span", "sub", rangesText(event.partitions));

@@ -1,6 +1,6 @@
 // The jobs of a group: those that have not ended, or those that failed.
 
-import { make, mark, name, refill, setText, sub, table, unseen } from "./dom.js";
+import { make, mark, name, plain, refill, setText, sub, table, unseen } from "./dom.js";
 import { addressOf, alter, go, here } from "./address.js";
 import { state } from "./state.js";
 import { clock, firstLine, ofNs } from "./words.js";
@@ -71,7 +71,7 @@ function newJobs(group, groups) {
 function choice(kind, options, value, change) {
   const select = make("select", kind);
   for (const [of, label] of options) {
-    const option = make("option", "", label);
+    const option = make("option", "", plain(label));
     option.value = of;
     select.append(option);
   }

@@ -71,7 +71,7 @@ function heading(address, label) {
 }
 
 function nothing(address) {
-  const text = "There is no such page: " + plain(decodeURI(location.pathname).slice(root.length)) + ". ";
+  const text = "There is no such page: " + plain([address.screen, ...address.names].join("/")) + ". ";
   const element = make("p", "card block", text, link(addressOf(""), "See the overview"), ".");
   return { element, parts: [], draw() {} };
 }
