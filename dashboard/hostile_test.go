@@ -1,10 +1,17 @@
 package dashboard_test
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases/consumer"
 	"github.com/pgleases/pgleases/dashboard"
@@ -203,4 +210,58 @@ func TestEachQuestionRefusesABadQuery(t *testing.T) {
 			}
 		}
 	}
+}
+
+// After an outage, each question is asked again within the time that a failure is kept, also if its answer
+// says of parts that they failed.
+func TestEachQuestionIsAskedAgainAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, address := range questionsByGet(t) {
+		synctest.Test(t, func(t *testing.T) {
+			dials := 0
+			pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {
+				config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+					dials++
+					<-ctx.Done()
+					return nil, ctx.Err()
+				}
+			})
+			h := dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Second, 15*time.Second, time.Second)
+			do(t, h, "GET", address)
+			before := dials
+			time.Sleep(6 * time.Second)
+			do(t, h, "GET", address)
+			if dials == before {
+				t.Errorf("%s: the answer of the outage is kept", address)
+			}
+			time.Sleep(time.Minute) // so the loops of polls end
+		})
+	}
+}
+
+// After an outage, an open page shows within a minute how the database answers now, in each part.
+func TestEachPartIsReadAgainAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {
+			config.ConnConfig.ConnectTimeout = 20 * time.Second
+			config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				if time.Since(began) < 30*time.Second {
+					<-ctx.Done()
+				}
+				return nil, errors.New("there is another fault now")
+			}
+		})
+		h := dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Second, 15*time.Second, time.Second)
+		polled := ""
+		for range 105 {
+			polled = do(t, h, "GET", "/data/poll").Body.String()
+			time.Sleep(time.Second)
+		}
+		if strings.Contains(polled, "deadline exceeded") {
+			t.Errorf("a part still shows the outage after %v: %s", time.Since(began), polled)
+		}
+		time.Sleep(time.Minute) // so the loops end
+	})
 }

@@ -83,6 +83,9 @@ type happening struct {
 	RunsFailure  string       `json:"runs_failure"`
 }
 
+// hasFailed reports whether a half has failed.
+func (told happening) hasFailed() bool { return told.MovesFailure != "" || told.RunsFailure != "" }
+
 // past counts what happened in a period.
 func (h *handler) past(r *http.Request, _ string) (any, error) {
 	period, err := periodOf(r.URL.Query())

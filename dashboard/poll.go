@@ -78,6 +78,8 @@ type hub struct {
 	known    map[string]seenLease
 	versions map[string]int // version of all leases, and the latest read with it
 
+	uncounted bool // the last read of the groups failed
+
 	// The last read; nil: there was no read yet. It is kept while no page polls, for a page that opens
 	// during an outage.
 	last    *admin.Snapshot
@@ -113,7 +115,7 @@ func (h *hub) asked() {
 	h.idle = time.AfterFunc(linger*h.times.look, cancel)
 	go h.again(ctx, func(took time.Duration) time.Duration { return h.times.look - took }, h.look)
 	go h.again(ctx, func(time.Duration) time.Duration { return examined }, h.examine)
-	go h.again(ctx, rest, h.count)
+	go h.again(ctx, h.restOfCount, h.count)
 }
 
 func encode(content any) []byte {

@@ -43,12 +43,24 @@ func (h *hub) count(ctx, limited context.Context) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.uncounted = shown.Failure != ""
 	h.publish(ctx, schedules, shown)
 }
 
 // rest returns the pause after a read of the groups. If reads take long, because there are many
 // schedules or the server is slow, they take at most 5 % of the time.
 func rest(took time.Duration) time.Duration { return max(counted, 20*took) }
+
+// restOfCount is rest, but after a failed read at most the time between two checks of the health,
+// because its cause may be mended meanwhile.
+func (h *hub) restOfCount(took time.Duration) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.uncounted {
+		return min(rest(took), examined)
+	}
+	return rest(took)
+}
 
 // A list is a page of rows. The next page begins after the last row.
 type list[T any] struct {

@@ -31,9 +31,9 @@ type answered struct {
 }
 
 // shared returns a kept answer to the question of a request, or asks it. An answer that takes long
-// is kept for longer, so that one address takes at most 5 % of the time. A failure is shared too, for
-// a shorter time, unless the request itself has ended. The caller has the turn of reads, so no other
-// request reads meanwhile.
+// is kept for longer, so that one address takes at most 5 % of the time. A failure is shared too, also
+// one of a part, for a shorter time, unless the request itself has ended. The caller has the turn of
+// reads, so no other request reads meanwhile.
 func (h *handler) shared(r *http.Request, keep time.Duration, ask func(context.Context) (any, error)) (any, error) {
 	key := r.URL.Path + "?" + r.URL.Query().Encode()
 	h.mu.Lock()
@@ -44,14 +44,16 @@ func (h *handler) shared(r *http.Request, keep time.Duration, ask func(context.C
 	}
 	began := time.Now()
 	content, err := ask(r.Context())
-	answer := answered{failed: err}
-	lasts := max(keep, 20*time.Since(began))
-	switch {
-	case errors.Is(r.Context().Err(), context.Canceled): // only this viewer has gone, so its answer is not kept
+	if errors.Is(r.Context().Err(), context.Canceled) { // only this viewer has gone, so its answer is not kept
 		return nil, r.Context().Err()
-	case err == nil:
+	}
+	answer := answered{failed: err}
+	if err == nil {
 		answer.sent = encode(content)
-	default:
+	}
+	inParts, ok := content.(interface{ hasFailed() bool })
+	lasts := max(keep, 20*time.Since(began))
+	if err != nil || ok && inParts.hasFailed() {
 		lasts = min(max(kept, 20*time.Since(began)), keptFailed)
 	}
 	answer.until = time.Now().Add(lasts)
