@@ -189,8 +189,8 @@ func TestReadOnlyRefusesEachVerb(t *testing.T) {
 	}
 }
 
-// Each question refuses a query of which the server would ignore a part, or that is no text of the
-// database, and names what is wrong.
+// Each question refuses a query that cannot be read as a whole, or that is no text of the database, and
+// names what is wrong.
 func TestEachQuestionRefusesABadQuery(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, idle(t), dashboard.Options{})

@@ -166,7 +166,7 @@ func (h *handler) curves(r *http.Request, _ string) (any, error) {
 	})
 }
 
-// checkQuery returns an error for a query that is too long, of which a part would be ignored, or that
+// checkQuery returns an error for a query that is too long, that cannot be read as a whole, or that
 // the database cannot take as text.
 func checkQuery(raw string) error {
 	if len(raw) > maxBody {
