@@ -73,8 +73,8 @@ const notInert = `(() => {
 	return found;
 })()`
 
-// Texts that anyone can choose are text on each screen, and each link on a screen leads to the thing that it names. The
-// test opens all screens of the menu, and all kinds of links that it finds there.
+// Texts that anyone can choose are text on each screen. The test opens all screens of the menu, and all
+// kinds of links that it finds there.
 func TestTextsAreInertOnEachScreen(t *testing.T) {
 	t.Parallel()
 	databaseURL, _ := database(t)
@@ -130,7 +130,8 @@ const countRequests = `(() => {
 	return true;
 })()`
 
-// turnBy leads to an address without loading the page anew, and waits until all questions of its screen are answered.
+// turnBy leads to an address without loading the page anew, and waits until all questions of its screen
+// are answered.
 func (x tab) turnBy(address string) {
 	x.Helper()
 	eval[bool](x, fmt.Sprintf(`history.pushState(null, "", %q) || dispatchEvent(new Event("gone"))`, address))
