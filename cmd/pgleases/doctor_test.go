@@ -143,7 +143,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "the last member left in order, and was killed later", fault: `INSERT INTO pgleases.leases VALUES ('gone', 1, 5, 1, 0, 'infinity', now());
 			INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id) VALUES ('gone', 0, 3, 'c');
 			INSERT INTO pgleases.events (lease, cause, from_id) VALUES ('gone', 'left', 'c'); INSERT INTO pgleases.events (cause, from_id) VALUES ('evicted', 'c')`,
-			want: "note expired, note orphans", text: `evicted in the last 10 min: "c"`},
+			want: "note expired, note orphans", text: `evicted in the last 10 min, and not back: client "c", `},
 		{name: "a pause that is over", fault: `INSERT INTO pgleases.overrides (verb, lease, until, since, actor, reason) VALUES ('pause', 'l', now() - interval '1 second', now(), 'x', 'why');
 			DELETE FROM pgleases.members`, want: "fault orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
@@ -204,10 +204,11 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	says("overrides", `"it's" is paused by x since 20`)
 	says("overrides", `> when it may go on: pgleases resume 'it'\''s' --reason '...'`)
 	execute(t, database, "UPDATE pgleases.members SET weight = 1", "DELETE FROM pgleases.overrides", `UPDATE pgleases.clients SET id = E'w\nrm -rf x $(touch y) ''z''' WHERE session = 11`, "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0",
-		"INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '11 minutes', 'evicted', 'long ago'), (now() - interval '9 minutes', 'evicted', 'svc-2')")
+		"INSERT INTO pgleases.events (at, cause, from_id, reason) VALUES (now() - interval '11 minutes', 'evicted', 'long ago', 'host node-7, pid 8'), (now() - interval '9 minutes', 'evicted', 'svc-2', 'host node-7, pid 9')")
 	word := `$'w\nrm -rf x $(touch y) \047z\047'` // of one line, for a shell
 	says("handoffs", "> if the work on it may take that long, wait\npgleases doctor --long 1s: if it warns of a transaction of that process, end that first\nif the work hangs: kill -9 7 on host host ("+word+"); SIGTERM would wait for the work\nif you cannot reach it: pgleases evict "+word+" --reason '...'; after a TTL")
-	says("expired", `no session is expired; evicted in the last 10 min: "svc-2" > pgleases events has its host and pid: if it is frozen`)
+	says("expired", `evicted in the last 10 min, and not back: client "svc-2", host node-7, pid 9, at 20`)
+	says("expired", ` ago) > on that host: if the process is frozen`)
 	execute(t, database, "UPDATE pgleases.events SET from_id = 'b'") // which is live
 	says("expired", `no session is expired > `)
 	execute(t, database, "UPDATE pgleases.leases SET name = '$(touch y)', partitions = 1", "INSERT INTO pgleases.leases VALUES ('z', 2, 5, 1, 0, 'infinity', now())",

@@ -181,7 +181,9 @@ function linked(finding) {
     const isGroup = before.endsWith("group ");
     const isSchedule = finding.check === "schedules" && group !== "" && before.endsWith("such as ");
     const names = isGroup ? [of] : [group, of];
-    const address = isGroup || isSchedule ? addressOf("schedules", names) : addressFor(of);
+    const isClient = before.endsWith("client "); // perhaps one that is gone, of which only its past is shown
+    const address = isGroup || isSchedule ? addressOf("schedules", names) :
+      isClient && of !== "" ? addressOf("clients", [of]) : addressFor(of);
     if (isGroup) group = of;
     if (!address) continue;
     parts.push(plain(text.slice(end, found.index)), link(address, plain(found[0])));

@@ -171,6 +171,7 @@ type doctor struct {
 type content struct {
 	snapshot  *Snapshot
 	events    []Event // the latest
+	lost      []Event // evictions of the last day, and what shows who was replaced
 	waits     []wait
 	strangers []session // with advisory locks of the library
 	lockers   []session // with locked rows that clients need
@@ -214,7 +215,8 @@ func (d *doctor) readContent(ctx context.Context) (*content, error) {
 	}
 	// The rest matters more than an error.
 	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage)
-	return &content{snapshot, events, waits, strangers, lockers}, nil
+	lost, _ := collect(ctx, d.Admin, d.conn, "losses", pgx.RowTo[Event], lossesMost)
+	return &content{snapshot, events, lost, waits, strangers, lockers}, nil
 }
 
 // found adds a finding of the check that is running.

@@ -90,21 +90,10 @@ func (d *doctor) silent() (ids []string) {
 	return ids
 }
 
-// evicted returns the clients that were evicted in the last 10 minutes, and have not come back.
-func (d *doctor) evicted() (ids []string) {
-	for _, e := range d.events {
-		recent := e.Cause == "evicted" && d.snapshot.At.Sub(e.At) < 10*time.Minute
-		if recent && !d.snapshot.live(e.From) {
-			ids = append(ids, fmt.Sprintf("%q", e.From))
-		}
-	}
-	return ids
-}
-
+// expired reports sessions that have expired, and clients that were evicted: those that are not
+// replaced, and those of the last 10 minutes that have not come back.
 func (d *doctor) expired(context.Context) {
-	silent, evicted := d.silent(), d.evicted()
-	switch {
-	case len(silent) > 0:
+	if silent := d.silent(); len(silent) > 0 {
 		remedy := "start one: no client is live, and the partitions of the expired ones move only to a live client"
 		if d.rowsLocked() {
 			remedy = "end what row-locks names"
@@ -113,12 +102,36 @@ func (d *doctor) expired(context.Context) {
 		}
 		d.found(LevelWarning, remedy,
 			"silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(silent))
-	case len(evicted) > 0:
-		d.found(LevelNote, "pgleases events has its host and pid: if it is frozen (state T in ps), "+
-			"continue it or kill -9 it; if it has ended, and nothing has started it again, start it",
-			"no session is expired; evicted in the last 10 min: %s", listed(evicted))
 	}
+	d.evicted()
 	d.fine("no session is expired")
+}
+
+func (d *doctor) evicted() {
+	const remedy = "on that host: if the process is frozen (state T in ps), continue it or kill -9 it; " +
+		"if it has ended, and nothing has started it again, start it"
+	var missing, recent []string
+	known := make(map[string]bool)
+	level := LevelNote // for a short time, because it may start again
+	for _, l := range d.snapshot.losses(d.lost) {
+		known[l.ID] = true
+		missing = append(missing, l.String()+when("since", l.At, d.snapshot.At))
+		if d.snapshot.At.Sub(l.At) > d.Long {
+			level = LevelWarning
+		}
+	}
+	for _, e := range d.lost {
+		of := e.Cause == causeEvicted && !known[e.ID] && d.snapshot.At.Sub(e.At) < 10*time.Minute
+		if of && !d.snapshot.live(e.From) {
+			recent = append(recent, fmt.Sprintf("client %q, %s,%s", e.From, e.Reason, when("at", e.At, d.snapshot.At)))
+		}
+	}
+	if len(missing) > 0 {
+		d.found(level, remedy, "evicted and not replaced, so leases have fewer members than before: %s", listed(missing))
+	}
+	if len(recent) > 0 {
+		d.found(LevelNote, remedy, "evicted in the last 10 min, and not back: %s", listed(recent))
+	}
 }
 
 // clientIDs reports client IDs that live processes take from each other.

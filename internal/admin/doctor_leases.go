@@ -72,7 +72,7 @@ func (d *doctor) columns(context.Context) {
 // newest is first.
 func cutOff(l *Lease, events []Event, at time.Time) string {
 	for _, h := range l.Holdings {
-		evicted := slices.IndexFunc(events, func(e Event) bool { return e.Cause == "evicted" && e.From == h.LastOwner })
+		evicted := slices.IndexFunc(events, func(e Event) bool { return e.Cause == causeEvicted && e.From == h.LastOwner })
 		if h.LastOwner != "" && evicted >= 0 {
 			e := events[evicted]
 			return fmt.Sprintf("%s, when its last owner %q, %s, was evicted", when("since", e.At, at), e.From, e.Reason)

@@ -91,6 +91,9 @@ func outageOf(e Event) (o Outage, ok bool) {
 // causeOutage is the cause of the event that the first client after an outage writes.
 const causeOutage = "no live client"
 
+// causeEvicted is the cause of the event that a client was found expired.
+const causeEvicted = "evicted"
+
 // outages returns the events about outages that touch a period, the newest first. That of an outage
 // which ended after the period is later than the period.
 func (a *Admin) outages(ctx context.Context, tx pgx.Tx, since, until time.Time) ([]Event, error) {
@@ -436,7 +439,7 @@ func (l *Life) live(now *present, only int, events []Event) {
 				end(t, p, at, e.To, e.Cause)
 				*t = tenure{e.From != "", at, e.From, e.Cause == "given"}
 			})
-		case "evicted":
+		case causeEvicted:
 			moved += len(tenures)
 			concerns = only < 0 // of one partition, only the evictions of its owners
 			for p := range tenures {
