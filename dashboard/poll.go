@@ -73,6 +73,8 @@ type hub struct {
 	idle  *time.Timer // ends the loops; nil: they never ran
 	texts [parts]text
 
+	checked time.Time // of the shown health; zero: it was not checked yet
+
 	looks    int      // number of reads of the leases
 	names    []string // of the leases
 	known    map[string]seenLease
@@ -309,7 +311,7 @@ func (h *hub) readEvents(ctx context.Context, lease string, most int) shownEvent
 // A shownHealth is the result of Doctor.
 type shownHealth struct {
 	Findings []admin.Finding `json:"findings"`
-	At       time.Time       `json:"at"` // by this process's clock
+	At       time.Time       `json:"at"` // by this process's clock, so that each check is another content
 }
 
 // examine runs Doctor.
@@ -317,16 +319,18 @@ func (h *hub) examine(ctx, limited context.Context) {
 	findings := h.admin.Doctor(limited, admin.DoctorOptions{})
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.publish(ctx, health, shownHealth{findings, time.Now()})
+	h.checked = time.Now()
+	h.publish(ctx, health, shownHealth{findings, h.checked})
 }
 
 // shownStatus has the age of the shown data. It is not a time, because the browser's clock may
 // differ.
 type shownStatus struct {
-	Seen    bool          `json:"seen"`    // there was a read
-	Age     int64         `json:"age_ms"`  // of the last read
-	Stale   bool          `json:"stale"`   // the shown data may be out of date
-	Failure string        `json:"failure"` // of a later read; empty: no failure
+	Seen    bool          `json:"seen"`       // there was a read
+	Age     int64         `json:"age_ms"`     // of the last read
+	Checked int64         `json:"checked_ms"` // age of the shown health
+	Stale   bool          `json:"stale"`      // the shown data may be out of date
+	Failure string        `json:"failure"`    // of a later read; empty: no failure
 	At      time.Time     `json:"at,omitzero"`
 	Version int           `json:"schema_version"`
 	Server  *admin.Server `json:"server"`
@@ -334,7 +338,7 @@ type shownStatus struct {
 
 // status returns the status. The caller holds mu.
 func (h *hub) status() shownStatus {
-	s := shownStatus{Failure: h.failure, Stale: h.failure != ""}
+	s := shownStatus{Failure: h.failure, Stale: h.failure != "", Checked: time.Since(h.checked).Milliseconds()}
 	if h.last == nil {
 		return s
 	}

@@ -2,7 +2,7 @@
 
 import { $, make, plain, setText } from "./dom.js";
 import { addressOf, here, link, named, root } from "./address.js";
-import { endReadings, later, old, onChange, operating, poll, signIn, state } from "./state.js";
+import { endReadings, isStale, later, onChange, operating, poll, signIn, state } from "./state.js";
 import { clock } from "./words.js";
 import { overview } from "./overview.js";
 import { leases } from "./leases.js";
@@ -85,8 +85,7 @@ function draw(changed) {
 // drawState shows the age of the data.
 function drawState() {
   const { link, status, seenAt } = state;
-  const aged = seenAt > 0 && Date.now() - seenAt > old; // a server that has just started may have no data
-  const stale = link !== "open" || !!status?.stale || aged;
+  const stale = isStale();
   const since = seenAt > 0 ? clock(seenAt) : "";
   const said = seenAt > 0 || link !== "connecting" || status?.failure;
   const kind = stale && said ? "stale" : seenAt > 0 ? "live" : "connecting";

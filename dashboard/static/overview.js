@@ -2,8 +2,8 @@
 
 import { card, drawTiles, fill, keyed, make, mark, plain, setText } from "./dom.js";
 import { addressOf, go, here, link } from "./address.js";
-import { leaseOf, reading, state } from "./state.js";
-import { ago, count, many } from "./words.js";
+import { isStale, leaseOf, reading, state } from "./state.js";
+import { clock, count, many, span } from "./words.js";
 import { periodOf, picker } from "./time.js";
 import { isBehind } from "./consumers.js";
 import { factsOf, isMissed } from "./leases.js";
@@ -34,9 +34,14 @@ export function overview() {
     card("Findings of doctor", null, findings, well));
   let consumers = null, sampled = null;
   reading("past", () => periodOf(here().query), 10_000, answer => drawPast(strips, answer));
+  const drawNow = () => {
+    const shown = tilesOf(consumers);
+    drawVerdict(verdict, consumers && shown);
+    drawNumbers(tiles, shown);
+  };
   reading("consumers", () => ({}), 10_000, answer => {
     consumers = answer;
-    drawNumbers(tiles, consumers);
+    drawNow();
   });
   reading("curves", () => ({ of: "all", since: "24h" }), 30_000, answer => {
     sampled = answer;
@@ -46,9 +51,8 @@ export function overview() {
     element,
     parts: ["clients", "leases", "ages", "locks", "schedules", "overrides", "health", "state"],
     draw() {
-      drawVerdict(verdict);
       const had = tiles.children.length;
-      drawNumbers(tiles, consumers);
+      drawNow();
       if (sampled && had === 0) curves.draw(sampled); // the samples came first
       drawFindings(findings, fine, well);
       overrides.draw();
@@ -58,18 +62,28 @@ export function overview() {
 
 // ---- The verdict, in one line with its age.
 
-function drawVerdict(element) {
+const checkedWithin = 90_000; // ms, in which doctor has examined three times
+
+// drawVerdict says what doctor has found and what the tiles show, so that it never claims health beside a red tile.
+function drawVerdict(element, tiles) {
   const findings = state.health?.findings || [];
   const n = level => findings.filter(f => f.level === level).length;
   const [faults, warnings] = [n("fault"), n("warning")];
-  const words = [];
-  if (faults > 0) words.push(many(faults, "fault"));
-  if (warnings > 0) words.push(many(warnings, "warning"));
-  const kind = !state.health ? "" : faults > 0 ? "bad" : warnings > 0 ? "warn" : "good";
+  const ill = (tiles || []).filter(([, , , , kind]) => kind !== "");
+  const found = [faults > 0 ? many(faults, "fault") : "", warnings > 0 ? many(warnings, "warning") : ""].filter(w => w);
+  const seen = ill.map(([label, , , words]) => label.toLowerCase() + ", " + words);
+  const checked = state.status?.checked_ms;
+  const bad = faults > 0 || ill.some(([, , , , kind]) => kind === "bad");
+  const unknown = "It is not known whether all is well, because ";
+  const [kind, text] = !state.health || !tiles ? ["", "The health is being checked."] :
+    isStale() ? ["", unknown + "this is from " + clock(state.seenAt) + "."] :
+      found.length > 0 || ill.length > 0 ?
+        [bad ? "bad" : "warn", "Not well: " + (found.join(" and ") || seen.join("; ")) + "."] :
+        checked > checkedWithin ? ["", unknown + "it was last checked at " + clock(Date.now() - checked) + "."] :
+          ["good", "All is well."];
+  const checks = new Set(findings.map(f => f.check)).size;
+  const age = state.health ? " Checked " + span(checked) + " ago, " + many(checks, "check") + "." : "";
   element.className = "verdict " + kind;
-  const text = !state.health ? "The health is being checked." :
-    words.length > 0 ? "Not well: " + words.join(" and ") + "." : "All is well.";
-  const age = state.health ? " Checked " + ago(state.health.at) + ", " + many(findings.length, "finding") + "." : "";
   fill(element, text + age, make("strong", "", text), make("span", "sub", age));
 }
 
@@ -81,8 +95,10 @@ const curvesOfAll = [
   ["Locks held", ["locks"]],
 ];
 
-function drawNumbers(element, consumers) {
-  if (!state.status?.seen) return;
+// tilesOf returns for each tile its label, its screen, its number, its words, and its kind of color; null: there is no
+// data yet.
+function tilesOf(consumers) {
+  if (!state.status?.seen) return null;
   const sum = { partitions: 0, moving: 0, orphans: 0, lost: 0 };
   for (const lease of state.leases) {
     const facts = factsOf(lease);
@@ -100,7 +116,7 @@ function drawNumbers(element, consumers) {
   const lateWords = [failing > 0 ? count(failing) + " failing" : "", late > 0 ? count(late) + " late" : ""];
   const orphanWords = sum.orphans === 0 ? "all have an owner" :
     sum.lost > 0 ? "of " + many(sum.partitions, "partition") : "of leases that are paused or that no process runs";
-  const tiles = [
+  return [
     ["Clients", "clients", count(state.clients.length - silent), silent ? count(silent) + " expired" : "all are live",
       silent ? "bad" : ""],
     ["Leases", "leases", count(state.leases.length),
@@ -112,6 +128,10 @@ function drawNumbers(element, consumers) {
     ["Locks held", "locks", count(held) + (state.locks?.more ? "+" : ""),
       waiting ? many(waiting, "client waits", "clients wait") : "no client waits", ""],
   ];
+}
+
+function drawNumbers(element, tiles) {
+  if (!tiles) return;
   const screens = new Map(tiles.map(([label, screen]) => [label, screen]));
   const shown = tiles.map(([label, , ...rest]) => [label, ...rest]);
   drawTiles(element, shown, label => link(addressOf(screens.get(label)), label));

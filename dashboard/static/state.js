@@ -66,7 +66,12 @@ export const isPaused = lease => state.overrides.some(w => w.verb === "pause" &&
 
 const versions = {}; // by part
 const patience = 8000; // ms, limit for an answer
-export const old = 4000; // ms, age from which data is stale
+const old = 4000; // ms, age from which data is stale
+
+// isStale reports whether what is shown may be out of date. A server that has just started may have no data.
+export const isStale = () =>
+  state.link !== "open" || !!state.status?.stale || state.seenAt > 0 && Date.now() - state.seenAt > old;
+
 let polling = false, timer = 0, failures = 0;
 
 export async function poll() {

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"bytes"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"sync/atomic"
+	"testing"
+
+	"github.com/pgleases/pgleases/internal/testkit"
+)
+
+var checkedAge = regexp.MustCompile(`"checked_ms":\d+`)
+
+// untroubled serves what a handler does, but findings of doctor are all ok, and old if isOld is true.
+func untroubled(h http.Handler, isOld *atomic.Bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		answer := httptest.NewRecorder()
+		h.ServeHTTP(answer, r)
+		for key, values := range answer.Header() {
+			if key != "Content-Length" {
+				w.Header()[key] = values
+			}
+		}
+		w.WriteHeader(answer.Code)
+		body := answer.Body.Bytes()
+		for _, level := range []string{"fault", "warning", "note"} {
+			body = bytes.ReplaceAll(body, []byte(`"level":"`+level+`"`), []byte(`"level":"ok"`))
+		}
+		if isOld.Load() {
+			body = checkedAge.ReplaceAll(body, []byte(`"checked_ms":91000`))
+		}
+		_, _ = w.Write(body)
+	})
+}
+
+const verdict = `document.querySelector(".verdict").textContent`
+
+// The headline does not claim health beside a red tile, although doctor has not looked again, or of data that is old.
+func TestTheHeadlineAgreesWithTheTiles(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	wire, isOld := new(testkit.Wire), new(atomic.Bool)
+	x := newTab(t, 1280, 900)
+	server := newServer(t, untroubled(must(pages(testkit.Pool(t, databaseURL, wire.Carry), newLogin("secret", "look"))), isOld))
+	x.signIn(server.URL, "")
+	x.until(`/^All is well\. Checked .* ago, \d+ checks\.$/.test(` + verdict + `)`)
+	x.until(`document.querySelector(".verdict.good") !== null`)
+	testkit.Execute(t, pool, "INSERT INTO pgleases.clients VALUES (-7, 'gone', 1, now() - interval '1 minute', '1 hour', 'host', 7, now())")
+	x.until(`document.querySelector("#summary > .bad") !== null`)
+	if text := eval[string](x, verdict+` + document.querySelector(".verdict").className`); !regexp.MustCompile(`^Not well: clients, 1 expired\. Checked .*verdict bad$`).MatchString(text) {
+		t.Errorf("beside a red tile the headline is %q", text)
+	}
+	testkit.Execute(t, pool, "DELETE FROM pgleases.clients WHERE id = 'gone'")
+	x.until(`document.querySelector("#summary > .bad") === null && document.querySelector(".verdict.good") !== null`)
+	isOld.Store(true)
+	x.until(`/^It is not known whether all is well, because it was last checked at \d\d:\d\d:\d\d\. Checked 91 s ago/.test(` + verdict + `)`)
+	isOld.Store(false)
+	x.until(`document.querySelector(".verdict.good") !== null`)
+	wire.Cut()
+	x.until(`document.querySelector("#state").dataset.kind === "stale"`)
+	x.until(`/^It is not known whether all is well, because this is from \d\d:\d\d:\d\d\./.test(` + verdict + `) && document.querySelector(".verdict.good") === null`)
+}
