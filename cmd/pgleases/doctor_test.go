@@ -138,7 +138,9 @@ func TestDoctorFindsEachFault(t *testing.T) {
 		{name: "an old one", fault: override("freeze", "l", "infinity", "25 hours"), want: "note overrides", text: `older than a day, without an end: freeze of "l" by x since 20`},
 		{name: "its remedy", fault: override("freeze", "l", "infinity", "25 hours"), want: "note overrides", text: `: "why" > if it is no longer needed: pgleases unfreeze l --reason '...'`},
 		{name: "all are frozen", fault: "UPDATE pgleases.clients SET expires_at = now() - interval '10 seconds'", want: "fault orphans",
-			text: `for more than 3s: "l" 0-1; no client is live, the last were "a" (host host, pid 7), "b" (host host, pid 7) > continue or restart them; kill -9 what is frozen`},
+			text: `partitions that no live client owns: "l" 0-1 since 20`},
+		{name: "where they were", fault: "UPDATE pgleases.clients SET expires_at = now() - interval '10 seconds'", want: "fault orphans",
+			text: ` ago); no client is live, the last were "a" (host host, pid 7), "b" (host host, pid 7) > continue or restart them; kill -9 what is frozen`},
 		{name: "all have left", fault: "DELETE FROM pgleases.members; UPDATE pgleases.partitions SET owner = NULL, target = NULL", want: "note orphans", text: `no process runs, as after pgleases run --once: "l"`},
 		{name: "the last member left in order, and was killed later", fault: `INSERT INTO pgleases.leases VALUES ('gone', 1, 5, 1, 0, 'infinity', now());
 			INSERT INTO pgleases.partitions (lease, partition, epoch, owner_id) VALUES ('gone', 0, 3, 'c');
@@ -148,9 +150,9 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			DELETE FROM pgleases.members`, want: "fault orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
 			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3)`, want: "note shares", text: `"l" has 2 for 3 members`},
-		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" for 1h0m`},
-		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of "a" for 1h0m`},
-		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" for 1h0m`},
+		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" since 20`},
+		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of client "a" since 20`},
+		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" since 20`},
 		{name: "lost lock awaited", fault: "UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 11; INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')",
 			want: "warning locks", text: `, held by "a" > the holder has lost the lock, and has not released it`},
 		{name: "lock awaited that two share", fault: `UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 12;
@@ -158,8 +160,8 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			want: "warning locks", text: `, held by "b" > the holder has lost the lock, and has not released it`},
 		{name: "lock awaited that two share, one expired", fault: `INSERT INTO pgleases.locks
 			VALUES ('k', 1, 11, 1, true, 7, now()), ('k', 2, 99, 2, true, 7, now()), ('k', 3, 12, 3, false, NULL, now() - interval '1 hour')`,
-			want: "warning locks", text: `"k" for 1h0m`},
-		{name: "lock of an expired session awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" for 1h0m`},
+			want: "warning locks", text: `"k" since 20`},
+		{name: "lock of an expired session awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 99, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "warning locks", text: `"k" since 20`},
 		{name: "number of a column", fault: `CREATE TABLE outbox (id text, two int GENERATED ALWAYS AS (pgleases.partition_for(id, 2)) STORED,
 			partition int GENERATED ALWAYS AS (pgleases.partition_for(id, 64)) STORED)`, want: "warning columns", text: "outbox.partition for 64; leases have 2 > start the consumer that reads it; if none does, drop"},
 		{name: "no autovacuum", fault: "ALTER TABLE pgleases.clients SET (autovacuum_enabled = off)", want: "warning autovacuum", text: "off for clients"},
@@ -213,7 +215,8 @@ func TestDoctorNamesProcesses(t *testing.T) {
 	says("expired", `no session is expired > `)
 	execute(t, database, "UPDATE pgleases.leases SET name = '$(touch y)', partitions = 1", "INSERT INTO pgleases.leases VALUES ('z', 2, 5, 1, 0, 'infinity', now())",
 		"UPDATE pgleases.members SET lease = CASE session WHEN 11 THEN 'z' ELSE '$(touch y)' END", "UPDATE pgleases.partitions SET owner = 77, target = 77, lease = CASE partition WHEN 1 THEN 'z' ELSE '$(touch y)' END")
-	says("orphans", `"$(touch y)" 0, "z" 1 > pgleases explain '$(touch y)/0' says`)
+	says("orphans", `partitions that no live client owns: "$(touch y)" 0, "z" 1 since 20`)
+	says("orphans", ` > pgleases explain '$(touch y)/0' says`)
 	execute(t, database, "UPDATE pgleases.clients SET expires_at = now() - interval '2 hours'")
 	says("expired", "> start one: no client is live")
 }
@@ -278,7 +281,7 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	conn := newConn(t, database)
 	_, err := conn.Exec(t.Context(), "BEGIN")
 	testkit.OK(t, err)
-	expectIll(t, database, "warning transactions", "1 idle for more than 1ms", "--long", "1ms")
+	expectIll(t, database, "warning transactions", "1 idle, such as process ", "--long", "1ms")
 	_, err = conn.Exec(t.Context(), "ROLLBACK; BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM pg_class", pgx.QueryExecModeSimpleProtocol)
 	testkit.OK(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -287,7 +290,7 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 		defer close(ended)
 		_, _ = conn.Exec(ctx, "SELECT pg_sleep(1000)")
 	}()
-	expectIll(t, database, "warning snapshots", "1 in use for more than 10ms", "--long", "1ms")
+	expectIll(t, database, "warning snapshots", "1 in use, such as that of process ", "--long", "1ms")
 	cancel()
 	<-ended
 }
@@ -303,7 +306,7 @@ func TestDoctorFindsPreparedTransactions(t *testing.T) {
 	execute(t, database, sound)
 	name := rand.Text()
 	execute(t, database, "BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION '"+name+"'")
-	expectIll(t, database, "warning transactions", fmt.Sprintf("1 idle for more than 1ms: the prepared transaction %q of ", name), "--long", "1ms")
+	expectIll(t, database, "warning transactions", fmt.Sprintf("1 idle, such as the prepared transaction %q of ", name), "--long", "1ms")
 	expectIll(t, database, "warning transactions", "> COMMIT PREPARED or ROLLBACK PREPARED it: pg_prepared_xacts lists them", "--long", "1ms")
 	expectIll(t, database, "", "") // it is younger than a usual one
 	execute(t, database, "ROLLBACK PREPARED '"+name+"'")
@@ -562,33 +565,33 @@ func TestDoctorFindsFaultsOfSchedulesAndJobs(t *testing.T) {
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
 		{"UPDATE pgleases.schedules SET due = now() - interval '1 hour' WHERE name = 'new'", "UPDATE pgleases.schedules SET due = now() + interval '30 minutes'",
-			"warning schedules", `late: 1 of group "reports", such as "new" for 1h0m`},
+			"warning schedules", `late: 1 of group "reports", such as "new" since 20`},
 		{"UPDATE pgleases.schedules SET blocked_reason = 'no handler', blocked_since = now() - interval '1 hour'", "UPDATE pgleases.schedules SET blocked_reason = NULL, blocked_since = NULL",
 			"warning schedules", `blocked, so they wait: 2 of group "reports", such as "`},
 		{`UPDATE pgleases.schedules SET failures = 3 WHERE name = 'put'; INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, error, ended_at)
 			SELECT id, 'reports', 'put', now(), now(), 1, 'failed', 'it broke', now() FROM pgleases.schedules WHERE name = 'put'`, "UPDATE pgleases.schedules SET failures = 1 WHERE name = 'put'",
-			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", such as "put" 3 times (it broke)`},
+			"warning schedules", `failed 3 or more times in a row: 1 of group "reports", such as "put" 3 times since 20`},
 		{"UPDATE pgleases.schedules SET failures = 3, paused_at = now() WHERE name = 'put'", "UPDATE pgleases.schedules SET failures = 1, paused_at = NULL WHERE name = 'put'",
-			"note schedules", `failed, and paused: 1 of group "reports", such as "put" (it broke)`},
+			"note schedules", `failed, and paused: 1 of group "reports", such as "put" since 20`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '2 hours' WHERE name = 'put'", "", ""}, // its next tick is soon
-		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" (it broke)`},
+		{"SELECT", "UPDATE pgleases.history SET retried = 1", "warning schedules", `the last tick failed: 1 of group "reports", such as "put" since 20`},
 		{"SELECT", "UPDATE pgleases.schedules SET due = now() + interval '30 minutes', failures = 0", "", ""},
 		{"UPDATE pgleases.jobs SET due = now() - interval '1 hour', at = now() - interval '1 hour'", "UPDATE pgleases.jobs SET due = now() + interval '30 minutes'", "warning jobs", `(its owner is busy, or it waits for a run of its key or for the limit of its kind) > pgleases jobs list reports shows why`},
-		{`UPDATE pgleases.jobs SET began = now(), attempts = 3, error = 'it broke'`, "UPDATE pgleases.jobs SET began = NULL, attempts = 0, error = NULL", "warning jobs", `3 times (it broke)`},
+		{`UPDATE pgleases.jobs SET began = now(), attempts = 3, error = 'it broke'`, "UPDATE pgleases.jobs SET began = NULL, attempts = 0, error = NULL", "warning jobs", `3 times since 20`},
 		{`UPDATE pgleases.jobs SET began = now() - interval '5 minutes', outages = 9, error = 'no mail server'`, "UPDATE pgleases.jobs SET began = NULL, outages = 0, error = NULL", "warning jobs",
-			`kinds paused, because something that their handlers need is away: 1 of group "reports", such as "mail" for 5m`},
+			`kinds paused, because something that their handlers need is away: 1 of group "reports", such as "mail" since 20`},
 		{`UPDATE pgleases.schedules SET began = now() - interval '5 minutes', outages = 9, error = 'no printer' WHERE name = 'put'`, "UPDATE pgleases.schedules SET began = NULL, outages = 0, error = NULL", "warning schedules",
-			`kinds paused, because something that their handlers need is away: 1 of group "reports", such as "close" for 5m`},
+			`kinds paused, because something that their handlers need is away: 1 of group "reports", such as "close" since 20`},
 		{"UPDATE pgleases.jobs SET began = now(), outages = 1, error = 'no mail server'", "UPDATE pgleases.jobs SET began = NULL, outages = 0, error = NULL", "", ""}, // it began a moment ago
 		{"UPDATE pgleases.jobs" + overdue, "UPDATE pgleases.jobs SET began = NULL, call = NULL, due = now() + interval '30 minutes'", "warning jobs",
-			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) for 12m`},
+			`running for longer than their timeout: 1 of group "reports", such as job 1 (mail) since 20`},
 		{`UPDATE pgleases.clients SET id = E'a\n' WHERE id = 'a'; UPDATE pgleases.schedules` + overdue + " WHERE name = 'put'", "UPDATE pgleases.schedules SET began = NULL, call = NULL, due = now() + interval '30 minutes'", "warning schedules",
 			` > if it hangs (its log says "handler still running"): kill -9 7 on host "host" ("a\n"); SIGTERM would wait for the work`},
 		{ended + `5, 'put', NULL, '2026-03-02Z', 'unknown', NULL)`, "DELETE FROM pgleases.history WHERE outcome = 'unknown'", "warning schedules",
-			`outcome unknown, so they may have been done: 1 of group "reports", such as "put" (tick 2026-03-02T00:00:00+00:00) > check its effect first; only if it was not done: pgleases schedules retry reports put 2026-03-02T00:00:00+00:00 --unknown`},
+			` ago) (tick 2026-03-02T00:00:00+00:00) > check its effect first; only if it was not done: pgleases schedules retry reports put 2026-03-02T00:00:00+00:00 --unknown`},
 		{ended + `NULL, '', 6, now(), 'unknown', NULL)` + ended + `NULL, '', 7, now(), 'failed', E'it broke\nin many lines')`, "UPDATE pgleases.history SET retried = 8 WHERE job = 6", "warning jobs, warning jobs",
-			`outcome unknown, so they may have been done: 1 of group "reports", such as job 6 (pay)`},
-		{"SELECT", "UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", such as job 7 (pay) (it broke)`},
+			`outcome unknown, so they may have been done: 1 of group "reports", such as job 6 (pay) since 20`},
+		{"SELECT", "UPDATE pgleases.history SET retried = 8", "warning jobs", `failed in the last day, and were not retried: 1 of group "reports", such as job 7 (pay) since 20`},
 		{"ALTER FUNCTION pgleases.schedule_job RENAME TO elsewhere", "ALTER FUNCTION pgleases.elsewhere RENAME TO schedule_job", "fault functions, fault rights", "missing: schedule_job"},
 		{"DELETE FROM pgleases.members WHERE lease = 'schedule/reports'", "INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('schedule/reports', 11, 1, now(), 1)",
 			"fault orphans, warning schedules", ""},
@@ -636,16 +639,16 @@ func TestDoctorFindsFaultsOfConsumers(t *testing.T) {
 	expectIll(t, database, "", "")
 	for _, test := range []struct{ fault, mend, want, text string }{
 		{`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at, since) VALUES ('orders', 0, 2, 'c2', '0', 15, E'it broke\nbelow', 'infinity', now() - interval '4 minutes')`, "SELECT", "note consumers",
-			`blocked keys: 1 of "orders", such as "c2" for 4m`},
+			`blocked keys: 1 of "orders", such as "c2" since 20`},
 		{"UPDATE pgleases.consumer_blocked SET since = now() - interval '6 minutes'", "DELETE FROM pgleases.consumer_blocked", "warning consumers",
-			`keys blocked for long: 1 of "orders", such as "c2" for 6m`},
+			`keys blocked for long: 1 of "orders", such as "c2" since 20`},
 		{"UPDATE pgleases.consumers SET since = now() - interval '11 minutes', looked_at = now() - interval '11 minutes'", "UPDATE pgleases.consumers SET since = now()", "warning consumers",
-			`no process can read their queue tables, so no row is handled: "orders" for 11m`},
+			`no process can read their queue tables, so no row is handled: "orders" since 20`},
 		{"UPDATE pgleases.consumers SET looked_at = now(), first_id = 1, first_since = now() - interval '11 minutes'", "UPDATE pgleases.consumers SET first_since = now()", "warning consumers",
-			`the oldest row that is not blocked stays the same: row 1 of "orders" for 11m`},
-		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'", "UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "warning consumers", `rows wait for long: the oldest of "orders" for 11m`},
+			`the oldest row that is not blocked stays the same: row 1 of "orders" since 20`},
+		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'", "UPDATE public.outbox SET created_at = now() - interval '9 minutes'", "warning consumers", `rows wait for long: the oldest of "orders" since 20`},
 		{"UPDATE public.outbox SET created_at = now() - interval '11 minutes'; UPDATE pgleases.consumers SET paused_at = now() - interval '59 minutes', paused_by = 'maria', paused_reason = 'why'", "SELECT", "note consumers",
-			`paused, so no row is handled: "orders" for 59m`},
+			`paused, so no row is handled: "orders" since 20`},
 		{"UPDATE pgleases.consumers SET paused_at = '2026-03-02 08:00:00Z'", "UPDATE pgleases.consumers SET paused_at = NULL", "warning consumers",
 			` (by maria since 2026-03-02 08:00:00 UTC: "why"; rows that wait: 1) > when it may go on: pgleases consumers resume orders --reason`},
 		{override("pause", "consumer/orders", "2999-01-02", "0") + "; UPDATE pgleases.partitions SET owner = NULL, target = NULL WHERE lease = 'consumer/orders'",

@@ -272,6 +272,7 @@ func remedies(own, alike []string) string {
 	return strings.Join(lines, "\n")
 }
 
-func seconds(s float64) string {
-	return time.Duration(s * float64(time.Second)).Round(time.Millisecond).String()
+// since says since when something has lasted for some seconds.
+func (d *doctor) since(seconds float64) string {
+	return when("since", d.Now.Add(-time.Duration(seconds*float64(time.Second))), d.Now)
 }

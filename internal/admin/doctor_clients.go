@@ -80,11 +80,12 @@ func (d *doctor) joins(context.Context) {
 	d.fine("no client is refused a lease that it had joined")
 }
 
-// silent returns the clients that are expired for long, and not evicted.
+// silent returns the clients that are expired for long, and not evicted, with their last heartbeat.
 func (d *doctor) silent() (ids []string) {
 	for _, c := range d.snapshot.Clients {
 		if c.Expired && c.HeartbeatAge > c.TTL+d.Long {
-			ids = append(ids, fmt.Sprintf("%q", c.ID))
+			last := when("since", d.snapshot.At.Add(-c.HeartbeatAge), d.snapshot.At)
+			ids = append(ids, fmt.Sprintf("client %q%s", c.ID, last))
 		}
 	}
 	return ids
@@ -101,7 +102,7 @@ func (d *doctor) expired(context.Context) {
 			remedy = "search the logs of the live clients for evict: it fails, or their round trips are too slow"
 		}
 		d.found(LevelWarning, remedy,
-			"silent for %v longer than their TTL, and not evicted: %s", d.Long, listed(silent))
+			"silent for longer than their TTL, and not evicted: %s", listed(silent))
 	}
 	d.evicted()
 	d.fine("no session is expired")

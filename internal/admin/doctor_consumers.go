@@ -60,18 +60,18 @@ func counted(f fault) string { return fmt.Sprintf("%d of %q", f.Count, f.Group) 
 func column(f fault) string { return fmt.Sprintf("column %s, consumer %q", f.Name, f.Group) }
 
 func blockedKeys(f fault) string {
-	return fmt.Sprintf("%s, such as %q for %s", counted(f), f.Name, f.age())
+	return fmt.Sprintf("%s, such as %q%s", counted(f), f.Name, f.lasts())
 }
 
-func lockedTable(f fault) string { return f.Name + " for " + f.age() }
+func lockedTable(f fault) string { return f.Name + f.lasts() }
 
 func consumer(f fault) string { return fmt.Sprintf("consumer %q", f.Group) }
 
-func oldest(f fault) string { return fmt.Sprintf("the oldest of %q for %s", f.Group, f.age()) }
+func oldest(f fault) string { return fmt.Sprintf("the oldest of %q%s", f.Group, f.lasts()) }
 
-func oldestRow(f fault) string { return fmt.Sprintf("row %s of %q for %s", f.Name, f.Group, f.age()) }
+func oldestRow(f fault) string { return fmt.Sprintf("row %s of %q%s", f.Name, f.Group, f.lasts()) }
 
-func aged(f fault) string { return fmt.Sprintf("%q for %s", f.Group, f.age()) }
+func aged(f fault) string { return fmt.Sprintf("%q%s", f.Group, f.lasts()) }
 
 func table(f fault) string { return f.Name }
 

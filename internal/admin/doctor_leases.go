@@ -68,14 +68,14 @@ func (d *doctor) columns(context.Context) {
 	d.fine("none is generated for a number of partitions that no lease has")
 }
 
-// cutOff says which eviction cut off an owner of a lease, as far as the events show it, of which the
-// newest is first.
-func cutOff(l *Lease, events []Event, at time.Time) string {
+// cutOff says which eviction cut off an owner of a lease, as far as the events show it.
+func (d *doctor) cutOff(l *Lease) string {
 	for _, h := range l.Holdings {
-		evicted := slices.IndexFunc(events, func(e Event) bool { return e.Cause == causeEvicted && e.From == h.LastOwner })
-		if h.LastOwner != "" && evicted >= 0 {
-			e := events[evicted]
-			return fmt.Sprintf("%s, when its last owner %q, %s, was evicted", when("since", e.At, at), e.From, e.Reason)
+		evicted := d.lastEviction(h.LastOwner)
+		if evicted >= 0 {
+			e := d.events[evicted]
+			since := when("since", e.At, d.snapshot.At)
+			return fmt.Sprintf("%s, when its last owner %q, %s, was evicted", since, e.From, e.Reason)
 		}
 	}
 	return ""
@@ -101,7 +101,7 @@ func (d *doctor) deserted() (all desertion) {
 				all.left = append(all.left, fmt.Sprintf("%q", l.Name))
 			}
 		case len(l.Members) == 0:
-			all.leases = append(all.leases, fmt.Sprintf("%q%s", l.Name, cutOff(l, d.events, d.snapshot.At)))
+			all.leases = append(all.leases, fmt.Sprintf("%q%s", l.Name, d.cutOff(l)))
 		case d.snapshot.working(l) == 0:
 			all.leases = append(all.leases, idle(l))
 			for _, w := range d.snapshot.drains(l) {
@@ -155,9 +155,9 @@ func (d *doctor) withoutOwner(orphans map[string]Ranges) {
 	names := slices.Sorted(maps.Keys(orphans))
 	var all []string
 	for _, name := range names {
-		all = append(all, fmt.Sprintf("%q %v", name, orphans[name]))
+		all = append(all, fmt.Sprintf("%q %v%s", name, orphans[name], d.orphanedSince(d.snapshot.Lease(name))))
 	}
-	text := fmt.Sprintf("partitions that no live client owns, for more than %v: %s", stays, listed(all))
+	text := "partitions that no live client owns: " + listed(all)
 	if d.rowsLocked() {
 		d.found(LevelFault, "end what row-locks names", "%s", text)
 		return
@@ -173,6 +173,31 @@ func (d *doctor) withoutOwner(orphans map[string]Ranges) {
 	}
 	d.found(LevelFault, "continue or restart them; kill -9 what is frozen",
 		"%s; no client is live, the last were %s", text, listed(last))
+}
+
+// orphanedSince says since when the first partition of a lease has no live owner, as far as that is
+// known: since the session of its owner expired, or since its last owner was evicted.
+func (d *doctor) orphanedSince(l *Lease) string {
+	var first time.Time
+	for _, h := range l.Holdings {
+		var at time.Time
+		c := d.snapshot.Client(h.OwnerSession)
+		switch i := d.lastEviction(h.LastOwner); {
+		case c != nil && c.Expired:
+			at = d.snapshot.At.Add(c.TTL - c.HeartbeatAge)
+		case c == nil && i >= 0:
+			at = d.events[i].At
+		}
+		if first.IsZero() || !at.IsZero() && at.Before(first) {
+			first = at
+		}
+	}
+	return when("since", first, d.snapshot.At)
+}
+
+// lastEviction returns the place of the last eviction of a client among the events; -1: it has none.
+func (d *doctor) lastEviction(client string) int {
+	return slices.IndexFunc(d.events, func(e Event) bool { return e.Cause == causeEvicted && e.From == client })
 }
 
 // findOutWhy returns how to find out why a partition has no owner.
@@ -263,7 +288,7 @@ func (d *doctor) plans(context.Context) {
 		l := &d.snapshot.Leases[i]
 		late := d.snapshot.At.Sub(l.Due)
 		if !l.Due.IsZero() && late > d.Long && d.snapshot.Pause(l) == nil && d.snapshot.working(l) > 0 {
-			overdue = append(overdue, fmt.Sprintf("%q for %v", l.Name, late.Round(time.Second)))
+			overdue = append(overdue, fmt.Sprintf("%q%s", l.Name, when("since", l.Due, d.snapshot.At)))
 		}
 	}
 	if len(overdue) > 0 {
@@ -309,8 +334,8 @@ func (d *doctor) handoffs(context.Context) {
 			if !h.Moves() || waits <= d.Long {
 				continue
 			}
-			waits = waits.Round(time.Second)
-			all = append(all, fmt.Sprintf("%q %v of %q for %v", l.Name, h.Partitions, h.Owner, waits))
+			since := when("since", h.Asked, d.snapshot.At)
+			all = append(all, fmt.Sprintf("%q %v of client %q%s", l.Name, h.Partitions, h.Owner, since))
 			unblocked = append(unblocked, unblock(d.snapshot.Client(h.OwnerSession)))
 		}
 	}

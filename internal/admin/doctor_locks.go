@@ -16,13 +16,14 @@ type session struct {
 	Guards             bool    `db:"-"` // for a table: only rows, locked by a prepared transaction that passed a guard
 }
 
-func (s session) String() string {
+// by names a session, and says since when its transaction is open.
+func (d *doctor) by(s session) string {
 	text := fmt.Sprintf("process %d of %q (%q)", s.PID, s.Owner, s.Application)
 	if s.PID == 0 {
 		text = fmt.Sprintf("the prepared transaction %q of %q", s.Application, s.Owner)
 	}
 	if s.Seconds >= 0 {
-		text += ", for " + seconds(s.Seconds)
+		text += d.since(s.Seconds)
 	}
 	return text
 }
@@ -56,7 +57,7 @@ func (d *doctor) tableLocks(context.Context) {
 			means = "others cannot read or write it, so heartbeats or plans fail, " +
 				"and the checks that read the tables are left out"
 		}
-		d.found(level, l.end(), "%s is locked by %v: %s", l.Of, l, means)
+		d.found(level, l.end(), "%s is locked by %s: %s", l.Of, d.by(l), means)
 	}
 	d.fine("no session locks the tables")
 }
@@ -72,8 +73,8 @@ func (d *doctor) rowLocks(context.Context) {
 			level = LevelFault
 		}
 		l := d.lockers[0]
-		d.found(level, l.end(), "the row of %s is locked by %v: "+
-			"heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, l)
+		d.found(level, l.end(), "the row of %s is locked by %s: "+
+			"heartbeats, joins, plans, takeovers or evictions that need it fail", l.Of, d.by(l))
 	}
 	d.fine("no row that clients need is locked")
 }
@@ -82,7 +83,7 @@ func (d *doctor) advisoryLocks(context.Context) {
 	if len(d.strangers) > 0 {
 		s := d.strangers[0]
 		d.found(LevelWarning, s.end()+"; see docs/roles.md",
-			"%d held or awaited by other programs: that for %s by %v", len(d.strangers), s.Of, s)
+			"%d held or awaited by other programs: that for %s by %s", len(d.strangers), s.Of, d.by(s))
 	}
 	d.fine("no other program holds those of the library")
 }
@@ -100,8 +101,8 @@ func (d *doctor) namedLocks(context.Context) {
 			remedy = "the holder has lost the lock, and has not released it: " +
 				"make its program call Release when Context has ended, or end its process"
 		}
-		d.found(level, remedy, "%d awaited for more than %v: %q for %s, held by %q",
-			len(d.waits), d.Long, w.Name, seconds(w.Seconds), w.Holder)
+		d.found(level, remedy, "%d awaited, such as %q%s, held by %q",
+			len(d.waits), w.Name, d.since(w.Seconds), w.Holder)
 	}
 	d.fine("no lock is awaited for more than %v", d.Long)
 }

@@ -43,17 +43,21 @@ const (
 
 func attended(f fault) string { return fmt.Sprintf("group %q", f.Group) }
 
-func namedSchedule(f fault) string { return fmt.Sprintf("%s%q", f.suchAs(), f.Name) }
+func namedSchedule(f fault) string { return fmt.Sprintf("%s%q%s", f.suchAs(), f.Name, f.fails()) }
 
-func agedSchedule(f fault) string { return namedSchedule(f) + " for " + f.age() }
+func agedSchedule(f fault) string { return namedSchedule(f) + f.lasts() }
 
-func failedSchedule(f fault) string { return fmt.Sprintf("%s %v times", namedSchedule(f), f.Worst) }
+func failedSchedule(f fault) string {
+	return fmt.Sprintf("%s%q %v times%s", f.suchAs(), f.Name, f.Worst, f.fails())
+}
 
-func namedJob(f fault) string { return f.suchAs() + "job " + f.Name }
+func namedJob(f fault) string { return f.suchAs() + "job " + f.Name + f.fails() }
 
-func agedJob(f fault) string { return namedJob(f) + " for " + f.age() }
+func agedJob(f fault) string { return namedJob(f) + f.lasts() }
 
-func failedJob(f fault) string { return fmt.Sprintf("%s %v times", namedJob(f), f.Worst) }
+func failedJob(f fault) string {
+	return fmt.Sprintf("%sjob %s %v times%s", f.suchAs(), f.Name, f.Worst, f.fails())
+}
 
 // ofSchedule returns the group and the schedule as arguments of a verb.
 func (f fault) ofSchedule() string { return shell.Word(f.Group) + " " + shell.Word(f.Name) }

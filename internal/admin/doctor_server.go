@@ -20,9 +20,10 @@ import (
 
 // facts is the result of doctor.sql.
 type facts struct {
-	ServerVersion                int  `json:"server_version"`
-	ReadOnly                     bool `json:"read_only"`
-	SeesAll                      bool `json:"sees_all"`
+	Now                          time.Time // by the database's clock
+	ServerVersion                int       `json:"server_version"`
+	ReadOnly                     bool      `json:"read_only"`
+	SeesAll                      bool      `json:"sees_all"`
 	Recovery, Autovacuum, Schema bool
 	Parts                        []string // the tables with the versions of other packages' tables
 	Backend                      uint32
@@ -227,8 +228,8 @@ func (d *doctor) transactions(context.Context) {
 		if d.Idle[0].PID == 0 {
 			remedy = d.Idle[0].end()
 		}
-		d.found(LevelWarning, remedy, "%d idle for more than %v: %v: "+
-			"a partition that it has guarded cannot move, and dead rows may remain", len(d.Idle), d.Long, d.Idle[0])
+		d.found(LevelWarning, remedy, "%d idle, such as %s: "+
+			"a partition that it has guarded cannot move, and dead rows may remain", len(d.Idle), d.by(d.Idle[0]))
 		return
 	}
 	d.noSession("no transaction is idle", d.Long)
@@ -237,7 +238,7 @@ func (d *doctor) transactions(context.Context) {
 func (d *doctor) snapshots(context.Context) {
 	if len(d.Old) > 0 {
 		d.found(LevelWarning, "run long queries on a standby without hot_standby_feedback",
-			"%d in use for more than %v: %v: dead rows remain until it ends", len(d.Old), 10*d.Long, d.Old[0])
+			"%d in use, such as that of %s: dead rows remain until it ends", len(d.Old), d.by(d.Old[0]))
 		return
 	}
 	d.noSession("no snapshot is in use", 10*d.Long)

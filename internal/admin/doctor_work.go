@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -14,9 +15,12 @@ import (
 type fault struct {
 	Check, Fault, Group string
 	Count               int
-	Name                string  // of the worst one
-	Worst               float64 // its age, or its number of failures or rows
-	Why                 string  // its error, or what mends it
+	Name                string     // of the worst one
+	Worst               float64    // its age, or its number of failures or rows
+	Why                 string     // its error, or what mends it
+	Began               *time.Time // of some faults without an age: since when it fails; nil: unknown
+
+	doctor *doctor
 }
 
 // A kind is a kind of fault. Its text says which ones there are, after what they have in common.
@@ -28,7 +32,16 @@ type kind struct {
 	text, remedy func(fault) string
 }
 
-func (f fault) age() string { return seconds(f.Worst) }
+// lasts says since when a fault with an age lasts.
+func (f fault) lasts() string { return f.doctor.since(f.Worst) }
+
+// fails says since when something fails, if that is known.
+func (f fault) fails() string {
+	if f.Began == nil {
+		return ""
+	}
+	return when("since", *f.Began, f.doctor.Now)
+}
 
 // A plain remedy is the same for all faults of a kind.
 func plain(remedy string) func(fault) string { return func(fault) string { return remedy } }
@@ -41,13 +54,14 @@ func (d *doctor) readFaults(ctx context.Context) {
 			continue
 		}
 		args := []any{d.Long.Seconds(), d.rolesOf()}
-		faults, err := collect(ctx, d.Admin, d.conn, p.duties, pgx.RowToStructByPos[fault], args[:p.args]...)
+		faults, err := collect(ctx, d.Admin, d.conn, p.duties, pgx.RowToStructByNameLax[fault], args[:p.args]...)
 		if err != nil {
 			d.failed[p.flag] = err
 		}
 		d.faults = append(d.faults, faults...)
 	}
-	for _, f := range d.faults {
+	for i, f := range d.faults {
+		d.faults[i].doctor = d
 		if f.Fault == "column" {
 			d.columnsOf[f.Name] = f.Group
 		}

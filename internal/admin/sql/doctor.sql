@@ -58,6 +58,7 @@ locked AS MATERIALIZED ( -- tables that others cannot write or read, or with row
       AND coalesce(coalesce(a.xact_start, p.prepared) < t.now - interval '1 second', true) -- DDL of Migrate takes less time
 )
 SELECT json_build_object(
+    'now', t.now,
     'server_version', current_setting('server_version_num')::int,
     'provider', CASE WHEN to_regproc('pg_catalog.aurora_version') IS NOT NULL THEN 'Amazon Aurora'
                      WHEN current_setting('rds.extensions', true) IS NOT NULL THEN 'Amazon RDS'
@@ -93,4 +94,4 @@ SELECT json_build_object(
     'triggers', (SELECT coalesce(json_agg(g.tgname), '[]') FROM pg_trigger AS g JOIN relations AS c ON c.oid = g.tgrelid
                  WHERE c.relname = 'leases' AND g.tgenabled IN ('O', 'A'))
 )
-FROM role AS r CROSS JOIN space AS s JOIN pg_database AS d ON d.datname = current_database()
+FROM t CROSS JOIN role AS r CROSS JOIN space AS s JOIN pg_database AS d ON d.datname = current_database()

@@ -4,8 +4,8 @@
 -- $1 double precision  seconds after which a schedule or job is late
 --
 -- One row for each fault of a group: schedules or jobs; the fault; the group; the count, at most 1,000; and of the
--- worst one its name or number, its seconds or failures, and its error or the reason why it waits, which may be empty.
--- Seconds since a time that JSON cannot hold are 9e9.
+-- worst one its name or number, its seconds or failures, its error or the reason why it waits, which may be empty, and
+-- since when it fails, if that is known. Seconds since a time that JSON cannot hold are 9e9.
 -- Of each kind one row with the fault none, which says what holds if there is no other row.
 WITH RECURSIVE names AS (
     SELECT least((SELECT min(s.group_name) FROM pgleases.schedules AS s), (SELECT min(j.group_name) FROM pgleases.jobs AS j)) AS name
@@ -57,5 +57,15 @@ WITH RECURSIVE names AS (
     (SELECT 'schedules', 'undeclared', s.group_name, s.name, extract(epoch FROM pgleases.schedule_since(s.registered)), 'since ' || s.registered::date
      FROM t CROSS JOIN pgleases.schedules AS s WHERE s.declared AND s.registered < t.now - interval '7 days' ORDER BY s.registered LIMIT 1000)
 )
-SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind, f.fault, f.of, count(*) OVER (PARTITION BY f.kind, f.fault, f.of), f.name, coalesce(f.worst, 9e9), left(split_part(coalesce(f.why, ''), E'\n', 1), 200)
-FROM found AS f ORDER BY f.kind, f.fault, f.of, f.worst DESC
+SELECT f."check", f.fault, f."group", f.count, f.name, f.worst, f.why, b.began
+FROM (SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind AS "check", f.fault, f.of AS "group", count(*) OVER (PARTITION BY f.kind, f.fault, f.of) AS count, f.name, coalesce(f.worst, 9e9) AS worst, left(split_part(coalesce(f.why, ''), E'\n', 1), 200) AS why
+      FROM found AS f ORDER BY f.kind, f.fault, f.of, f.worst DESC) AS f
+CROSS JOIN LATERAL (SELECT CASE
+    WHEN f.fault = 'unknown' OR f."check" = 'jobs' AND f.fault = 'failed' THEN to_timestamp(f.worst)
+    WHEN f."check" = 'jobs' AND f.fault = 'failing' THEN (SELECT j.began FROM pgleases.jobs AS j WHERE j.id = f.name::bigint AND isfinite(j.began))
+    WHEN f."check" = 'schedules' AND f.fault = ANY ('{failing,paused,failed}'::text[]) THEN ( -- the first failure after the last success, among the latest 1,000 entries
+        SELECT min(h.until) FILTER (WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND isfinite(h.until) AND h.id > coalesce(h.well, 0) AND (h.well IS NOT NULL OR h.entries < 1000))
+        FROM (SELECT e.id, e.until, e.outcome, max(e.id) FILTER (WHERE e.outcome = 'succeeded') OVER () AS well, count(*) OVER () AS entries
+              FROM (SELECT h.id, h.until, h.outcome FROM pgleases.history AS h WHERE h.group_name = f."group" AND h.name = f.name AND h.job IS NULL ORDER BY h.id DESC LIMIT 1000) AS e) AS h)
+    END AS began) AS b
+ORDER BY f."check", f.fault, f."group"

@@ -46,7 +46,7 @@ vacuums AS ( -- the number of dead rows from which autovacuum removes them, if i
                max(p.option_value::float8) FILTER (WHERE p.option_name = 'autovacuum_vacuum_scale_factor') AS factor
         FROM pg_options_to_table(q.reloptions) AS p) AS o
 )
-SELECT 'consumers', 'gone', s.consumer, 1, s.queue, 0::float8, '' FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
+SELECT 'consumers' AS "check", 'gone' AS fault, s.consumer AS "group", 1 AS count, s.queue AS name, 0::float8 AS worst, '' AS why FROM s WHERE NOT EXISTS (SELECT FROM queues AS q WHERE q.consumer = s.consumer)
 UNION ALL SELECT 'consumers', 'lacking', l.consumer, 1, format('%I of %s', l.name, l.queue), 0, l.why FROM lacking AS l
 UNION ALL SELECT 'rights', CASE WHEN r.runs THEN 'live' WHEN r.handles THEN 'some' ELSE 'all' END, r.consumer, 1, format('%s on %s for %I', r.lacks, r.queue, r.rolname), 0, r.grants FROM rights AS r WHERE r.lacks <> ''
 UNION ALL SELECT 'consumers', 'index', q.consumer, 1, q.queue, 0, format('CREATE INDEX CONCURRENTLY ON %s (%I, %I)', q.queue, q.partition_column, q.id_column) FROM queues AS q
