@@ -159,6 +159,9 @@ func (s *Status) text() string {
 	return table("SUBJECT,STATE", rows, func(row []any) []any { return row })
 }
 
+// happened are the checks whose notes say what happened lately. Those of others may be meant to last.
+var happened = []string{"timeline", "expired"}
+
 // some returns rows for at most mostRows items, and one that says how many more there are.
 func some[T any](items []T, verb string, row func(T) []any) (rows [][]any) {
 	rows = mapped(items[:min(len(items), mostRows)], row)
@@ -184,7 +187,9 @@ func (s *Status) healthRows() [][]any {
 	if len(parts) > 0 {
 		health = fmt.Sprintf("%s: %s; pgleases doctor has the remedies", s.Level, strings.Join(parts, ", "))
 	}
-	ill := slices.DeleteFunc(slices.Clone(s.Findings), func(f admin.Finding) bool { return f.Level == admin.LevelNote })
+	ill := slices.DeleteFunc(slices.Clone(s.Findings), func(f admin.Finding) bool {
+		return f.Level == admin.LevelNote && !slices.Contains(happened, f.Check)
+	})
 	return append([][]any{{"health", health}}, some(ill, "pgleases doctor", func(f admin.Finding) []any {
 		const most = 150 // doctor has all of it
 		return []any{"  " + f.Check, string(f.Level) + ": " + shortened(printable(f.Text), most)}

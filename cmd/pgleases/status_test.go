@@ -29,6 +29,10 @@ func TestStatusOfAQuietFleet(t *testing.T) {
 	if !regexp.MustCompile(strings.Replace(want, "ok(", "(?:ok|note)(", 1)).MatchString(text) || code != 0 {
 		t.Errorf("exit code %d: %s", code, text)
 	}
+	execute(t, database, "INSERT INTO pgleases.events (cause, reason) VALUES ('accepted', 'the clients accepted a promoted server (generation 7)')")
+	if text, code := statusIn(t, database); code != 0 || !regexp.MustCompile(`\n  timeline +note: the database failed over at \S+ \S+ UTC \(\S+ ago\): the clients accepted a promoted server \(generation 7\)\n`).MatchString(text) {
+		t.Errorf("after a failover: exit code %d: %s", code, text)
+	}
 	c := command.Run(t, command.Database(database), "status", "--schema", "none")
 	if code := c.ExitCode(); code != 2 || !regexp.MustCompile(`\nhealth +fault: 1 fault; pgleases doctor has the remedies\n  schema +fault: schema "none" is missing`).MatchString(c.Printed()) {
 		t.Errorf("without tables: exit code %d: %s", code, c.Printed())

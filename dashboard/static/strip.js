@@ -18,7 +18,7 @@ const rowsOf = {
     ["Clients", [
       ["bad", "evicted", ["evicted"]],
       ["bad", "back after an outage", ["no live client"]],
-      ["warn", "server accepted", ["accepted"]],
+      ["warn", "promoted server accepted", ["accepted"]],
       ["quiet", "left", ["left"]],
       ["good", "joined", ["joined"]],
     ]],

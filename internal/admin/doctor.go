@@ -171,7 +171,7 @@ type doctor struct {
 type content struct {
 	snapshot  *Snapshot
 	events    []Event // the latest
-	lost      []Event // evictions of the last day, and what shows who was replaced
+	lately    []Event // what happened lately, and may still matter: see lately.sql
 	waits     []wait
 	strangers []session // with advisory locks of the library
 	lockers   []session // with locked rows that clients need
@@ -215,8 +215,8 @@ func (d *doctor) readContent(ctx context.Context) (*content, error) {
 	}
 	// The rest matters more than an error.
 	events, _ := collect(ctx, d.Admin, d.conn, "events", pgx.RowTo[Event], "", eventPage)
-	lost, _ := collect(ctx, d.Admin, d.conn, "losses", pgx.RowTo[Event], lossesMost)
-	return &content{snapshot, events, lost, waits, strangers, lockers}, nil
+	lately, _ := collect(ctx, d.Admin, d.conn, "lately", pgx.RowTo[Event], latelyMost)
+	return &content{snapshot, events, lately, waits, strangers, lockers}, nil
 }
 
 // found adds a finding of the check that is running.

@@ -114,14 +114,14 @@ func (d *doctor) evicted() {
 	var missing, recent []string
 	known := make(map[string]bool)
 	level := LevelNote // for a short time, because it may start again
-	for _, l := range d.snapshot.losses(d.lost) {
+	for _, l := range d.snapshot.losses(d.lately) {
 		known[l.ID] = true
 		missing = append(missing, l.String()+when("since", l.At, d.snapshot.At))
 		if d.snapshot.At.Sub(l.At) > d.Long {
 			level = LevelWarning
 		}
 	}
-	for _, e := range d.lost {
+	for _, e := range d.lately {
 		of := e.Cause == causeEvicted && !known[e.ID] && d.snapshot.At.Sub(e.At) < 10*time.Minute
 		if of && !d.snapshot.live(e.From) {
 			recent = append(recent, fmt.Sprintf("client %q, %s,%s", e.From, e.Reason, when("at", e.At, d.snapshot.At)))

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// lossesMost is the maximum number of events of one cause that are read to find losses.
-const lossesMost = 5_000
+// latelyMost is the maximum number of events of one cause that are read to find losses.
+const latelyMost = 5_000
 
 // A loss is a client that was evicted, and that no other has replaced.
 type loss struct {

@@ -87,7 +87,8 @@ func (l *leases) replay(e *event) error {
 		l.evicted[e.from] = &last
 	case e.cause == "accepted":
 		l.accepted = e
-		_, _ = fmt.Sscanf(e.reason, "server generation %d", &l.epochs) // without it, epochs stay as they are
+		// Without a number, epochs stay as they are.
+		_, _ = fmt.Sscanf(e.reason, "the clients accepted a promoted server (generation %d)", &l.epochs)
 	case e.cause == "handed over" || e.cause == "given":
 		for i, first := range e.firsts {
 			for n := first; n < e.beyond[i]; n++ {

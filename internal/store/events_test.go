@@ -61,6 +61,7 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	tells("joined|l|->c|-", "given|l|a>c|{[0,2)}")
 	accepted(c)
 	c.release([]Release{{"l", 0, 4}}) // renews it
+	expect(t, f.text("SELECT reason ~ '^the clients accepted a promoted server [(]generation [0-9]{9,}[)]$' FROM events"), "true", "the event says what was accepted")
 	tells("accepted|-|->-|-")
 	c.release(nil, "l")
 	f.exec("DELETE FROM members; SELECT drop_lease('l', 'why')")

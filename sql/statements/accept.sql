@@ -28,6 +28,6 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FROM due
     RETURNING s.generation
 ), recorded AS (
-    INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', 'server generation ' || accepted.generation::text FROM accepted
+    INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', format('the clients accepted a promoted server (generation %s)', accepted.generation) FROM accepted
 )
 SELECT coalesce((SELECT accepted.generation FROM accepted), 0) AS generation

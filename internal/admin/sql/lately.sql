@@ -1,6 +1,7 @@
--- losses.sql: the evictions of the last day, at most 50, and what shows which leases lost a member by them, and who joined
--- or left since. The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off. It reads the joins and
--- leaves of the past only if a client was evicted.
+-- lately.sql: what happened lately, and may still matter: the promoted servers that were accepted in the last hour; the
+-- evictions of the last day, at most 50; and what shows which leases lost a member by them, and who joined or left since.
+-- The search_path must be pg_catalog only, the zone UTC, and enable_seqscan off. It reads the joins and leaves of the past
+-- only if a client was evicted.
 --
 -- $1 int  maximum number of events of each cause that are read: the newest
 --
@@ -22,6 +23,7 @@ WITH evicted AS MATERIALIZED (
 )
 SELECT json_build_object('id', e.tx || '/' || e.id, 'at', e.at, 'lease', e.lease, 'cause', e.cause, 'reason', e.reason, 'from', e.from_id, 'to', e.to_id)
 FROM (SELECT v.* FROM evicted AS v, known AS k WHERE (v.at < k.since) IS NOT TRUE UNION ALL SELECT * FROM given
+      UNION ALL (SELECT a.* FROM pgleases.events AS a WHERE a.cause = 'accepted' AND a.at > clock_timestamp() - interval '1 hour' ORDER BY a.at DESC LIMIT 5)
       UNION ALL SELECT * FROM members AS m
       WHERE m.at >= (SELECT min(v.at) FROM evicted AS v) OR m.from_id IN (SELECT v.from_id FROM evicted AS v) OR m.to_id IN (SELECT v.from_id FROM evicted AS v)) AS e
 ORDER BY e.at DESC, e.tx DESC, e.id DESC
