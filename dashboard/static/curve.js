@@ -1,10 +1,11 @@
 // Curves: the samples of the last 24 hours, as a small line in each tile, and as a table. A gap in a line is a time
-// without samples, for example because no client lived.
+// without samples, for example because no client lived. If no samples come, the tile says since when.
 
 import { fill, make, plain, row, scroll, svg, table } from "./dom.js";
 import { clock, count } from "./words.js";
 
 const height = 26; // in the units of the picture
+const late = 3 * 60e3; // ms, in which three samples should have come
 
 // newCurves returns the table of the curves of some tiles, and draw, which takes an answer of the server. Each of
 // columns has the label of a tile, the kinds of samples that are added up, what they count, and how they are said.
@@ -25,12 +26,14 @@ export function newCurves(tiles, columns) {
       if (told.text) return;
       shown = { ...stepsOf(told), lines: columns.map(([, kinds]) => valuesOf(told, kinds)) };
       details.hidden = shown.lines.every(line => line.every(v => v === null));
-      columns.forEach(([label, , , say = count], at) => {
+      columns.forEach(([label, kinds, , say = count], at) => {
         const tile = [...tiles.children].find(t => t.key === label);
         if (!tile) return;
         tile.querySelector(".curve")?.remove();
         const line = shown.lines[at];
-        if (line.some(v => v !== null)) tile.append(curve(line, say));
+        const text = [line.some(v => v !== null) ? "up to " + say(Math.max(...line)) : "", silenceOf(told, line, kinds)]
+          .filter(t => t);
+        if (text.length > 0) tile.append(curve(line, "24 h: " + text.join(", ")));
       });
       fillTable();
     },
@@ -57,7 +60,18 @@ function valuesOf(told, kinds) {
   return values;
 }
 
-function curve(values, say) {
+// silenceOf says since when no samples have come, at all or of a line; empty: the latest is recent. If no row waits,
+// the oldest has no age.
+function silenceOf(told, line, kinds) {
+  if (!told.last) return "no samples were taken";
+  if (new Date(told.until) - new Date(told.last) > late) return "no samples since " + clock(told.last);
+  const { since, step, steps } = stepsOf(told);
+  const end = line.findLastIndex(v => v !== null) + 1;
+  const ended = end > 0 && steps - end > 2 && !kinds.includes("oldest");
+  return ended ? "no samples since " + clock(since + end * step) : "";
+}
+
+function curve(values, text) {
   const most = Math.max(...values.map(v => v ?? 0));
   const y = v => (height - 1.5 - v / (most || 1) * (height - 3)).toFixed(2);
   let path = "";
@@ -69,7 +83,8 @@ function curve(values, say) {
   const size = { viewBox: `0 0 ${values.length} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" };
   const picture = svg("svg", size);
   picture.append(svg("path", { d: path }));
-  return make("dd", "curve", picture, make("span", "", "24 h: up to " + say(most)));
+  const line = values.some(v => v !== null) ? [picture] : [];
+  return make("dd", "curve", ...line, make("span", "", text));
 }
 
 function tableOf({ since, step, steps, lines }, columns) {

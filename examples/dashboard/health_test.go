@@ -2,12 +2,14 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"sync/atomic"
 	"testing"
 
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
@@ -62,4 +64,35 @@ func TestTheHeadlineAgreesWithTheTiles(t *testing.T) {
 	wire.Cut()
 	x.until(`document.querySelector("#state").dataset.kind === "stale"`)
 	x.until(`/^It is not known whether all is well, because this is from \d\d:\d\d:\d\d\./.test(` + verdict + `) && document.querySelector(".verdict.good") === null`)
+}
+
+// If no samples come, the tiles say so, and since when. They do not show old samples as if they were of now.
+func TestCurvesSaySinceWhenNoSamplesCame(t *testing.T) {
+	t.Parallel()
+	url, _ := database(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	x := newTab(t, 1280, 900)
+	shows := func(label, pattern string) {
+		t.Helper()
+		x.until(fmt.Sprintf(`[...document.querySelectorAll("#summary > div")].some(e => e.children[0].textContent === %q && /^24 h: %s$/.test(e.querySelector(".curve")?.textContent))`, label, pattern))
+	}
+	samples := func(kind, from, to string) {
+		t.Helper()
+		testkit.Execute(t, pool, `INSERT INTO pgleases.samples (at, kind, name, value) SELECT at, $1, '', 0
+			FROM generate_series(date_trunc('minute', now()) - $2::interval, date_trunc('minute', now()) - $3::interval, interval '1 minute') AS at`, kind, from, to)
+	}
+	again := func() { x.signIn(serve(t, pool), "") } // another server, which has not kept an answer
+	again()
+	shows("Clients", "no samples were taken")
+	samples("leases", "3 hours", "2 hours")
+	again()
+	shows("Leases", `up to 0, no samples since .*\d\d:\d\d:00`)
+	shows("Clients", `no samples since .*\d\d:\d\d:00`)
+	samples("clients", "1 hour", "0")
+	again()
+	shows("Clients", "up to 0")
+	shows("Leases", `up to 0, no samples since .*\d\d:\d\d:00`)
+	if eval[bool](x, `[...document.querySelectorAll("#summary > div")].some(e => e.children[0].textContent === "Locks held" && e.querySelector(".curve"))`) {
+		t.Error("there is a curve of what has no samples")
+	}
 }

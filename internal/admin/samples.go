@@ -16,6 +16,8 @@ type Curves struct {
 	Until  time.Time `json:"until"`
 	Step   int       `json:"step"` // seconds
 	Curves []Curve   `json:"curves"`
+	// Last is the time of the latest sample of these before the end; nil: none is kept.
+	Last *time.Time `json:"last"`
 }
 
 // A Curve has the samples of one kind.
@@ -38,7 +40,7 @@ func (a *Admin) Curves(ctx context.Context, p Period, name string, kinds ...stri
 		c.Since, c.Until = since, until
 		c.Step = stepOf(until.Sub(since))
 		row := tx.QueryRow(ctx, a.statement("curves"), since, until, c.Step, kinds, name, samplesMost)
-		return row.Scan(&c.Curves)
+		return row.Scan(&c.Curves, &c.Last)
 	})
 	return c, err
 }

@@ -131,6 +131,15 @@ func TestCurvesHaveGapsAndTheHighestOfEachStep(t *testing.T) {
 			t.Errorf("point %d is %v, want %v", i, points[i], want)
 		}
 	}
+	if want := day.Add(23*hour + 59*time.Minute); c.Last == nil || !c.Last.Equal(want) {
+		t.Errorf("the latest sample is of %v, want %v", c.Last, want)
+	}
+	for to, want := range map[time.Time]*time.Time{day: nil, day.Add(72 * hour): c.Last} {
+		before := testkit.Must(a.Curves(t.Context(), admin.Period{From: to.Add(-24 * hour), To: to}, "outbox", "oldest", "waiting"))(t)
+		if (before.Last == nil) != (want == nil) || want != nil && !before.Last.Equal(*want) {
+			t.Errorf("until %v the latest sample is of %v, want %v", to, before.Last, want)
+		}
+	}
 	all := testkit.Must(a.Curves(t.Context(), admin.Period{From: day, To: day.Add(hour)}, "", "waiting"))(t)
 	if got := fmt.Sprint(all.Step, all.Curves); got != fmt.Sprintf("60 [{waiting [{%d 7}]}]", day.Unix()) {
 		t.Errorf("of all together: %s", got)
