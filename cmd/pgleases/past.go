@@ -150,7 +150,7 @@ func (p *Past) text() string {
 
 // owned returns a clause on a spell.
 func (p *Past) owned(s *admin.Spell, lasts bool) string {
-	owner := "it had no owner"
+	owner := either(s.Cause == "silent", "it had no live owner", "it had no owner")
 	since, until := utc(s.Since), utc(s.Until)+" UTC"
 	if s.Owner != "" {
 		owner = shown(s.Owner) + " owned it"
@@ -183,6 +183,8 @@ func (p *Past) why(s, before *admin.Spell) string {
 		next = shown(s.Owner)
 	}
 	switch {
+	case s.Cause == "silent":
+		return last + " sent its last heartbeat"
 	case s.Cause == "evicted":
 		return last + " was evicted" + reason
 	case s.Cause == "given" && i >= 0 && p.Events[i].From == "":

@@ -61,6 +61,10 @@ func TestExplainShowsThePast(t *testing.T) {
 	} {
 		fails(t, database, "explain "+args, want)
 	}
+	execute(t, database, "UPDATE pgleases.clients SET ttl = '1 minute', expires_at = now() - interval '9 minutes'")
+	if text, want := output1(t, database, "explain", "l/0", "--at", ago(5*time.Minute)), `\n\nIt had no live owner from `+at+` until now, for \S+\.\nIt began when a sent its last heartbeat\.\n\nBefore that, a owned it from `; !regexp.MustCompile(want).MatchString(text) {
+		t.Errorf("after the last heartbeat of all: %s", text)
+	}
 	execute(t, database, "UPDATE pgleases.installation SET installed_at = clock_timestamp()")
 	fails(t, database, "explain l/0 --at "+ago(5*time.Hour), "older events are not kept")
 }

@@ -123,13 +123,17 @@ function giveSlots(band) {
   }
 }
 
+// isSilent reports whether the owner of a spell has sent no heartbeat, and no client has evicted it.
+const isSilent = spell => spell.cause === "silent";
+
 const slotOf = (band, id) => state.byID.get(id)?.slot ?? band.slots.get(id);
 
 function drawLegend(band) {
   const owners = [...new Set(band.spells.map(s => s.owner))].filter(id => id !== "").sort();
   const signature = JSON.stringify(owners.map(id => [id, slotOf(band, id)]));
   const gaps = [];
-  if (band.spells.some(s => s.owner === "" && !s.paused)) gaps.push(["gap", "no owner"]);
+  if (band.spells.some(s => s.owner === "" && !s.paused && !isSilent(s))) gaps.push(["gap", "no owner"]);
+  if (band.spells.some(isSilent)) gaps.push(["gap", "no live owner"]);
   if (band.spells.some(s => s.paused)) gaps.push(["gap paused", "no owner, paused"]);
   const gone = gaps.map(([kind, text]) => make("span", "who", make("span", "tag " + kind), text));
   const more = owners.length > 24 ? [make("span", "sub", many(owners.length - 24, "more owner"))] : [];
@@ -259,7 +263,8 @@ function sentence(band, at) {
   const spell = spellAt(band, at);
   const words = [clock(at.time) + ", partition " + count(at.partition) + ": "];
   if (!spell) return [...words, "not known"];
-  const none = spell.paused ? "no owner, because the lease was paused," : "no owner";
+  const none = isSilent(spell) ? "no live owner" :
+    spell.paused ? "no owner, because the lease was paused," : "no owner";
   words.push(spell.owner === "" ? none : { id: spell.owner });
   words.push(spell.cause ? " since " + clock(spell.from) : " since before " + clock(spell.from));
   words.push(spell.to < band.end ? " until " + clock(spell.to) + ", for " + span(spell.to - spell.from) : " until now");
@@ -336,7 +341,7 @@ function tableOf(band) {
     const all = table("Owners through time", heads);
     all.tBodies[0].append(...band.spells.slice(0, mostSpells).map(s => row(
       rangesText(s.partitions),
-      s.owner === "" ? "no owner" : name(s.owner),
+      isSilent(s) ? "no live owner" : s.owner === "" ? "no owner" : name(s.owner),
       s.cause ? clock(s.from) : "before " + clock(s.from),
       s.to < band.end ? clock(s.to) : "now",
       ["n", span(s.to - s.from)],

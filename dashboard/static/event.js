@@ -21,7 +21,7 @@ function outageOf(event) {
 }
 
 // wordsOf returns what a cause means.
-export const wordsOf = cause => cause === "given" ? "taken over" : cause;
+export const wordsOf = cause => cause === "given" ? "taken over" : cause === "silent" ? "last heard" : cause;
 
 // eventItem returns a line. slotOf returns the color of an owner that is no longer live, if it has one. A line on
 // the page of a lease does not name that lease.

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -94,5 +95,26 @@ func TestCurvesSaySinceWhenNoSamplesCame(t *testing.T) {
 	shows("Leases", `up to 0, no samples since .*\d\d:\d\d:00`)
 	if eval[bool](x, `[...document.querySelectorAll("#summary > div")].some(e => e.children[0].textContent === "Locks held" && e.querySelector(".curve"))`) {
 		t.Error("there is a curve of what has no samples")
+	}
+}
+
+// After the last heartbeat of the last owner, the band does not go on in its color.
+func TestTheBandOfAFleetThatDiedHasNoOwner(t *testing.T) {
+	t.Parallel()
+	url, _ := database(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	testkit.Execute(t, pool, `INSERT INTO pgleases.clients VALUES (1, 'last', 1, now() - interval '20 minutes', '1 minute', 'host', 7, now());
+		INSERT INTO pgleases.leases VALUES ('l', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 1, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'l', n, 1, 1, 3, 'last', now() FROM generate_series(0, 1) AS n;
+		INSERT INTO pgleases.events (at, lease, cause, to_id, partitions) VALUES (now() - interval '40 minutes', 'l', 'given', 'last', '{[0,2)}')`)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases/l")
+	x.until(rows(".legend .who") + `.includes("no live owner")`)
+	eval[bool](x, `(document.querySelector(".numbers").open = true)`)
+	x.until(rows(".numbers tbody tr") + `.length === 2`)
+	got := eval[[]string](x, `[...document.querySelectorAll(".numbers tbody tr")].map(e => [1, 3, 5].map(n => e.children[n].textContent).join())`)
+	if want := []string{"no live owner,now,last heard", "last"}; got[0] != want[0] || !strings.HasPrefix(got[1], want[1]) {
+		t.Errorf("the owners are %q, want %q", got, want)
 	}
 }

@@ -91,6 +91,10 @@ func outageOf(e Event) (o Outage, ok bool) {
 // causeOutage is the cause of the event that the first client after an outage writes.
 const causeOutage = "no live client"
 
+// causeSilent is the cause of a spell that began with the last heartbeat of an owner who was not
+// evicted, because no client lives.
+const causeSilent = "silent"
+
 // causeEvicted is the cause of the event that a client was found expired.
 const causeEvicted = "evicted"
 
@@ -272,7 +276,9 @@ type Spell struct {
 	Since      time.Time `json:"since"` // the start of the period, if it began before
 	Until      time.Time `json:"until"`
 	Owner      string    `json:"owner"` // client ID; empty: no owner
-	Cause      string    `json:"cause"` // of the event with which it began; empty: it began before the period
+	// The cause of the event with which it began; or "silent", if its owner has expired and was not
+	// evicted, so it began with its last heartbeat; empty: it began before the period.
+	Cause string `json:"cause"`
 }
 
 // Life returns who owned the partitions of a lease in a period, or one of them if partition is not
@@ -351,9 +357,10 @@ var endOfTime = time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC)
 type present struct {
 	Partitions int `json:"partitions"`
 	Holdings   []struct {
-		Owner      string `json:"owner"`
-		Gone       bool   `json:"gone"` // the owner was evicted
-		Partitions Ranges `json:"partitions"`
+		Owner      string    `json:"owner"`
+		Gone       bool      `json:"gone"`   // the owner was evicted
+		Silent     time.Time `json:"silent"` // the last heartbeat of an owner that has expired; zero: it lives
+		Partitions Ranges    `json:"partitions"`
 	} `json:"holdings"`
 }
 
@@ -368,6 +375,8 @@ type tenure struct {
 	// given reports that a plan ended it, because the owner had gone. So if the owner was evicted, the
 	// partition had no owner from then on.
 	given bool
+	// silent is since when its owner, who has expired and was not evicted, sent no heartbeat.
+	silent time.Time
 }
 
 // live fills in the spells of all partitions, or of one if only is not negative. It goes from the
@@ -385,7 +394,7 @@ func (l *Life) live(now *present, only int, events []Event) {
 		}
 	}
 	for _, h := range now.Holdings {
-		each(h.Partitions, func(t *tenure, _ int) { *t = tenure{true, l.Until, h.Owner, h.Gone} })
+		each(h.Partitions, func(t *tenure, _ int) { *t = tenure{true, l.Until, h.Owner, h.Gone, h.Silent} })
 	}
 	if len(events) == eventMost {
 		l.Since = events[len(events)-1].At
@@ -412,6 +421,11 @@ func (l *Life) live(now *present, only int, events []Event) {
 		if !t.known {
 			return
 		}
+		if !t.silent.IsZero() {
+			from := slices.MaxFunc([]time.Time{at, t.silent}, time.Time.Compare)
+			add(p, from, until, "", causeSilent)
+			until = slices.MinFunc([]time.Time{from, until}, time.Time.Compare)
+		}
 		for _, o := range outages { // its owner died when the first of these began
 			if owner != "" && !o.From.Before(at) && o.From.Before(until) {
 				add(p, o.From, until, "", causeOutage)
@@ -437,7 +451,7 @@ func (l *Life) live(now *present, only int, events []Event) {
 			moved += e.Partitions.Count()
 			each(e.Partitions, func(t *tenure, p int) {
 				end(t, p, at, e.To, e.Cause)
-				*t = tenure{e.From != "", at, e.From, e.Cause == "given"}
+				*t = tenure{known: e.From != "", until: at, owner: e.From, given: e.Cause == "given"}
 			})
 		case causeEvicted:
 			moved += len(tenures)

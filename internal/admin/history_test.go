@@ -71,6 +71,20 @@ func TestLifeShowsOwnersAndGaps(t *testing.T) {
 		t.Errorf("%d events of %d partitions: %+v", len(life.Events), life.Partitions, life.Events)
 	}
 
+	// Nobody evicts b, so it owned its partitions until its last heartbeat, or until it got them if that was later.
+	exec(t, url, "UPDATE pgleases.clients SET ttl = '1 minute', expires_at = clock_timestamp() - interval '14 minutes' WHERE id = 'b'",
+		"INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions) VALUES (clock_timestamp() - interval '12 minutes', 'l', 'handed over', 'a', 'b', '{[2,3)}')")
+	silent := testkit.Must(a.Life(t.Context(), admin.Period{Last: hour}, "l", -1))(t)
+	for _, want := range []string{"3 44m0s..15m0s b given", "3 15m0s..0s  silent", "2 12m0s..0s  silent", "2 1h0m0s..12m0s a ", "0-1 20m0s..0s a handed over"} {
+		if got := described(silent); !slices.Contains(got, want) {
+			t.Errorf("the spells are\n%s\nand lack %s", strings.Join(got, "\n"), want)
+		}
+	}
+	if got := described(silent); len(got) != 15 {
+		t.Errorf("the spells are\n%s", strings.Join(got, "\n"))
+	}
+	exec(t, url, "DELETE FROM pgleases.events WHERE at > clock_timestamp() - interval '13 minutes' AND partitions = '{[2,3)}'", "UPDATE pgleases.clients SET ttl = '1 hour', expires_at = clock_timestamp() + interval '1 hour' WHERE id = 'b'")
+
 	one := testkit.Must(a.Life(t.Context(), admin.Period{Last: 25 * time.Minute}, "l", 1))(t)
 	if got, want := described(one), []string{"1 20m0s..0s a handed over", "1 25m0s..20m0s b "}; !slices.Equal(got, want) {
 		t.Errorf("of one partition: %q, want %q", got, want)
