@@ -34,10 +34,12 @@ type Status struct {
 	Leases     int            `json:"leases"`
 	Partitions int            `json:"partition_count"` // of all leases
 	Unowned    []Unowned      `json:"unowned"`         // by lease
-	// The numbers of partitions or clients that the events of the last hour concern, by cause; null: they
-	// cannot be read.
-	Moves      map[string]int64 `json:"moves"`
-	MovesSince time.Time        `json:"moves_since,omitzero"` // later than an hour ago if more happened than is read
+	// The numbers of partitions that the events of the last hour concern, or of events without partitions,
+	// by cause; null: they cannot be read.
+	Moves map[string]int64 `json:"moves"`
+	// The numbers of clients that joined or left leases, by cause. One client may do so often.
+	MovedClients map[string]int64 `json:"moved_clients"`
+	MovesSince   time.Time        `json:"moves_since,omitzero"` // later than an hour ago if more happened than is read
 	// Null, as consumers, if there are no such tables, or they cannot be read.
 	Groups    []admin.ScheduleGroup `json:"groups"`
 	Consumers []admin.Consumer      `json:"consumers"`
@@ -103,6 +105,7 @@ func (s *Status) readRest(ctx context.Context, a *admin.Admin) {
 	unread("moves", err)
 	if err == nil {
 		s.MovesSince, s.Moves = moves.From, make(map[string]int64)
+		s.MovedClients = moves.Clients
 		for _, b := range moves.Bars {
 			s.Moves[b.What] += b.Count
 		}
@@ -234,7 +237,11 @@ func (s *Status) moveRows() [][]any {
 	for _, cause := range slices.SortedFunc(maps.Keys(s.Moves), func(a, b string) int {
 		return cmp.Or(cmp.Compare(s.Moves[b], s.Moves[a]), cmp.Compare(a, b))
 	}) {
-		moves = append(moves, fmt.Sprintf("%s %d", printable(cause), s.Moves[cause]))
+		of := ""
+		if clients := int(s.MovedClients[cause]); clients > 0 {
+			of = " of " + ranges.Many(clients, "client")
+		}
+		moves = append(moves, fmt.Sprintf("%s %d%s", printable(cause), s.Moves[cause], of))
 	}
 	return [][]any{{"last hour", cmp.Or(strings.Join(moves, ", "), "no event")}}
 }

@@ -33,6 +33,10 @@ func TestStatusOfAQuietFleet(t *testing.T) {
 	if text, code := statusIn(t, database); code != 0 || !regexp.MustCompile(`\n  timeline +note: the database failed over at \S+ \S+ UTC \(\S+ ago\): the clients accepted a promoted server \(generation 7\)\n`).MatchString(text) {
 		t.Errorf("after a failover: exit code %d: %s", code, text)
 	}
+	execute(t, database, "INSERT INTO pgleases.events (lease, cause, to_id) SELECT 'l' || n, 'joined', 'c' || n % 5 FROM generate_series(1, 20) AS n")
+	if text, _ := statusIn(t, database); !strings.Contains(text, "  joined 20 of 5 clients, accepted 1\n") {
+		t.Errorf("after joins: %s", text)
+	}
 	c := command.Run(t, command.Database(database), "status", "--schema", "none")
 	if code := c.ExitCode(); code != 2 || !regexp.MustCompile(`\nhealth +fault: 1 fault; pgleases doctor has the remedies\n  schema +fault: schema "none" is missing`).MatchString(c.Printed()) {
 		t.Errorf("without tables: exit code %d: %s", code, c.Printed())

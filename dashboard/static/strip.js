@@ -3,12 +3,13 @@
 
 import { make, row, scroll, setText, svg, table } from "./dom.js";
 import { axis } from "./time.js";
-import { clock, count, outageText } from "./words.js";
+import { clock, count, many, outageText } from "./words.js";
 
 const height = 44; // of a row, in CSS pixels
 
 // The rows of the strip. Each has its parts, the worst first, which stands at the bottom: its kind of color,
-// its words, and the bars that it counts.
+// its words, and the bars that it counts. A client joins and leaves each of its leases, so the clients are
+// counted, too.
 const rowsOf = {
   moves: [
     ["Partitions moved", [
@@ -19,8 +20,8 @@ const rowsOf = {
       ["bad", "evicted", ["evicted"]],
       ["bad", "back after an outage", ["no live client"]],
       ["warn", "promoted server accepted", ["accepted"]],
-      ["quiet", "left", ["left"]],
-      ["good", "joined", ["joined"]],
+      ["quiet", "departures", ["left"]],
+      ["good", "joins", ["joined"]],
     ]],
   ],
   runs: [
@@ -37,6 +38,8 @@ const rowsOf = {
     ]],
   ],
 };
+
+const sayPart = (n, { words }) => count(n) + " " + (n === 1 ? words.replace(/^(join|departure)s$/, "$1") : words);
 
 // drawStrip returns the picture and the table of what the server has counted in one period: moves, runs, or
 // both. go is called with the start and the end of a step, for somebody who wants to see its events.
@@ -78,7 +81,9 @@ function countRows(rows, strip, { since, steps, step }) {
     outages: [], // times in which no client lived
     parts: parts.map(([kind, words, whats]) => {
       const values = Array.from({ length: steps }, (_, at) => sum(whats, at));
-      return { kind, words, values, total: values.reduce((a, b) => a + b, 0) };
+      const clients = strip.clients?.[whats[0]];
+      const of = clients ? " of " + many(clients, "client") : "";
+      return { kind, words, values, total: values.reduce((a, b) => a + b, 0), of };
     }),
   }));
 }
@@ -104,7 +109,7 @@ function drawRow({ label, parts, hidden, outages }, steps) {
   }
   const some = parts.filter(p => p.total > 0);
   const silence = outages.map(o => make("span", "tally bad", "no client lived " + outageText(o))).slice(-2);
-  const words = [...some.map(p => make("span", "tally " + p.kind, count(p.total) + " " + p.words)), ...silence];
+  const words = [...some.map(p => make("span", "tally " + p.kind, sayPart(p.total, p) + p.of)), ...silence];
   const facts = words.length > 0 ? words : [make("span", "sub", "none")];
   const peak = make("span", "peak", most > 1 ? "up to " + count(most) : "");
   return make("div", "plot", make("div", "plot-head", make("span", "plot-label", label), ...facts, peak), picture);
@@ -120,7 +125,7 @@ function slider(place, cursor, note, { rows, steps, since, step, hint, go }) {
   place.setAttribute("aria-valuemax", String(steps - 1));
   const text = at => {
     const said = rows.map(r => {
-      const parts = r.parts.filter(p => p.values[at] > 0).map(p => count(p.values[at]) + " " + p.words);
+      const parts = r.parts.filter(p => p.values[at] > 0).map(p => sayPart(p.values[at], p));
       if (isSilent(r, at)) parts.push("no client lived");
       return parts.length > 0 ? r.label + ": " + parts.join(", ") : "";
     }).filter(t => t !== "");

@@ -254,7 +254,8 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.run(chromedp.Focus(".plots", chromedp.ByQuery))
 	const step = `document.querySelector(".plots").getAttribute("aria-valuetext")`
 	x.press(kb.End)
-	x.goBackTo(step, "joined") // the last step, or one before it if a minute has begun since
+	x.until(rows(".tally") + `.some(text => /^\d+ joins of [5-9] clients$/.test(text))`)
+	x.goBackTo(step, "joins") // the last step, or one before it if a minute has begun since
 	x.goBackTo(step, "Partitions moved: 11")
 	x.press(kb.Enter)
 	x.until(`location.pathname.endsWith("/events") && location.search.includes("from=") && document.querySelectorAll("#event-list li").length >= 1`)

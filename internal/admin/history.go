@@ -63,6 +63,8 @@ type Strip struct {
 	// From is the start of what is counted. It is later than Since if more happened than is read.
 	From time.Time `json:"from"`
 	Bars []Bar     `json:"bars"` // by time
+	// Clients are the numbers of clients that joined or left leases, by cause. Only Moves returns them.
+	Clients map[string]int64 `json:"clients,omitempty"`
 	// Outages are the times without a live client. Only Moves returns them.
 	Outages []Outage `json:"outages,omitempty"`
 }

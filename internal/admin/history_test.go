@@ -292,6 +292,12 @@ func TestStripsCountInSteps(t *testing.T) {
 			t.Errorf("%+v, want %+v", s, test.want)
 		}
 	}
+	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, from_id, to_id)
+		SELECT '2031-05-01 10:00:10Z', 'l' || l, v.cause, CASE v.cause WHEN 'left' THEN v.id END, CASE v.cause WHEN 'joined' THEN v.id END
+		FROM (VALUES ('joined', 'a'), ('joined', 'b'), ('joined', 'b'), ('left', 'a')) AS v (cause, id), generate_series(1, 4) AS l`)
+	if s := testkit.Must(a.Moves(t.Context(), p))(t); fmt.Sprint(s.Clients) != "map[joined:2 left:1]" || !slices.Contains(s.Bars, admin.Bar{At: from.Unix(), What: "joined", Count: 12}) {
+		t.Errorf("of the clients that joined and left: %+v", s)
+	}
 	for last, step := range map[time.Duration]int{hour: 60, 24 * hour: 900, 7 * 24 * hour: 3600, 30 * 24 * hour: 21600} {
 		if s := testkit.Must(a.Moves(t.Context(), admin.Period{Last: last}))(t); s.Step != step {
 			t.Errorf("the step of %v is %d, want %d", last, s.Step, step)
