@@ -77,6 +77,12 @@ func TestManySchedulesAndJobsAreListed(t *testing.T) {
 		if len(failed) != 1 || failed[0].Job != 99999 || failed[0].Error != "no route" {
 			t.Errorf("failed jobs %+v", failed)
 		}
+		db.exec("INSERT INTO pgleases.clients SELECT n, 'c' || n, 1, now() + interval '1 hour', '1 hour', 'host', 7, now() FROM generate_series(1, 200) AS n")
+		db.exec(fmt.Sprintf("INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) SELECT 'schedule/billing', n, 1 + n %% 201, 1, 3, 'c', now() FROM generate_series(0, %d) AS n", partitions-1))
+		db.exec("ANALYZE pgleases.partitions, pgleases.clients")
+		if late := all(t, s.List(t.Context(), schedule.ScheduleFilter{Only: schedule.OnlyLate}))[0]; late.Why != "its owner is busy, or it waits for a run of its key or for the limit of its kind" {
+			t.Errorf("what is late although its owner lives: %q", late.Why)
+		}
 		for statement, args := range map[string][]any{
 			"SELECT * FROM pgleases.schedule_list($1, $2, $3, $4, $5)":     {"billing", "late", "", "", 50},
 			"SELECT * FROM pgleases.schedule_jobs($1, $2, $3, $4, $5, $6)": {"billing", "", "", "due", 0, 50},

@@ -87,6 +87,22 @@ func TestViewOfSchedules(t *testing.T) {
 	db.shows("schedules_status", "retries", "state, why ~ '^attempt 2 is at 2026-03-\\d\\dT\\d\\d:\\d\\d:\\d\\dZ$', attempts, failures, error, lateness", "retrying | t | 1 | 0 | no ink | 00:01:00")
 	db.exec("UPDATE pgleases.schedules SET outages = 1, attempts = 0 WHERE name = 'retries'")
 	db.shows("schedules_status", "retries", "state, why ~ '^its kind is paused, because something that the handler needs is away: attempt 1 is at 2026-'", "retrying | t")
+	db.ownerDies("UPDATE pgleases.schedules SET due = pgleases.schedule_clock() - interval '1 hour' WHERE name = 'planned'", "SELECT why FROM pgleases.schedules_status WHERE name = 'planned'")
+}
+
+// ownerDies expects the reason of what is due to be that its owner is not live, and not that the owner is busy.
+func (db *database) ownerDies(due, why string) {
+	t := db.t
+	t.Helper()
+	tx := testkit.Must(db.Pool.Begin(t.Context()))(t)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	for expiry, want := range map[string]string{"infinity": "its owner is busy, or it waits for a run of its key or for the limit of its kind", "-infinity": "its owner is not live"} {
+		testkit.Must(tx.Exec(t.Context(), "UPDATE pgleases.clients SET expires_at = $1::timestamptz", expiry))(t)
+		testkit.Must(tx.Exec(t.Context(), due))(t)
+		var got string
+		testkit.OK(t, tx.QueryRow(t.Context(), why).Scan(&got))
+		expect(t, got, want, "why it is due if its owner expires at "+expiry)
+	}
 }
 
 // The view shows the state of each job, with its reason.
@@ -116,4 +132,5 @@ func TestViewOfJobs(t *testing.T) {
 	db.shows("jobs_status", "retries", "state, why ~ '^its kind is paused, because something that the handler needs is away: attempt 1 is at 2026-'", "retrying | t")
 	db.shows("jobs_status", "waits", `state, split_part(why, ';', 1)`, `blocked | kind "unknown" is not registered`)
 	db.shows("jobs_status", "planned", "state, why, lateness, kind, name, trigger, key, priority, unique_key, attempts, crashes", "planned | mail | inv-7 | job | ada | 2 | inv-7 | 0 | 0")
+	db.ownerDies("UPDATE pgleases.jobs SET due = pgleases.schedule_clock() - interval '1 hour' WHERE unique_key = 'inv-7'", "SELECT why FROM pgleases.jobs_status WHERE unique_key = 'inv-7'")
 }

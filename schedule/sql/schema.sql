@@ -336,6 +336,8 @@ SELECT s.group_name,
                    THEN 'its kind is paused, because something that the handler needs is away: ' ELSE '' END OPERATOR(pg_catalog.||) 'attempt %s is at %s', s.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', s.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
                WHEN s.outages OPERATOR(pg_catalog.>) 0 THEN 'its kind is paused, because something that the handler needs is away'
+               WHEN (p.owner OPERATOR(pg_catalog.=) ANY (SELECT c.session FROM pgleases.clients AS c WHERE c.expires_at OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp())) IS NOT TRUE
+                   THEN 'its owner is not live' -- not by clock_timestamp(), because with a volatile function PostgreSQL would compute the view for all rows
                WHEN s.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        s.succeeded,
@@ -443,6 +445,8 @@ SELECT j.id,
                    THEN 'its kind is paused, because something that the handler needs is away: ' ELSE '' END OPERATOR(pg_catalog.||) 'attempt %s is at %s', j.attempts OPERATOR(pg_catalog.+) 1, pg_catalog.to_char(pg_catalog.timezone('UTC', j.due), 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
            WHEN 'due' THEN CASE WHEN o.owner IS NULL THEN 'its partition has no owner'
                WHEN j.outages OPERATOR(pg_catalog.>) 0 THEN 'its kind is paused, because something that the handler needs is away'
+               WHEN (p.owner OPERATOR(pg_catalog.=) ANY (SELECT c.session FROM pgleases.clients AS c WHERE c.expires_at OPERATOR(pg_catalog.>) pg_catalog.statement_timestamp())) IS NOT TRUE
+                   THEN 'its owner is not live' -- not by clock_timestamp(), because with a volatile function PostgreSQL would compute the view for all rows
                WHEN j.due OPERATOR(pg_catalog.<) (pgleases.schedule_clock() OPERATOR(pg_catalog.-) interval '10 seconds') THEN 'its owner is busy, or it waits for a run of its key or for the limit of its kind' END
        END AS why,
        j.at,
