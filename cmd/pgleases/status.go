@@ -238,7 +238,8 @@ func (s *Status) moveRows() [][]any {
 		return cmp.Or(cmp.Compare(s.Moves[b], s.Moves[a]), cmp.Compare(a, b))
 	}) {
 		of := ""
-		if clients := int(s.MovedClients[cause]); clients > 0 {
+		clients := int(s.MovedClients[cause])
+		if clients > 0 {
 			of = " of " + ranges.Many(clients, "client")
 		}
 		moves = append(moves, fmt.Sprintf("%s %d%s", printable(cause), s.Moves[cause], of))

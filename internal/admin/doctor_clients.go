@@ -94,7 +94,8 @@ func (d *doctor) silent() (ids []string) {
 // expired reports sessions that have expired, and clients that were evicted: those that are not
 // replaced, and those of the last 10 minutes that have not come back.
 func (d *doctor) expired(context.Context) {
-	if silent := d.silent(); len(silent) > 0 {
+	silent := d.silent()
+	if len(silent) > 0 {
 		remedy := "start one: no client is live, and the partitions of the expired ones move only to a live client"
 		if d.rowsLocked() {
 			remedy = "end what row-locks names"
@@ -128,7 +129,7 @@ func (d *doctor) evicted() {
 		}
 	}
 	if len(missing) > 0 {
-		d.found(level, remedy, "evicted and not replaced, so leases have fewer members than before: %s", listed(missing))
+		d.found(level, remedy, "evicted and not replaced: %s", listed(missing))
 	}
 	if len(recent) > 0 {
 		d.found(LevelNote, remedy, "evicted in the last 10 min, and not back: %s", listed(recent))

@@ -24,7 +24,7 @@ func (l loss) String() string {
 }
 
 // losses returns the clients that were evicted and not replaced, the newest first, as far as events
-// show it, of which the newest is first.
+// show it. Of these, too, the newest is first.
 func (s *Snapshot) losses(events []Event) (all []loss) {
 	leases := s.leasesOfEvicted(events)
 	lost := make(map[string][]string) // leases, by the ID of the event
@@ -42,8 +42,8 @@ func (s *Snapshot) losses(events []Event) (all []loss) {
 	return all
 }
 
-// leasesOfEvicted returns the leases of which an evicted client was a member, by the ID of the
-// event, which does not say so. It leaves out clients that an operator has drained or evicted.
+// leasesOfEvicted returns the leases that had an evicted client as a member, by the ID of the event,
+// which does not say so. It leaves out clients that an operator has drained or evicted.
 func (s *Snapshot) leasesOfEvicted(events []Event) map[string]map[string]bool {
 	leases := make(map[string]map[string]bool)
 	joined := make(map[string]map[string]bool) // leases by client
@@ -94,7 +94,7 @@ func lostBy(l *Lease, events []Event, leases map[string]map[string]bool) (evicte
 	if now == 0 { // the check orphans says so
 		return nil
 	}
-	settled := maps.Clone(present) // clients of which something later is known
+	settled := maps.Clone(present) // clients that joined, left or were evicted later
 	missing := 0
 	for _, e := range events {
 		switch {
