@@ -195,7 +195,7 @@ func (d *doctor) orphanedSince(l *Lease) string {
 	return when("since", first, d.snapshot.At)
 }
 
-// lastEviction returns the place of the last eviction of a client among the events; -1: it has none.
+// lastEviction returns the place of the last eviction of a client among the events, or -1.
 func (d *doctor) lastEviction(client string) int {
 	return slices.IndexFunc(d.events, func(e Event) bool { return e.Cause == causeEvicted && e.From == client })
 }

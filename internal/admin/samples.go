@@ -16,7 +16,7 @@ type Curves struct {
 	Until  time.Time `json:"until"`
 	Step   int       `json:"step"` // seconds
 	Curves []Curve   `json:"curves"`
-	// Last is the time of the latest sample of these before the end; nil: none is kept.
+	// Last is the time of the latest sample of these before the end; nil: there is no such sample.
 	Last *time.Time `json:"last"`
 }
 
