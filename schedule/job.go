@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -66,13 +67,13 @@ func JobsOf[Args any](e *Enqueuer, kind string) *Jobs[Args] {
 // A JobOption sets an option of a job.
 type JobOption func(*newJob)
 
-// A newJob is a job to enqueue.
+// A newJob has what the jobs that one call enqueues have in common.
 type newJob struct {
-	Key       string          `json:"key"`
+	Key       string          `json:"key"` // empty: each has a random key
 	Kind      string          `json:"kind"`
 	Trigger   Trigger         `json:"trigger"`
 	UniqueKey *string         `json:"unique_key"`
-	Args      json.RawMessage `json:"args"`
+	Args      json.RawMessage `json:"args"` // of a job with a unique key, which is alone
 	Priority  int             `json:"priority"`
 	At        *time.Time      `json:"at"`
 	InMicro   *int64          `json:"in_us"`
@@ -192,10 +193,14 @@ func callersTx(tx pgx.Tx) inTx {
 
 // enqueue enqueues jobs in a transaction.
 func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []JobOption) (ids []int64, err error) {
-	conflict, rows, err := k.rows(args, opts)
-	if err == nil && len(rows) > 0 {
+	job, err := k.newJob(len(args), opts)
+	texts := make([]string, len(args))
+	for i := 0; i < len(args) && err == nil; i++ {
+		texts[i], err = writtenArgs(args[i])
+	}
+	if err == nil && len(args) > 0 {
 		err = in(ctx, func(ctx context.Context, tx pgx.Tx) error {
-			ids, err = k.scheduler.db.enqueue(ctx, tx, rows, conflict)
+			ids, err = k.scheduler.db.enqueue(ctx, tx, job, texts)
 			return err
 		})
 	}
@@ -208,16 +213,20 @@ func (k *Jobs[Args]) enqueue(ctx context.Context, in inTx, args []Args, opts []J
 	return ids, nil
 }
 
-// enqueue enqueues jobs; with OnConflictIgnore and OnConflictReplace, there is one.
-func (d *db) enqueue(ctx context.Context, tx pgx.Tx, jobs []newJob, conflict OnConflict) (ids []int64, err error) {
+// enqueue enqueues a job for each element of args; with a unique key, there is one.
+func (d *db) enqueue(ctx context.Context, tx pgx.Tx, job newJob, args []string) (ids []int64, err error) {
+	if job.UniqueKey == nil {
+		return d.sendEnqueueMany(ctx, tx, job, args)
+	}
+	job.Args = json.RawMessage(args[0])
 	ids = make([]int64, 1)
-	switch conflict {
+	switch job.onConflict {
 	case OnConflictIgnore:
-		ids[0], err = d.sendEnqueueOrKeep(ctx, tx, jobs[0])
+		ids[0], err = d.sendEnqueueOrKeep(ctx, tx, job)
 	case OnConflictReplace:
-		ids[0], err = d.sendEnqueueOrReplace(ctx, tx, jobs[0])
+		ids[0], err = d.sendEnqueueOrReplace(ctx, tx, job)
 	case OnConflictReject:
-		ids, err = d.sendEnqueue(ctx, tx, jobs)
+		ids, err = d.sendEnqueue(ctx, tx, job)
 		if err == nil && len(ids) == 0 {
 			err = ErrExists
 		}
@@ -225,35 +234,37 @@ func (d *db) enqueue(ctx context.Context, tx pgx.Tx, jobs []newJob, conflict OnC
 	return ids, err
 }
 
-// rows returns the jobs to enqueue, and what to do about a conflict.
-func (k *Jobs[Args]) rows(args []Args, opts []JobOption) (conflict OnConflict, rows []newJob, err error) {
+// newJob returns what n jobs have in common.
+func (k *Jobs[Args]) newJob(n int, opts []JobOption) (job newJob, err error) {
 	if err := k.check(); err != nil {
-		return 0, nil, err
+		return job, err
 	}
-	for _, a := range args {
-		j := newJob{Kind: k.name, Trigger: TriggerJob, Priority: 1}
-		for _, opt := range opts {
-			if opt == nil {
-				return 0, nil, errors.New("option is nil")
-			}
-			opt(&j)
+	job = newJob{Kind: k.name, Trigger: TriggerJob, Priority: 1}
+	for _, opt := range opts {
+		if opt == nil {
+			return job, errors.New("option is nil")
 		}
-		j.Args, err = writtenArgs(a)
-		err = cmp.Or(err, j.check(len(args)))
-		if err != nil {
-			return 0, nil, err
-		}
-		switch {
-		case j.Key != "":
-		case j.UniqueKey != nil:
-			j.Key = *j.UniqueKey // so a replaced job does not run beside the job before
-		default:
-			j.Key = rand.Text()
-		}
-		rows = append(rows, j)
-		conflict = j.onConflict
+		opt(&job)
 	}
-	return conflict, rows, nil
+	err = job.check(n)
+	if job.Key == "" && job.UniqueKey != nil {
+		job.Key = *job.UniqueKey // so a replaced job does not run beside the job before
+	}
+	return job, err
+}
+
+// marks returns for each of n jobs a random UUID, and the hash of the job's key, which decides its
+// partition.
+func (j *newJob) marks(n int) (nonces []string, hashes []int64) {
+	const size = 16
+	random := make([]byte, n*size)
+	_, _ = rand.Read(random) // it never returns an error
+	nonces, hashes = make([]string, n), make([]int64, n)
+	for i := range n {
+		nonces[i] = hex.EncodeToString(random[i*size : (i+1)*size])
+		hashes[i] = store.KeyHash(cmp.Or(j.Key, nonces[i]))
+	}
+	return nonces, hashes
 }
 
 func (j *newJob) check(together int) error {

@@ -296,6 +296,31 @@ func TestOrderOfJobsOfOneKey(t *testing.T) {
 	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
 }
 
+// Each of many jobs is in the partition of its key, has a nonce of its own, and has the ID that was
+// returned for its arguments.
+func TestManyJobsAreInThePartitionsOfTheirKeys(t *testing.T) {
+	t.Parallel()
+	const n = 100
+	db := newDatabase(t)
+	e := testkit.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(7)))(t)
+	numbers := schedule.JobsOf[int](e, "numbers")
+	args := make([]int, n)
+	for i := range args {
+		args[i] = i
+	}
+	for keys, opts := range map[int64][]schedule.JobOption{n: nil, 1: {schedule.WithJobKey("Stra\u00dfe")}} {
+		ids := testkit.Must(numbers.EnqueueMany(t.Context(), args, opts...))(t)
+		counts := func(what string) int64 {
+			return one[int64](db, fmt.Sprintf(`SELECT count(%s)
+				FROM unnest($1::bigint[]) WITH ORDINALITY AS i (id, n) JOIN pgleases.jobs AS j USING (id)`, what), ids)
+		}
+		expect(t, counts("DISTINCT j.key"), keys, "keys")
+		expect(t, counts("DISTINCT j.nonce"), n, "nonces")
+		expect(t, counts("CASE WHEN j.partition = pgleases.partition_for(j.key, 7) THEN 1 END"), n, "jobs in the partition of their key")
+		expect(t, counts("CASE WHEN j.args = to_jsonb(i.n - 1) THEN 1 END"), n, "jobs with the arguments of their ID")
+	}
+}
+
 // Invalid options return an error with the value, and no job is enqueued.
 func TestWrongJobsAreRefused(t *testing.T) {
 	t.Parallel()

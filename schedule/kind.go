@@ -199,7 +199,8 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 	if err != nil {
 		return nil, err
 	}
-	r := &scheduleRow{row: row{Name: name, Key: name, Kind: k.kind.name, Args: text, Rule: rule.String()}}
+	r := &scheduleRow{row: row{Name: name, Key: name, Kind: k.kind.name, Rule: rule.String()}}
+	r.Args = json.RawMessage(text)
 	for _, opt := range opts {
 		if opt == nil {
 			return nil, errors.New("option is nil")
@@ -210,15 +211,15 @@ func (k *Kind[Args]) row(name string, args Args, rule Rule, opts []ScheduleOptio
 }
 
 // writtenArgs returns arguments as the database stores them.
-func writtenArgs(args any) (json.RawMessage, error) {
+func writtenArgs(args any) (string, error) {
 	text, err := json.Marshal(args)
 	if err == nil && nul.Match(text) {
 		err = fmt.Errorf("%.100s has a NUL in a string, which the database cannot store", text)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("arguments: %w", err)
+		return "", fmt.Errorf("arguments: %w", err)
 	}
-	return text, nil
+	return string(text), nil
 }
 
 // nul matches a NUL in a JSON string: \u0000 with one backslash. An escaped backslash has two.

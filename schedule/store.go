@@ -30,7 +30,7 @@ type statements struct {
 	Limit                                                        string
 	Close, EndJob, PostponeJob                                   string
 	MakeSlots, TakeSlot, FreeSlot                                string
-	Enqueue, EnqueueOrKeep, EnqueueOrReplace                     string
+	EnqueueMany, Enqueue, EnqueueOrKeep, EnqueueOrReplace        string
 	Job, Jobs, Get, Create, Replace                              string
 	List, History, Trim                                          string
 	Declare, Declared                                            string
@@ -404,9 +404,19 @@ func shownMicro(local *time.Time) *int64 {
 	return &micro
 }
 
-// sendEnqueue returns the IDs of jobs; empty if the unique key is taken.
-func (d *db) sendEnqueue(ctx context.Context, q querier, jobs []newJob) (ids []int64, err error) {
-	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode(jobs)).Scan(&ids)
+// sendEnqueueMany returns the IDs of jobs without a unique key.
+func (d *db) sendEnqueueMany(ctx context.Context, q querier, job newJob, args []string) (ids []int64, err error) {
+	nonces, hashes := job.marks(len(args))
+	err = q.QueryRow(
+		ctx, d.statements.EnqueueMany, d.group, int32(d.partitions), job.Kind, known(job.Key), job.Priority,
+		job.At, job.InMicro, args, nonces, hashes,
+	).Scan(&ids)
+	return ids, err
+}
+
+// sendEnqueue returns the ID of a job; empty if its unique key is taken.
+func (d *db) sendEnqueue(ctx context.Context, q querier, job newJob) (ids []int64, err error) {
+	err = q.QueryRow(ctx, d.statements.Enqueue, d.group, int32(d.partitions), encode([]newJob{job})).Scan(&ids)
 	return ids, err
 }
 

@@ -54,7 +54,7 @@ const (
 		schedule_create() schedule_declare() schedule_do_backfill() schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete()
 		schedule_do_lock() schedule_do_pause() schedule_do_resume() schedule_do_retry_failed() schedule_do_retry_job()
 		schedule_do_retry_tick() schedule_do_trigger() schedule_due() schedule_end() schedule_end_job() schedule_end_replaced_job()
-		schedule_enqueue() schedule_enqueue_or_keep() schedule_enqueue_or_replace() schedule_entry_json() schedule_find() schedule_forget_tick()
+		schedule_enqueue() schedule_enqueue_many() schedule_enqueue_or_keep() schedule_enqueue_or_replace() schedule_entry_json() schedule_find() schedule_forget_tick()
 		schedule_free_slot() schedule_get() schedule_history() schedule_job() schedule_jobs() schedule_join()
 		schedule_json() schedule_list() schedule_lock_job() schedule_locked() schedule_make_slots() schedule_open()
 		schedule_partition() schedule_place() schedule_poll() schedule_postpone_job() schedule_read() schedule_replace()
@@ -63,7 +63,7 @@ const (
 	// Verbs, which run with the rights of their owner.
 	forScheduleOperators = `schedule_backfill() schedule_cancel_job() schedule_catch_up() schedule_delete() schedule_lock() schedule_pause()
 		schedule_resume() schedule_retry_failed() schedule_retry_job() schedule_retry_tick() schedule_trigger()`
-	forEnqueuer = `schedule_clock() schedule_enqueue() schedule_enqueue_or_keep() schedule_enqueue_or_replace() schedule_partition() schedule_wake()`
+	forEnqueuer = `schedule_clock() schedule_enqueue() schedule_enqueue_many() schedule_enqueue_or_keep() schedule_enqueue_or_replace() schedule_partition() schedule_wake()`
 	jobsInsert  = `jobs.args jobs.at jobs.begins jobs.due jobs.group_name jobs.key jobs.kind jobs.name jobs.nonce jobs.partition
 		jobs.priority jobs.revision jobs.rule jobs.trigger jobs.unique_key`
 	// Those of OnConflictReplace.

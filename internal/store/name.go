@@ -29,7 +29,10 @@ func CheckName(what, name string) error {
 // PartitionFor is the partition of a key among n: the first 8 bytes of SHA-256 of its UTF-8,
 // big-endian, without the sign bit, modulo n. Users' data depends on it: it never changes, and the
 // SQL function partition_for is the same.
-func PartitionFor(key string, n int) int {
+func PartitionFor(key string, n int) int { return int(KeyHash(key) % int64(n)) }
+
+// KeyHash is what PartitionFor divides.
+func KeyHash(key string) int64 {
 	sum := sha256.Sum256([]byte(key))
-	return int(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1) % uint64(n))
+	return int64(binary.BigEndian.Uint64(sum[:8]) & (1<<63 - 1))
 }

@@ -115,7 +115,13 @@ SELECT pgleases.schedule_take_slot($1::pg_catalog.text, $2::pg_catalog.text, $3:
 -- freeslot: frees the slot of a call outside of a transaction.
 SELECT pgleases.schedule_free_slot($1::pg_catalog.text, $2::pg_catalog.text, $3::int, $4::pg_catalog.text, $5::int)::pg_catalog.text;
 
--- enqueue: enqueues jobs, and returns their ids.
+-- enqueuemany: enqueues jobs without unique keys, and returns their ids.
+SELECT pgleases.schedule_enqueue_many(
+    p_group => $1::pg_catalog.text, p_partitions => $2::int, p_kind => $3::pg_catalog.text,
+    p_key => $4::pg_catalog.text, p_priority => $5::int, p_at => $6::pg_catalog.timestamptz, p_in_us => $7::bigint,
+    p_args => $8::pg_catalog.jsonb[], p_nonces => $9::pg_catalog.text[], p_hashes => $10::bigint[]);
+
+-- enqueue: enqueues a job, and returns its id, unless a live job has its unique key.
 SELECT pgleases.schedule_enqueue(
     p_group => $1::pg_catalog.text, p_partitions => $2::int, p_jobs => $3::pg_catalog.jsonb);
 

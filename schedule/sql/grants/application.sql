@@ -11,7 +11,7 @@ GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgle
     pgleases.schedule_block, pgleases.schedule_set_aside, pgleases.schedule_open, pgleases.schedule_locked, pgleases.schedule_write_ticks,
     pgleases.schedule_close, pgleases.schedule_close_late, pgleases.schedule_end_job, pgleases.schedule_end_replaced_job,
     pgleases.schedule_lock_job, pgleases.schedule_postpone_job, pgleases.schedule_canceled, pgleases.schedule_source,
-    pgleases.schedule_make_slots, pgleases.schedule_take_slot, pgleases.schedule_free_slot, pgleases.schedule_enqueue,
+    pgleases.schedule_make_slots, pgleases.schedule_take_slot, pgleases.schedule_free_slot, pgleases.schedule_enqueue_many, pgleases.schedule_enqueue,
     pgleases.schedule_enqueue_or_keep, pgleases.schedule_enqueue_or_replace, pgleases.schedule_wake,
     pgleases.schedule_job, pgleases.schedule_jobs, pgleases.schedule_get, pgleases.schedule_create, pgleases.schedule_replace,
     pgleases.schedule_forget_tick, pgleases.schedule_partition, pgleases.schedule_declare, pgleases.schedule_list,

@@ -10,6 +10,6 @@ GRANT UPDATE (key, partition, args, priority, at, due, revision, nonce, blocked_
     error, retry_at, crashes, crash_epoch, call, call_epoch, call_once, call_began, call_ends) ON pgleases.jobs TO pgleases_app;
 GRANT SELECT, UPDATE ON SEQUENCE pgleases.notified TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
-GRANT EXECUTE ON FUNCTION pgleases.schedule_enqueue, pgleases.schedule_enqueue_or_keep, pgleases.schedule_enqueue_or_replace,
-    pgleases.schedule_clock, pgleases.schedule_partition, pgleases.schedule_wake, pgleases.partition_for, pgleases.notify,
+GRANT EXECUTE ON FUNCTION pgleases.schedule_enqueue_many, pgleases.schedule_enqueue, pgleases.schedule_enqueue_or_keep,
+    pgleases.schedule_enqueue_or_replace, pgleases.schedule_clock, pgleases.schedule_partition, pgleases.schedule_wake, pgleases.partition_for, pgleases.notify,
     pgleases.notify_channel TO pgleases_app;
