@@ -1,5 +1,12 @@
 package schedule
 
+import (
+	"context"
+	"sync"
+
+	"github.com/pgleases/pgleases/internal/handlers"
+)
+
 // This file records the partitions that this process runs something in. A new owner that finds such
 // a record of the previous owner knows that the previous owner crashed.
 
@@ -32,9 +39,60 @@ func (t *transactions) noteEnd(o *ownership) {
 	if o.opened.IsZero() {
 		return
 	}
-	_ = t.db.repeat(o.life, maxConflicts, conflict, func() error {
-		return t.forUs(o.life, o.Partition, t.db.end(o.counted), nil)
+	if len(o.counted) > 0 {
+		t.writeEnds(o.life, []*ownership{o}, o.counted)
+		return
+	}
+	select {
+	case <-t.ends.join(o, t.writeEnds):
+	case <-o.life.Done():
+	}
+}
+
+// writeEnds removes the records of ownerships, and takes back the counted crashes of the only one.
+func (t *transactions) writeEnds(ctx context.Context, of []*ownership, counted []subject) {
+	_ = handlers.InTime(ctx, t.db.times.Answer, t.db.times.Overrun, func(ctx context.Context) error {
+		return t.db.repeat(ctx, maxConflicts, conflict, func() error {
+			return t.db.asking(ctx, func(ctx context.Context, q querier) error { return t.db.sendEnd(ctx, q, of, counted) })
+		})
 	})
+}
+
+// ends gathers the ends of ownerships while the record of others is under way. A process that closes
+// ends many at once, and a transaction for each would keep the partitions from their next owners.
+type ends struct {
+	writing sync.Mutex // held during a record
+
+	mu   sync.Mutex
+	next *gathered // what the next record is for; nil: nothing yet
+}
+
+type gathered struct {
+	of   []*ownership
+	done chan struct{} // closed when their record was tried
+}
+
+// join adds an ownership to the next record, which is written by write. The returned channel is
+// closed when that was tried.
+func (e *ends) join(o *ownership, write func(context.Context, []*ownership, []subject)) <-chan struct{} {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.next == nil {
+		e.next = &gathered{done: make(chan struct{})}
+		go e.record(e.next, write)
+	}
+	e.next.of = append(e.next.of, o)
+	return e.next.done
+}
+
+func (e *ends) record(g *gathered, write func(context.Context, []*ownership, []subject)) {
+	defer close(g.done)
+	e.writing.Lock()
+	defer e.writing.Unlock()
+	e.mu.Lock()
+	e.next = nil
+	e.mu.Unlock()
+	write(context.Background(), g.of, nil)
 }
 
 // suspects reports whether a run may crash this process, because processes crashed while it ran, or

@@ -218,7 +218,7 @@ func TestClosingEndsWithLastOwnership(t *testing.T) {
 }
 
 // A migration has locked the table when a process with many partitions ends: it does not wait once
-// for each of them.
+// for each of them, and sends few statements for all.
 func TestClosingWaitsForOneLockOnly(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
@@ -243,8 +243,13 @@ func TestClosingWaitsForOneLockOnly(t *testing.T) {
 			t.Fatalf("%d partitions to close", begun)
 		}
 		db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
+		w.wire.Count("schedule_end(")
 		began := time.Now()
 		w.end()
+		const few = 4 // the first, and one for those that came while it waited for the lock
+		if sent := w.wire.Counted(); sent < 1 || sent > few {
+			t.Missed(began, w.Times().LockWait, "%d statements for %d partitions", sent, begun)
+		}
 		const most = 9 * time.Second
 		if took := time.Since(began); took > most {
 			t.Missed(began, most, "Run ended after %v, with %d partitions to close", took, begun)

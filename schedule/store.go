@@ -247,11 +247,16 @@ func (d *db) begin(crashed *bool) opening {
 	return opening{d.statements.Begin, args, func(row pgx.Row) error { return row.Scan(crashed) }}
 }
 
-// end records that all runs have ended, including those with a counted crash.
-func (d *db) end(counted []subject) opening {
+// sendEnd records that all runs of ownerships have ended, including those with a counted crash.
+func (d *db) sendEnd(ctx context.Context, q querier, of []*ownership, counted []subject) error {
 	schedules, jobs := idsOf(counted)
-	args := []any{d.group, schedules, jobs, d.times.LockWait.Milliseconds()}
-	return opening{d.statements.End, args, func(row pgx.Row) error { return row.Scan(nil) }}
+	var numbers []int32
+	var epochs []int64
+	for _, o := range of {
+		numbers, epochs = append(numbers, int32(o.Number)), append(epochs, o.Epoch)
+	}
+	wait := d.times.LockWait.Milliseconds()
+	return void(ctx, q, d.statements.End, leaseOf+d.group, numbers, epochs, d.group, schedules, jobs, wait)
 }
 
 // open sets *found to the schedule or job; nil if it does not exist.

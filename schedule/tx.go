@@ -26,6 +26,7 @@ type transactions struct {
 		Take(context.Context, worker.Lane) (give func(), err error)
 	}
 	stop context.CancelCauseFunc // ends the Run
+	ends *ends
 }
 
 // A fence queues a statement that guards a partition itself. Its first arguments are the lease, the

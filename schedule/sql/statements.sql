@@ -103,8 +103,8 @@ SELECT pgleases.schedule_postpone_job(
     p_call => $13::pg_catalog.text, p_call_epoch => $14::bigint, p_call_once => $15::boolean,
     p_call_began => $16::pg_catalog.timestamptz, p_call_ends => $17::pg_catalog.timestamptz)::pg_catalog.text;
 
--- end: records that all runs of an owner in a partition have ended.
-SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int, $3::bigint, $4::pg_catalog.text, $5::bigint[], $6::bigint[], $7::int)::pg_catalog.text;
+-- end: records that all runs of an owner in partitions have ended.
+SELECT pgleases.schedule_end($1::pg_catalog.text, $2::int[], $3::bigint[], $4::pg_catalog.text, $5::bigint[], $6::bigint[], $7::int)::pg_catalog.text;
 
 -- makeslots: creates the slots of a kind with a limit.
 SELECT pgleases.schedule_make_slots($1::pg_catalog.text, $2::pg_catalog.text, $3::int)::pg_catalog.text;

@@ -60,22 +60,27 @@ BEGIN
 END
 $pgleases_body$;
 
--- Records, under the guard of the partition, that all runs of its owner in it have ended.
+-- Records, under the guard of each partition, that all runs of its owner in it have ended.
+--   p_partitions, p_epochs: the partitions; one, if there are counted crashes
 --   p_counted: schedules with a counted crash of this owner, which is taken back if the run has no
 --     outcome
 --   p_counted_jobs: the same for jobs
 --   p_lock_ms: the most that it waits for a lock, milliseconds
-CREATE OR REPLACE FUNCTION pgleases.schedule_end(p_lease pg_catalog.text, p_partition int, p_epoch bigint, p_group pg_catalog.text, p_counted bigint[], p_counted_jobs bigint[], p_lock_ms int) RETURNS void
+CREATE OR REPLACE FUNCTION pgleases.schedule_end(p_lease pg_catalog.text, p_partitions int[], p_epochs bigint[], p_group pg_catalog.text, p_counted bigint[], p_counted_jobs bigint[], p_lock_ms int) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    lost int[];
 BEGIN
-    PERFORM set_config('lock_timeout', p_lock_ms::text, true), set_config('idle_in_transaction_session_timeout', '5000', true),
-        pgleases.guard(p_lease, p_partition, p_epoch);
+    PERFORM set_config('lock_timeout', p_lock_ms::text, true);
+    lost := pgleases.guard_many(p_lease, p_partitions, p_epochs);
     UPDATE pgleases.schedules AS s -- schedules before jobs, as everywhere
     SET crashes = s.crashes - 1, crash_epoch = NULL
-    WHERE s.id = ANY (p_counted) AND s.crash_epoch = p_epoch;
+    WHERE s.id = ANY (p_counted) AND s.crash_epoch = ANY (p_epochs) AND lost = '{}';
     UPDATE pgleases.jobs AS j
     SET crashes = j.crashes - 1, crash_epoch = NULL
-    WHERE j.id = ANY (p_counted_jobs) AND j.crash_epoch = p_epoch;
-    UPDATE pgleases.schedule_owners AS o SET ended = p_epoch WHERE o.group_name = p_group AND o.partition = p_partition AND o.begun = p_epoch;
+    WHERE j.id = ANY (p_counted_jobs) AND j.crash_epoch = ANY (p_epochs) AND lost = '{}';
+    UPDATE pgleases.schedule_owners AS o SET ended = e.epoch
+    FROM ROWS FROM (unnest(p_partitions), unnest(p_epochs)) AS e (partition, epoch)
+    WHERE o.group_name = p_group AND o.partition = e.partition AND o.begun = e.epoch AND e.partition <> ALL (lost);
 END
 $pgleases_body$;
