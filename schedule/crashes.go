@@ -53,7 +53,9 @@ func (t *transactions) noteEnd(o *ownership) {
 func (t *transactions) writeEnds(ctx context.Context, of []*ownership, counted []subject) {
 	_ = handlers.InTime(ctx, t.db.times.Answer, t.db.times.Overrun, func(ctx context.Context) error {
 		return t.db.repeat(ctx, maxConflicts, conflict, func() error {
-			return t.db.asking(ctx, func(ctx context.Context, q querier) error { return t.db.sendEnd(ctx, q, of, counted) })
+			return t.db.asking(ctx, func(ctx context.Context, q querier) error {
+				return t.db.sendEnd(ctx, q, of, counted)
+			})
 		})
 	})
 }

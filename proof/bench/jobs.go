@@ -137,8 +137,7 @@ CREATE INDEX ON public.bare_jobs (partition, due);
 CREATE TABLE public.bare_history (id bigserial PRIMARY KEY, job bigint NOT NULL, epoch bigint NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz NOT NULL);
 CREATE INDEX ON public.bare_history (ended_at)`
 	must(pool.Exec(ctx, tables, pgx.QueryExecModeSimpleProtocol))
-	rows, _ := pool.Query(ctx, "SELECT partition, epoch FROM pgleases.status WHERE lease = 'schedule/bench'")
-	owned := must(pgx.CollectRows(rows, pgx.RowToStructByPos[ownedPartition]))
+	owned := ownedPartitions(ctx, pool)
 	q.name, q.enqueuing = "bare transactions", "one bare `INSERT`"
 	q.idle = "NOT EXISTS (SELECT FROM public.bare_jobs)"
 	q.put = func(ctx context.Context, n int) {
@@ -161,6 +160,11 @@ CREATE INDEX ON public.bare_history (ended_at)`
 type ownedPartition struct {
 	Number int32
 	Epoch  int64
+}
+
+func ownedPartitions(ctx context.Context, pool *pgxpool.Pool) []ownedPartition {
+	rows, _ := pool.Query(ctx, "SELECT partition, epoch FROM pgleases.status WHERE lease = 'schedule/bench'")
+	return must(pgx.CollectRows(rows, pgx.RowToStructByPos[ownedPartition]))
 }
 
 func endBare(ctx context.Context, pool *pgxpool.Pool, id int64, p ownedPartition) error {
