@@ -139,10 +139,6 @@ func (c *Conn) Superseder(ctx context.Context, id string) (*Process, error) {
 // changes by hand, and of a join that was executed late.
 const leasesEvery = time.Minute
 
-// manyLeases is the number of leases above which a heartbeat does not name them. See
-// heartbeatmany.sql.
-const manyLeases = 100
-
 // lastLeases is the last answer of a heartbeat on a connection with leases. It is valid until a lease
 // changes, or a plan of one is due.
 type lastLeases struct {
@@ -152,33 +148,25 @@ type lastLeases struct {
 	seen    string      // a transaction of that incarnation: later commits are not below it
 	at      time.Time
 	leases  []LeaseBeat
-	names   string // of these leases, as an array literal
 }
 
-// holds reports whether only a change could make the next heartbeat return something else.
-func (t *lastLeases) holds(session int64) bool {
+// hold reports whether only a change could make the next heartbeat return something else.
+func (t *lastLeases) hold() bool {
 	due := func(l LeaseBeat) bool { return l.DueIn >= 0 }
-	return t.session == session && time.Since(t.at) < leasesEvery && !slices.ContainsFunc(t.leases, due)
+	return time.Since(t.at) < leasesEvery && !slices.ContainsFunc(t.leases, due)
 }
 
 // Heartbeat renews the session. watched is how long the caller has watched the clock of this server
 // incarnation. See heartbeat.sql.
 func (c *Conn) Heartbeat(ctx context.Context, session int64, watched time.Duration, last Renewal) (Beat, error) {
 	c.notices.concerns(session)
-	var run Incarnation
-	statement := c.statements.Heartbeat
-	seen, which := "0", "{}"
-	if c.lastLeases.holds(session) {
-		run = c.lastLeases.run
-		seen, which = c.lastLeases.seen, c.lastLeases.names
-		n := len(c.lastLeases.leases)
-		if n > manyLeases {
-			statement, which = c.statements.HeartbeatMany, strconv.Itoa(n)
-		}
+	var known lastLeases
+	if c.lastLeases.session == session {
+		known = c.lastLeases
 	}
-	answer, err := c.call(ctx, statement, strconv.FormatInt(session, 10), strconv.Itoa(c.lockWait),
-		seconds(last.Clock), strconv.FormatInt(last.Marker, 10),
-		seconds(run.Started), strconv.FormatInt(run.Marker, 10), seen, which)
+	renewal := fmt.Sprintf("(%d,%d,%s,%d,%s,%d,%s,%d,%t)", session, c.lockWait, seconds(last.Clock), last.Marker,
+		seconds(known.run.Started), known.run.Marker, cmp.Or(known.seen, "0"), len(known.leases), !known.hold())
+	answer, err := c.call(ctx, c.statements.Heartbeat, renewal)
 	if err != nil {
 		return Beat{}, err
 	}
@@ -221,9 +209,14 @@ func (c *Conn) beat(answer string, session int64, watched time.Duration) (Beat, 
 	beat.Incarnation = r.number()
 	seen := r.word()
 	if hasLeases {
-		last := lastLeases{session: session, at: time.Now(), run: r.run(), tables: r.number(), names: "{" + names}
+		last := lastLeases{session: session, at: time.Now(), run: c.lastLeases.run, tables: c.lastLeases.tables}
+		if len(r.words) > 0 && r.words[0] == "same" {
+			r.words = r.words[1:]
+		} else {
+			last.run, last.tables = r.run(), r.number()
+		}
 		var named []string
-		err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte(last.names), &named)
+		err := c.Pgx.TypeMap().Scan(pgtype.TextArrayOID, pgtype.TextFormatCode, []byte("{"+names), &named)
 		if err != nil {
 			return Beat{}, err
 		}

@@ -18,11 +18,11 @@ import (
 type Statements struct {
 	Schema string // see DDL
 
-	Register, Superseder, Heartbeat, HeartbeatMany, Report, Marker, Accept, Reject, Close string
-	Join, Read, Release, Announce, Fence                                                  string
-	Evict, Tidy, Sample, Claim, Snapshot, Apply                                           string
-	Guard, Reaches, Owners                                                                string
-	Liveness, Watch, EvictDisconnected                                                    string
+	Register, Superseder, Heartbeat, Report, Marker, Accept, Reject, Close string
+	Join, Read, Release, Announce, Fence                                   string
+	Evict, Tidy, Sample, Claim, Snapshot, Apply                            string
+	Guard, Reaches, Owners                                                 string
+	Liveness, Watch, EvictDisconnected                                     string
 
 	LockAcquire, LockRelease, LockReleases, LockLook, LockSweep, LockList, LockGuard string
 }

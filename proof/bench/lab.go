@@ -190,7 +190,7 @@ type usage struct {
 }
 
 // statementCounts leaves out the harness's own statements.
-const statementCounts = `SELECT coalesce(sum(calls), 0)::int, coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat(%' OR query LIKE '%.heartbeat_many(%'), 0)::int,
+const statementCounts = `SELECT coalesce(sum(calls), 0)::int, coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat(%'), 0)::int,
     coalesce(sum(calls) FILTER (WHERE query LIKE '%.lock_look(%'), 0)::int
 FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND query NOT LIKE '%pg_stat_statements%' AND query NOT LIKE '%pg_current_wal%' AND query NOT LIKE '%public.%'`

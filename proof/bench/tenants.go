@@ -124,11 +124,11 @@ func (t *tenants) bareCommits(ctx context.Context, n int) time.Duration {
 // machine may page out in the seconds between two heartbeats what a backend needs for them. It rolls
 // them back. Otherwise each client would take the harness for a copy of its process.
 const (
-	heartbeatOfOne = `SELECT /* harness, one */ pgleases.heartbeat(c.session, 500, 'infinity', 0,
-    extract(epoch FROM pg_postmaster_start_time())::float8, m.marker, pg_snapshot_xmin(pg_current_snapshot()), '{single}')
+	heartbeatOfOne = `SELECT /* harness, one */ pgleases.heartbeat((c.session, 500, 'infinity', 0,
+    extract(epoch FROM pg_postmaster_start_time())::float8, m.marker, pg_snapshot_xmin(pg_current_snapshot()), 1, false))
 FROM pgleases.clients AS c, pgleases.present_marker AS m WHERE c.id = 'single'`
-	heartbeatOfMany = `SELECT /* harness, many */ pgleases.heartbeat_many(c.session, 500, 'infinity', 0,
-    extract(epoch FROM pg_postmaster_start_time())::float8, m.marker, pg_snapshot_xmin(pg_current_snapshot()), $1::int)
+	heartbeatOfMany = `SELECT /* harness, many */ pgleases.heartbeat((c.session, 500, 'infinity', 0,
+    extract(epoch FROM pg_postmaster_start_time())::float8, m.marker, pg_snapshot_xmin(pg_current_snapshot()), $1::int, false))
 FROM pgleases.clients AS c, pgleases.present_marker AS m WHERE c.id = 'tenants'`
 	heartbeatTimes = `SELECT coalesce(sum(total_exec_time) FILTER (WHERE query LIKE '%harness, one%'), 0)::float8,
     coalesce(sum(total_exec_time) FILTER (WHERE query LIKE '%harness, many%'), 0)::float8

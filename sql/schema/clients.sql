@@ -52,6 +52,17 @@ COMMENT ON COLUMN pgleases.identities.takeovers IS 'How often a new process took
 COMMENT ON COLUMN pgleases.identities.taken_at IS 'When that last happened. It is -infinity if it never did.';
 COMMENT ON COLUMN pgleases.identities.taken_from IS 'The host and pid of the process from which it was last taken.';
 
+DO $pgleases_body$
+BEGIN
+    CREATE TYPE pgleases.renewal AS (
+        session bigint, lock_ms int, renewed double precision, renewed_marker bigint, started double precision, marker bigint,
+        seen pg_catalog.xid8, leases int, all_leases boolean);
+EXCEPTION WHEN duplicate_object THEN
+    NULL; -- it exists
+END
+$pgleases_body$;
+COMMENT ON TYPE pgleases.renewal IS 'The parameter of the function heartbeat. The file sql/statements/heartbeat.sql explains its fields.';
+
 -- A function, because the server keeps a function's plans for each connection. As plain SQL, planned for every call, a
 -- heartbeat costs four times as much. It updates the session's own row and does not wait for a flush: a crash that
 -- loses the update also removes the boot marker, and without the marker every watch starts again.
@@ -67,29 +78,28 @@ COMMENT ON COLUMN pgleases.identities.taken_from IS 'The host and pid of the pro
 -- their lease. A snapshot of another server incarnation cannot be used, because a crash may lose transactions, and
 -- their numbers are assigned again.
 --
--- The heartbeat reads the leases that the caller names, by key, so its cost does not depend on other leases. Reading
--- their names from members instead would cost about 12 % more. A caller that joins a lease sends no names at its next
--- heartbeat, so that all its leases are returned. The names are a subquery, because an array of one name would look so
--- cheap that the server would plan the statement for each call.
+-- A session with up to 100 leases looks at each of them, by key, so its cost does not depend on other leases. If the
+-- table is small, all of it is read, and the names of the session's leases only if one lease has changed. They are not
+-- parameters, because the server would take longer to read a hundred names than for all of the rest.
 --
 -- A transaction number above the snapshot's xmax was written on another server, and this database is a dump of that
 -- one.
 --
 -- Code that runs for every heartbeat names everything with its schema, because a search_path of its own would take 10 %
 -- of the time, and it is one statement. Its cost is the preparation: for each table, function and operator in it. So it
--- returns times as they are stored, leaves it to the caller to decide what is due, and returns one text.
-CREATE OR REPLACE FUNCTION pgleases.heartbeat(
-    p_session bigint, p_lock_ms int, p_renewed double precision, p_renewed_marker bigint, p_started double precision, p_marker bigint, p_seen pg_catalog.xid8, p_leases pg_catalog.text[])
-RETURNS pg_catalog.text
+-- returns times as they are stored, leaves it to the caller to decide what is due, and returns one text. It takes one
+-- parameter, because eight with a type each would add a sixth to the cost.
+CREATE OR REPLACE FUNCTION pgleases.heartbeat(p pgleases.renewal) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE AS $pgleases_body$
 DECLARE
     answer pg_catalog.text;
-    unchanged boolean; -- the server incarnation and the leases are those of the last answer
+    same_run boolean; -- the server incarnation is that of the last answer
+    unchanged boolean; -- and so are the leases
 BEGIN
-    unchanged := pgleases.settings(false, p_lock_ms);
+    unchanged := pgleases.settings(false, p.lock_ms);
     UPDATE pgleases.clients AS c SET expires_at = pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) c.ttl
-    WHERE c.session OPERATOR(pg_catalog.=) p_session
-      AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp(p_renewed)
+    WHERE c.session OPERATOR(pg_catalog.=) p.session
+      AND (c.expires_at OPERATOR(pg_catalog.-) c.ttl) OPERATOR(pg_catalog.<=) pg_catalog.to_timestamp(p.renewed)
       AND c.incarnation OPERATOR(pg_catalog.>=) 0 -- otherwise it is revoked
     RETURNING
         pg_catalog.concat_ws(' ', extract(epoch FROM c.expires_at), extract(epoch FROM c.ttl),
@@ -97,29 +107,32 @@ BEGIN
                       FROM pgleases.server AS s), 'none'), -- the row was deleted by hand
             coalesce((SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id OPERATOR(pg_catalog.=) c.id), 0),
             pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())),
-        pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp(p_started)
-            AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) p_marker)
-            AND NOT EXISTS (SELECT FROM pgleases.leases AS l
-                            WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT p_leases)::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) p_seen
-                              AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot()))
-    INTO answer, unchanged;
-    IF unchanged THEN
+        pg_catalog.pg_postmaster_start_time() OPERATOR(pg_catalog.=) pg_catalog.to_timestamp(p.started)
+            AND EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) p.marker),
+        NOT CASE WHEN p.all_leases THEN true WHEN p.leases OPERATOR(pg_catalog.>) 100 THEN pgleases.many_changed(p.session, p.seen, p.leases) ELSE EXISTS (
+                SELECT FROM pgleases.leases AS l
+                WHERE l.name OPERATOR(pg_catalog.=) ANY ((SELECT pgleases.session_leases(p.session))::pg_catalog.text[]) AND l.changed OPERATOR(pg_catalog.>=) p.seen
+                  AND l.changed OPERATOR(pg_catalog.<) pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())) END
+    INTO answer, same_run, unchanged;
+    IF same_run AND unchanged THEN
         RETURN answer;
     END IF;
-    IF answer IS NULL AND p_renewed OPERATOR(pg_catalog.<) double precision 'infinity'
-       AND NOT EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) p_renewed_marker) THEN
-        RETURN pgleases.heartbeat(p_session, p_lock_ms, double precision 'infinity', p_renewed_marker, p_started, p_marker, p_seen, p_leases); -- of another or an unknown incarnation: ignore the last renewal
+    IF answer IS NULL AND p.renewed OPERATOR(pg_catalog.<) double precision 'infinity'
+       AND NOT EXISTS (SELECT FROM pgleases.present_marker AS m WHERE m.marker OPERATOR(pg_catalog.=) p.renewed_marker) THEN
+        p.renewed := 'infinity'; -- of another or an unknown incarnation: ignore the last renewal
+        RETURN pgleases.heartbeat(p);
     END IF;
-    RETURN pgleases.heartbeat_answer(p_session, answer);
+    RETURN pgleases.heartbeat_answer(p.session, answer, same_run);
 END
 $pgleases_body$;
 
-CREATE OR REPLACE FUNCTION pgleases.heartbeat_answer(p_session bigint, p_renewed pg_catalog.text) RETURNS pg_catalog.text
+CREATE OR REPLACE FUNCTION pgleases.heartbeat_answer(p_session bigint, p_renewed pg_catalog.text, p_same_run boolean) RETURNS pg_catalog.text
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 DECLARE
     now CONSTANT timestamptz := clock_timestamp();
-    run CONSTANT text := concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
-                                   coalesce((SELECT m.marker FROM pgleases.present_marker AS m), 0), pgleases.tables_number());
+    -- To find out takes longer than all of the rest.
+    run CONSTANT text := CASE WHEN p_same_run THEN 'same' ELSE concat_ws(' ', pgleases.timeline(), extract(epoch FROM pg_postmaster_start_time()),
+                                   coalesce((SELECT m.marker FROM pgleases.present_marker AS m), 0), pgleases.tables_number()) END;
 BEGIN
     IF p_renewed IS NULL THEN
         RETURN (SELECT concat_ws(' ', CASE WHEN EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p_session AND c.incarnation >= 0)
@@ -139,39 +152,34 @@ BEGIN
             WHERE m.session = p_session);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat_answer(bigint, pg_catalog.text) IS 'The answer to a heartbeat: the text of the renewal, then the server incarnation and the session''s leases. If the text is null, the session is gone, or a copy of the client''s process has renewed it.';
+COMMENT ON FUNCTION pgleases.heartbeat_answer(bigint, pg_catalog.text, boolean) IS 'The answer to a heartbeat: the text of the renewal, then the server incarnation, or that it is the same, and the session''s leases. If the text is null, the session is gone, or a copy of the client''s process has renewed it.';
 
--- The heartbeat of a session with many leases, of which the caller passes the number instead of the names. Looking each
--- of them up would take milliseconds. So this reads the whole table leases, and then whether the session is a member of
--- what has changed. If the table has more blocks than the session has leases, most rows are of others, and the rows of
--- the session are read by their keys.
-CREATE OR REPLACE FUNCTION pgleases.heartbeat_many(
-    p_session bigint, p_lock_ms int, p_renewed double precision, p_renewed_marker bigint, p_started double precision, p_marker bigint, p_seen pg_catalog.xid8, p_leases int)
-RETURNS pg_catalog.text
+-- Whether the leases of a session with many of them may have changed. Looking each of them up would take milliseconds.
+-- So this reads the whole table leases, and then whether the session is a member of what has changed. If the table has
+-- more blocks than the session has leases, most rows are of others, and the rows of the session are read by their keys.
+-- The function is VOLATILE, so its snapshots are later than that of the heartbeat, whose xmin the answer has. So what they
+-- cannot see yet is not below that number.
+CREATE OR REPLACE FUNCTION pgleases.many_changed(p_session bigint, p_seen pg_catalog.xid8, p_leases int) RETURNS boolean
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET jit = off AS $pgleases_body$
-DECLARE
-    answer CONSTANT text := pgleases.heartbeat(p_session, p_lock_ms, p_renewed, p_renewed_marker, p_started, p_marker, p_seen, '{}');
-    changed boolean;
 BEGIN
-    IF answer LIKE '% {%' OR answer LIKE 'gone%' OR answer LIKE 'copied%' THEN -- it has the leases already, or there is no session
-        RETURN answer;
-    END IF;
-    -- These statements follow the one whose xmin the answer has. So what they cannot see yet is not below that number.
     IF pg_relation_size('pgleases.leases'::regclass) <= p_leases * current_setting('block_size')::bigint THEN
-        changed := EXISTS (
+        RETURN EXISTS (
             SELECT FROM (SELECT l.name FROM pgleases.leases AS l
                          WHERE l.changed >= p_seen AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l
             CROSS JOIN LATERAL (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.session = p_session OFFSET 0) AS m);
-    ELSE
-        changed := EXISTS (
-            SELECT FROM (SELECT m.lease FROM pgleases.members AS m WHERE m.session = p_session OFFSET 0) AS m
-            CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l
-                                WHERE l.name = m.lease AND l.changed >= p_seen AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l);
     END IF;
-    IF changed THEN
-        RETURN pgleases.heartbeat_answer(p_session, answer);
-    END IF;
-    RETURN answer;
+    RETURN EXISTS (
+        SELECT FROM (SELECT m.lease FROM pgleases.members AS m WHERE m.session = p_session OFFSET 0) AS m
+        CROSS JOIN LATERAL (SELECT FROM pgleases.leases AS l
+                            WHERE l.name = m.lease AND l.changed >= p_seen AND l.changed < pg_snapshot_xmax(pg_current_snapshot()) OFFSET 0) AS l);
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.heartbeat_many(bigint, int, double precision, bigint, double precision, bigint, pg_catalog.xid8, int) IS 'A heartbeat as by the function heartbeat, of a session with many leases.';
+COMMENT ON FUNCTION pgleases.many_changed(bigint, pg_catalog.xid8, int) IS 'Whether a lease of a session may have changed since a transaction. Heartbeats of sessions with more than 100 leases call it.';
+
+CREATE OR REPLACE FUNCTION pgleases.session_leases(p_session bigint) RETURNS pg_catalog.text[]
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
+BEGIN
+    RETURN ARRAY(SELECT m.lease FROM pgleases.members AS m WHERE m.session = p_session);
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.session_leases(bigint) IS 'The leases that a session is a member of.';

@@ -157,18 +157,17 @@ COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch of a partit
 -- A statement sets its own settings, because behind a pooler there is no session to keep them. A function in PL/pgSQL
 -- calls this function by PERFORM. Another statement calls it in a CTE and reads the result, because PostgreSQL does not
 -- run a SELECT in a CTE that the rest of the statement does not read. IS NOT NULL is always true: it makes one boolean
--- of both calls. The function is in PL/pgSQL, because the server would parse a function in SQL for each statement.
+-- of both calls. The function is in SQL, so that the server replaces a call by this expression when it plans the caller,
+-- and a function in PL/pgSQL plans it once for each connection.
 --
 -- On Aurora a crash leaves the boot marker, because unlogged tables keep their rows there. So each commit is durable.
 CREATE OR REPLACE FUNCTION pgleases.settings(p_durable boolean, p_lock_ms int) RETURNS boolean
-LANGUAGE plpgsql VOLATILE AS $pgleases_body$
-BEGIN
-    RETURN pg_catalog.set_config('synchronous_commit',
+LANGUAGE sql VOLATILE AS $pgleases_body$
+    SELECT pg_catalog.set_config('synchronous_commit',
                CASE WHEN NOT p_durable AND pg_catalog.to_regproc('pg_catalog.aurora_version'::pg_catalog.text) IS NULL THEN 'off'
                     WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN 'on'
                     ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL
-       AND pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true) IS NOT NULL;
-END
+       AND pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true) IS NOT NULL
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.settings(boolean, int) IS 'For the calling statement only: whether its commit waits for the flush of the WAL, as each does on Aurora, and how many milliseconds the statement waits for a lock. Always returns true.';
 

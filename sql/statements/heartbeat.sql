@@ -1,26 +1,29 @@
 -- heartbeat.sql: renews the session, and returns everything that may require an action of its client. It updates one
 -- row (HOT), and does not wait for a flush of the WAL.
 --
--- $1 bigint  session
--- $2 int     lock timeout, milliseconds
--- $3 double precision  the clock at the caller's last heartbeat
--- $4 bigint  the boot marker then; 0: the caller does not know whether that was its last heartbeat
--- $5 double precision started, $6 bigint marker: the incarnation of the last answer with leases; marker 0: return leases
--- $7 xid8    seen, as that heartbeat returned it
--- $8 text[]  the leases of the last answer that returned leases
+-- $1 renewal  a row of these fields
 --
--- Each number has its type: otherwise a function of the same name that takes texts could be called. The result is one
+--   session
+--   lock_ms         lock timeout, milliseconds
+--   renewed         the clock at the caller's last heartbeat
+--   renewed_marker  the boot marker then; 0: the caller does not know whether that was its last heartbeat
+--   started, marker: the incarnation of the last answer with leases; marker 0: it is not known
+--   seen            as that heartbeat returned it
+--   leases          the number of leases of the last answer that returned leases
+--   all_leases      return the leases, whether they have changed or not
+--
+-- It has its type: otherwise a function of the same name that takes a text could be called. The result is one
 -- text, because columns cost more than their contents. It consists of numbers, separated by spaces.
 --
 --   of a live session: expiry, ttl, accepted_timeline, server_generation, next_check, sessions, unwatched, incarnation,
 --   seen; the clock is expiry less ttl
 --
---   then, if the incarnation differs or one of these leases has changed since: timeline, started, marker, tables;
---   for each lease generation, due_in, weight; the names of these leases in the same order, as an array
+--   then, if the incarnation differs or one of the session's leases has changed since: timeline, started, marker, tables,
+--   or the word same if the incarnation does not differ; for each lease generation, due_in, weight; the names of these leases in the same order, as an array
 --
 -- For a session that is not live the text is one word and numbers: gone or copied; clock, accepted_timeline,
 -- server_generation, timeline, started, marker, tables. Copied: the session is live, but a copy of the caller's process has
--- renewed it since $3.
+-- renewed it since then.
 --
 -- Times are seconds; points in time are since 1970. A check for expired sessions is due at next_check. If that is more
 -- than 1 s after expiry, the clock stepped back, and the check is due now. If unwatched is not 0, a check is due for a
@@ -32,4 +35,4 @@
 --
 -- If a row of members is deleted by hand, its lease does not count as changed. The client learns of it when the lease
 -- next changes, for example because its partitions are given to others, or within a minute.
-SELECT pgleases.heartbeat($1::bigint, $2::int, $3::double precision, $4::bigint, $5::double precision, $6::bigint, $7::pg_catalog.xid8, $8::pg_catalog.text[])
+SELECT pgleases.heartbeat($1::pgleases.renewal)
