@@ -48,8 +48,8 @@ func TestSummaryIsOnThePage(t *testing.T) {
 	if got := summary(tables); strings.Count(got, "\n") != len(highlights)+1 || !strings.Contains(string(page), got) {
 		t.Errorf("the page lacks the summary of its tables:\n%s", got)
 	}
-	if !strings.HasSuffix(string(page), capacity) {
-		t.Error("the page does not end with capacity.md")
+	if !strings.HasSuffix(string(page), notes) {
+		t.Error("the page does not end with notes.md")
 	}
 }
 

@@ -57,7 +57,7 @@ var parts = []struct {
 const introduction = `# Figures
 
 This page says what the library costs and how fast it is. If you only want to know how large your fleet may be, read
-[how far one PostgreSQL goes](#how-far-one-postgresql-goes).
+[how far one PostgreSQL goes](sizing.md#how-far-one-postgresql-goes).
 
 A figure alone says little, so each one stands beside something that was measured in the same run. That is either
 a lower bound, which any implementation has to pay, or a competitor. The factor behind it compares the two, so 0.9x
@@ -70,10 +70,10 @@ below 5 %, and at most 15 s for each group of sides. So a share above 5 % says t
 
 `
 
-// capacity ends the page: what follows from the figures for large fleets.
+// notes end the page: where the time goes, and what was measured apart.
 //
-//go:embed capacity.md
-var capacity string
+//go:embed notes.md
+var notes string
 
 // highlights are the rows that the page begins with, by their first words.
 var highlights = []string{
@@ -158,5 +158,5 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 	page := strings.Join(tables, "\n")
 	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. To repeat one table, give `-run` the name that stands in its first cell.\n\n",
 		strings.Join(args, " "), time.Since(began).Round(time.Second), system)
-	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page+capacity), 0o644))
+	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page+notes), 0o644))
 }
