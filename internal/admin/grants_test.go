@@ -47,9 +47,9 @@ func roles(t *testing.T) (owner *pgxpool.Pool, role func(admin.Purpose) string) 
 const (
 	// Except timeline and tables_number, these run with the rights of the caller, so they do nothing for
 	// a role without rights on tables.
-	forAll = `announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() lock_acquire() lock_list() lock_look()
+	forAll = `announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() join_lease() lock_acquire() lock_list() lock_look()
 		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel() part() partition_for()
-		present_database() read() release() sample() session_ends() session_leases() settings() snapshot() tables_number() tidy() timeline()`
+		present_database() read() register() release() sample() session_ends() session_leases() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock() schedule_close() schedule_close_late()
 		schedule_create() schedule_declare() schedule_do_backfill() schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete()
 		schedule_do_lock() schedule_do_pause() schedule_do_resume() schedule_do_retry_failed() schedule_do_retry_job()

@@ -315,7 +315,7 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/operators.sql", `    RETURN pgleases.leases_of(p_lease, p_client);`, `    RETURN names;`, 0},
 	}},
 	{"an event of a join that is repeated", "overrides", `events: got`, []edit{
-		{"sql/statements/join.sql", `WHERE member.new`, `WHERE true`, 0},
+		{"sql/schema/leases.sql", `WHERE member.new`, `WHERE true`, 0},
 	}},
 	{"a cordoned member that gets more", "overridden", `which is cordoned|they own`, []edit{
 		{"rebalance.go", `		if cordoned[m] {`, `		if cordoned[m] && m > 9 {`, 0},
@@ -335,7 +335,7 @@ var mutants = append(asleep(), []mutant{
 		{"rebalance.go", `held := h.frozen || h.settles`, `held := h.frozen`, 0},
 	}},
 	{"a rebalance delay of the last member alone", "placements", `delay of the second join`, []edit{
-		{"sql/statements/join.sql", `(SELECT max(m.rebalance_delay)`, `(SELECT min(m.rebalance_delay - m.rebalance_delay)`, 0},
+		{"sql/schema/leases.sql", `(SELECT max(m.rebalance_delay)`, `(SELECT min(m.rebalance_delay - m.rebalance_delay)`, 0},
 	}},
 	{"a member above its ceiling that gives its lowest numbers", "ceilings", `gives its highest numbers`, []edit{
 		{"rebalance.go", `	if s.unowned > 0 {`, `	if s.unowned > 99 {`, 0},

@@ -52,6 +52,95 @@ COMMENT ON COLUMN pgleases.identities.takeovers IS 'How often a new process took
 COMMENT ON COLUMN pgleases.identities.taken_at IS 'When that last happened. It is -infinity if it never did.';
 COMMENT ON COLUMN pgleases.identities.taken_from IS 'The host and pid of the process from which it was last taken.';
 
+-- A registration is planned once for each connection, because to plan it takes longer than to run it.
+-- statements/register.sql explains the parameters.
+CREATE OR REPLACE FUNCTION pgleases.register(
+    p_session bigint, p_id pg_catalog.text, p_incarnation bigint, p_process bigint, p_ttl bigint, p_host pg_catalog.text, p_pid int,
+    p_started_at pg_catalog.timestamptz, p_metadata pg_catalog.jsonb, p_lock_ms int,
+    OUT incarnation bigint, OUT host pg_catalog.text, OUT pid int, OUT started_at pg_catalog.timestamptz, OUT evicted boolean, OUT contended boolean)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+#variable_conflict use_column
+BEGIN
+    PERFORM pgleases.settings(true, p_lock_ms);
+    WITH other AS MATERIALIZED ( -- the process that has the ID, if it lives, or has ended a moment ago
+        SELECT c.host, c.pid FROM pgleases.clients AS c
+        WHERE p_incarnation = 0 AND c.id = p_id AND c.session <> p_session AND c.incarnation >= 0
+          AND c.expires_at > clock_timestamp() + c.ttl / 2
+        ORDER BY c.incarnation DESC LIMIT 1
+    ), contended AS MATERIALIZED (
+        SELECT FROM pgleases.identities AS i
+        WHERE i.id = p_id AND i.process <> p_process AND i.process <> 0
+          AND i.takeovers >= 3 AND i.taken_at > clock_timestamp() - interval '5 minutes' AND EXISTS (SELECT FROM other)
+    ), identity AS (
+        INSERT INTO pgleases.identities AS i (id, incarnation, process, used_at)
+        -- The first incarnation is the clock's time: so a process that has been frozen since before the ID was forgotten
+        -- has a lower one.
+        SELECT p_id, CASE WHEN p_incarnation = 0 THEN extract(epoch FROM clock_timestamp())::bigint ELSE p_incarnation END,
+               p_process, clock_timestamp()
+        WHERE NOT EXISTS (SELECT FROM contended)
+        ON CONFLICT (id) DO UPDATE
+        SET incarnation = CASE WHEN i.process = p_process THEN i.incarnation
+                               WHEN p_incarnation = 0 THEN i.incarnation + 1
+                               ELSE p_incarnation END,
+            process = p_process,
+            used_at = clock_timestamp(),
+            (takeovers, taken_at, taken_from) = (
+                SELECT CASE WHEN t.not_taken THEN i.takeovers WHEN i.taken_at > clock_timestamp() - interval '5 minutes' THEN i.takeovers + 1 ELSE 1 END,
+                       CASE WHEN t.not_taken THEN i.taken_at ELSE clock_timestamp() END,
+                       CASE WHEN t.not_taken THEN i.taken_from ELSE (SELECT concat('host ', o.host, ', pid ', o.pid) FROM other AS o) END
+                FROM (SELECT i.process = p_process OR NOT EXISTS (SELECT FROM other) AS not_taken) AS t)
+        -- Not for a first registration that arrives after the program has given that client up and opened a newer one.
+        WHERE p_incarnation = 0 AND NOT (i.process >> 24 = p_process >> 24 AND i.process > p_process)
+           OR i.incarnation < p_incarnation OR i.process = p_process
+        RETURNING i.incarnation
+    ), server AS MATERIALIZED (
+        -- If another session has a longer TTL, an eviction that began before this session is visible may set the next check
+        -- after this session's expiry. The lock waits for such an eviction. The lock also delays the next eviction, so it
+        -- is not taken if no TTL is longer. It is taken last, after the wait for the ID's row, which another transaction
+        -- may have locked for long.
+        SELECT s.next_check_at > clock_timestamp() + p_ttl * interval '1 microsecond' AS late
+        FROM pgleases.server AS s
+        WHERE EXISTS (SELECT FROM identity)
+          AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > p_ttl * interval '1 microsecond')
+        FOR KEY SHARE OF s
+    ), lowered AS (
+        UPDATE pgleases.server AS s
+        SET next_check_at = least(s.next_check_at, clock_timestamp() + p_ttl * interval '1 microsecond'),
+            -- The first client of new tables accepts them.
+            accepted_timeline = CASE s.accepted_timeline WHEN 0 THEN pgleases.timeline() ELSE s.accepted_timeline END
+        WHERE EXISTS (SELECT FROM identity)
+          AND (s.accepted_timeline = 0
+               OR s.next_check_at > clock_timestamp() + p_ttl * interval '1 microsecond'
+               OR EXISTS (SELECT FROM server WHERE server.late))
+        RETURNING 1
+    ), client AS (
+        INSERT INTO pgleases.clients AS c (session, id, incarnation, expires_at, ttl, host, pid, started_at, metadata)
+        SELECT p_session, p_id, identity.incarnation,
+               clock_timestamp() + p_ttl * interval '1 microsecond', p_ttl * interval '1 microsecond',
+               p_host, p_pid, p_started_at, p_metadata
+        FROM identity
+        WHERE (SELECT count(*) FROM lowered) >= 0 -- always true: the session's time begins after the wait for the server's row
+        -- The incarnation is higher if the answer was lost, and another process has taken the ID before this repetition.
+        ON CONFLICT (session) DO UPDATE SET expires_at = EXCLUDED.expires_at, incarnation = greatest(c.incarnation, EXCLUDED.incarnation)
+        RETURNING c.incarnation
+    )
+    SELECT coalesce((SELECT incarnation FROM client), 0) AS incarnation,
+           coalesce(newer.host, '') AS host, coalesce(newer.pid, 0) AS pid, coalesce(newer.started_at, 'epoch') AS started_at,
+           EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = p_id AND i.process = 0) AS evicted,
+           EXISTS (SELECT FROM contended) AS contended
+    FROM (VALUES (1)) AS one -- a row also if no other process has the ID
+    LEFT JOIN LATERAL (
+        SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
+        WHERE c.id = p_id AND c.session <> p_session
+        ORDER BY c.incarnation DESC LIMIT 1
+    ) AS newer ON true
+    INTO incarnation, host, pid, started_at, evicted, contended;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.register(bigint, pg_catalog.text, bigint, bigint, bigint, pg_catalog.text, int, pg_catalog.timestamptz, pg_catalog.jsonb, int) IS 'Begins a session. The file sql/statements/register.sql explains it.';
+
 DO $pgleases_body$
 BEGIN
     CREATE TYPE pgleases.renewal AS (

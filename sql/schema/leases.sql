@@ -48,6 +48,8 @@ CREATE TABLE IF NOT EXISTS pgleases.members (
     PRIMARY KEY (lease, session)
 );
 CREATE INDEX IF NOT EXISTS members_session ON pgleases.members (session, lease);
+-- So a join finds the longest rebalance delay without reading all members.
+CREATE INDEX IF NOT EXISTS members_delaying ON pgleases.members (lease) WHERE rebalance_delay OPERATOR(pg_catalog.>) interval '0';
 COMMENT ON TABLE pgleases.members IS 'The members, with one row for each session and each lease that it joined.';
 COMMENT ON COLUMN pgleases.members.lease IS 'The lease''s name.';
 COMMENT ON COLUMN pgleases.members.session IS 'The session that joined. It is a live member while it has a row in clients.';
@@ -158,6 +160,106 @@ BEGIN
     WHERE l.name = ANY (p_leases);
 END
 $pgleases_body$;
+
+-- A join is planned once for each connection, because to plan it takes longer than to run it, and a fleet that starts
+-- joins a thousand times. statements/join.sql explains the parameters.
+CREATE OR REPLACE FUNCTION pgleases.join_lease(
+    p_session bigint, p_lease pg_catalog.text, p_partitions int, p_weight int, p_number bigint, p_lock_ms int, p_delay bigint, p_ceiling int, p_grace bigint,
+    OUT alive boolean, OUT joined boolean, OUT successor pg_catalog.text, OUT partitions int, OUT dropped_with int, OUT claimed boolean,
+    OUT due_in bigint, OUT settles_in bigint)
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
+AS $pgleases_body$
+#variable_conflict use_column
+BEGIN
+    PERFORM pgleases.settings(true, p_lock_ms);
+    WITH alive AS MATERIALIZED (
+        SELECT c.session, c.ttl, clock_timestamp() AS now,
+               (SELECT l.planned_at FROM pgleases.leases AS l WHERE l.name = p_lease) AS planned_before,
+               EXISTS (SELECT FROM pgleases.graces AS g WHERE g.lease = p_lease AND g.client = c.id AND g.until > clock_timestamp()) AS awaited,
+               p_weight <> coalesce((SELECT m.weight FROM pgleases.members AS m WHERE m.lease = p_lease AND m.session = p_session), 0) AS changes,
+               greatest(p_delay * interval '1 microsecond',
+                        (SELECT max(m.rebalance_delay) FROM pgleases.members AS m JOIN pgleases.clients AS o ON o.session = m.session
+                         WHERE m.lease = p_lease AND m.rebalance_delay > interval '0')) AS delay
+        FROM pgleases.clients AS c WHERE c.session = p_session
+    ), lease AS (
+        INSERT INTO pgleases.leases AS l
+            (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+        SELECT p_lease, p_partitions, 1, 1, 0, alive.now + interval '100 milliseconds' + p_partitions * interval '10 microseconds', alive.now
+        FROM alive
+        ON CONFLICT (name) DO UPDATE
+        SET partitions = EXCLUDED.partitions,
+            generation = l.generation + 1,
+            created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
+            (next_check_at, planned_at) = (
+                SELECT CASE WHEN NOT p.lately THEN EXCLUDED.next_check_at
+                            WHEN l.next_check_at <= p.now THEN l.next_check_at
+                            ELSE least(greatest(p.calm_at, p.now + interval '100 milliseconds'), l.planned_at + interval '1 second' + p.each) END,
+                       CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
+                FROM (SELECT c.now, c.each, c.calm_at,
+                             l.planned_at <= c.now -- otherwise the clock stepped back
+                             AND (c.calm_at > c.now AND NOT (SELECT alive.awaited FROM alive) OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
+                      FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
+                            FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p),
+            (settling_since, settles_at) = ( -- greatest ignores null
+                SELECT CASE WHEN d.begins THEN d.since ELSE l.settling_since END,
+                       CASE WHEN d.begins THEN greatest(CASE WHEN d.settles THEN l.settles_at END, least(d.now + d.delay, d.since + 5 * d.delay)) ELSE l.settles_at END
+                FROM (SELECT s.now, s.settles, alive.delay,
+                             alive.delay > interval '0' AND alive.changes AND (l.settles_at > s.now) IS NOT FALSE AS begins,
+                             CASE WHEN s.settles THEN l.settling_since ELSE s.now END AS since
+                      FROM alive, (SELECT n.now, l.settles_at > n.now AND l.settling_since <= n.now + interval '1 second' AS settles -- otherwise the clock stepped back
+                                   FROM (SELECT clock_timestamp() AS now) AS n) AS s) AS d)
+        WHERE l.partitions = EXCLUDED.partitions
+           OR l.partitions = 0 AND l.successor IS NULL -- it was dropped
+              AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
+        RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at, l.settles_at,
+                  (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
+    ), lowered AS ( -- a check for expired sessions ends the delay. One that is under way does not know of it, and is waited for,
+                   -- unless another check comes before the end, because this session might expire
+        UPDATE pgleases.server AS s SET next_check_at = least(s.next_check_at, lease.settles_at)
+        FROM lease, alive
+        WHERE alive.changes AND (s.next_check_at > lease.settles_at OR lease.settles_at < alive.now + alive.ttl)
+        RETURNING 1
+    ), client AS ( -- read again under a lock, which keeps the session: so every member has a session
+        SELECT c.session, c.id FROM pgleases.clients AS c, lease
+        WHERE c.session = p_session AND (SELECT count(*) FROM lowered) >= 0 -- always true: the lock on the server comes first
+        FOR KEY SHARE OF c
+    ), made AS (
+        INSERT INTO pgleases.partitions (lease, partition, epoch)
+        SELECT lease.name, n, lease.epoch_floor
+        FROM lease, generate_series(0, p_partitions - 1) AS n
+        WHERE lease.created
+    ), forgotten AS ( -- of a lease that was truncated or deleted by hand
+        DELETE FROM pgleases.graces AS g USING lease WHERE lease.created AND g.lease = lease.name
+    ), member AS (
+        INSERT INTO pgleases.members AS m (lease, session, weight, joined_at, join_number, joined_generation, rebalance_delay, max_partitions, restart_grace)
+        SELECT lease.name, client.session, p_weight, clock_timestamp(), p_number, lease.generation, p_delay * interval '1 microsecond', nullif(p_ceiling, 0),
+               p_grace * interval '1 microsecond'
+        FROM lease, client
+        ON CONFLICT (lease, session) DO UPDATE
+        SET weight = EXCLUDED.weight, joined_at = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_at ELSE m.joined_at END,
+            joined_generation = CASE WHEN m.weight = 0 AND EXCLUDED.weight > 0 THEN EXCLUDED.joined_generation ELSE m.joined_generation END,
+            join_number = greatest(m.join_number, EXCLUDED.join_number), rebalance_delay = EXCLUDED.rebalance_delay,
+            max_partitions = EXCLUDED.max_partitions, restart_grace = EXCLUDED.restart_grace
+        RETURNING m.lease, m.xmax = 0 AS new -- the membership is new
+    ), recorded AS (
+        INSERT INTO pgleases.events (lease, cause, to_id, generation)
+        SELECT lease.name, 'joined', client.id, lease.generation - 1 FROM lease, client, member WHERE member.new
+    )
+    SELECT CASE WHEN EXISTS (SELECT FROM lease) THEN EXISTS (SELECT FROM client) -- it may have been evicted meanwhile
+                ELSE EXISTS (SELECT FROM alive) END AS alive,
+           (SELECT count(*) FROM member) > 0 AS joined,
+           coalesce((SELECT l.successor FROM pgleases.leases AS l WHERE l.name = p_lease), '') AS successor,
+           coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = p_lease), 0) AS partitions,
+           coalesce((SELECT l.next_partitions FROM pgleases.leases AS l WHERE l.name = p_lease AND l.partitions = 0), 0) AS dropped_with,
+           EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
+           coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
+                     FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in,
+           coalesce((SELECT greatest(extract(epoch FROM lease.settles_at - clock_timestamp()) * 1000000000, 0) FROM lease), 0)::bigint AS settles_in
+    INTO alive, joined, successor, partitions, dropped_with, claimed, due_in, settles_in;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.join_lease(bigint, pg_catalog.text, int, int, bigint, int, bigint, int, bigint) IS 'Makes a session a member of a lease, or changes its weight. The file sql/statements/join.sql explains it.';
 
 -- Begins the restart graces of a session in these leases, and returns the leases in which it has one. It is not begun
 -- for a client that is back, by a newer process. A member that leaves has weight 0, so its weight before it is kept. One
