@@ -135,9 +135,10 @@ COMMENT ON COLUMN pgleases.consumer_dead_letters.died_at IS 'When the row was ta
 -- sets no search_path, because that would cost each insert some microseconds; everything is named with its schema.
 CREATE OR REPLACE FUNCTION pgleases.consumer_inserted() RETURNS trigger
 LANGUAGE plpgsql VOLATILE SECURITY DEFINER AS $pgleases_body$
-DECLARE
-    done pg_catalog.text := pgleases.notify(pg_catalog.concat('consumer/', TG_ARGV[0]));
 BEGIN
+    IF pgleases.notify_due('consumer/'::pg_catalog.text OPERATOR(pg_catalog.||) TG_ARGV[0]) THEN
+        PERFORM pgleases.notify(pg_catalog.concat('consumer/', TG_ARGV[0]));
+    END IF;
     RETURN NULL;
 END
 $pgleases_body$;

@@ -48,7 +48,7 @@ const (
 	// Except timeline and tables_number, these run with the rights of the caller, so they do nothing for
 	// a role without rights on tables.
 	forAll = `announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() join_lease() lock_acquire() lock_list() lock_look()
-		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel() part() partition_for()
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel() notify_due() part() partition_for()
 		present_database() read() register() release() sample() session_ends() session_leases() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock() schedule_close() schedule_close_late()
 		schedule_create() schedule_declare() schedule_do_backfill() schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete()
@@ -105,7 +105,7 @@ var mayDo = map[string]string{
 	"schedules UPDATE": clientsWrite + "server notified history jobs schedule_groups schedule_owners schedule_slots schedules",
 	"schedules DELETE": clientsDelete + "history jobs schedule_slots schedules",
 
-	"enqueuer EXECUTE": "notify() notify_channel() partition_for() " + forEnqueuer, "enqueuer USAGE": "schema",
+	"enqueuer EXECUTE": "notify() notify_channel() notify_due() partition_for() " + forEnqueuer, "enqueuer USAGE": "schema",
 	"enqueuer SELECT": "notified schedule_groups jobs.due jobs.group_name jobs.id jobs.kind jobs.revision jobs.unique_key",
 	"enqueuer INSERT": jobsInsert,
 	"enqueuer UPDATE": "notified " + jobsReplace,

@@ -12,4 +12,4 @@ GRANT SELECT, UPDATE ON SEQUENCE pgleases.notified TO pgleases_app;
 -- For databases whose PUBLIC may not execute functions.
 GRANT EXECUTE ON FUNCTION pgleases.schedule_enqueue_many, pgleases.schedule_enqueue, pgleases.schedule_enqueue_or_keep,
     pgleases.schedule_enqueue_or_replace, pgleases.schedule_clock, pgleases.schedule_partition, pgleases.schedule_wake, pgleases.partition_for, pgleases.notify,
-    pgleases.notify_channel TO pgleases_app;
+    pgleases.notify_channel, pgleases.notify_due TO pgleases_app;
