@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/engine"
@@ -21,7 +22,7 @@ type Owner struct {
 	ID       string            // of the client
 	Epoch    int64             // of its ownership
 	Metadata map[string]string // see WithMetadata; shared, so do not write to it
-	AsOf     time.Time         // when the database was asked, on this process's clock
+	AsOf     time.Time         // when the database was asked about it, on this process's clock
 }
 
 // Owner returns the owner of a partition of any lease of the schema, and whether a client owns the
@@ -74,7 +75,7 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 // Owners returns the owners of all partitions, by partition. A partition without an owner is
 // missing. The map is shared, so do not write to it.
 //
-// Owners keeps what it read, so most calls cost nanoseconds. It asks the database again if the
+// Owners keeps what it read, so most calls cost nanoseconds. It asks the database for changes if the
 // client has heard of a change of the lease since, or if the answer is older than the client's TTL.
 // If heartbeats succeed and each partition has an owner, it may be ten times as old. The client
 // hears of its own gains and losses at once, and of changes among others at its next heartbeat. So
@@ -89,52 +90,93 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	shown, heard := l.board.Look(), l.engine.News()
 	began := time.Now()
-	c := l.owners.Load()
-	if c != nil && c.shown == shown {
-		ttl := l.client.options.TTL
-		age, current := began.Sub(c.asOf), c.covers(heard)
-		if age < ttl && (age < c.pause || current) {
-			return c.owners, nil
-		}
-		// Heartbeats of the last TTL have found no change. A late owner may be missing, and its next
-		// heartbeat is no change.
-		if age < 10*ttl && current && len(c.owners) == l.engine.Partitions && shown.Validity.Holds() {
-			return c.owners, nil
-		}
+	known := l.owners.Load()
+	if known.serves(l, shown, heard, began) {
+		return known.owners, nil
 	}
-	read, err := l.engine.Owners(ctx, 0, l.engine.Partitions-1)
+	read, err := l.engine.Owners(ctx, known.since(l, began))
 	if err == nil {
 		l.reading.Lock() // calls that shared one statement share its map, which is large
 		defer l.reading.Unlock()
-		c = l.owners.Load()
-		if c != nil && !c.asOf.Before(read.AsOf) {
-			return c.owners, nil
+		latest := l.owners.Load()
+		if latest != nil && !latest.asOf.Before(read.AsOf) {
+			return latest.owners, nil
 		}
 		var owners map[int]Owner
 		owners, err = ownersOf(read)
 		if err == nil {
 			pause := time.Since(began) * time.Duration(min(l.engine.Partitions/50, 20))
-			l.owners.Store(&cachedOwners{owners, read.AsOf, pause, read.Generation, heard, shown})
+			whole := read.AsOf
+			if !read.Covers(l.engine.Partitions - 1) {
+				owners, whole = known.with(owners, read), known.wholeAsOf
+			}
+			l.owners.Store(&cachedOwners{owners, read.AsOf, whole, pause, read.Generation, read.At, heard, shown})
 			return owners, nil
 		}
 	}
 	return nil, wrap.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
 }
 
-// cachedOwners are valid until the client hears of a change.
+// cachedOwners are valid until the client hears of a change. After that, only the changes are read. A
+// late owner is no change for the database, so all is read from time to time.
 type cachedOwners struct {
 	owners     map[int]Owner
 	asOf       time.Time
+	wholeAsOf  time.Time       // when all was read
 	pause      time.Duration   // before the next read: many members that read much keep a server busy
 	generation int64           // of the lease, in the same snapshot as the owners
+	at         store.Point     // that snapshot
 	heard      *engine.News    // what this client had heard before
 	shown      *owned.Snapshot // what this client showed before
+}
+
+// serves reports whether the owners are returned without a read.
+func (c *cachedOwners) serves(l *Lease, shown *owned.Snapshot, heard *engine.News, now time.Time) bool {
+	ttl := l.client.options.TTL
+	if c == nil || c.shown != shown || now.Sub(c.wholeAsOf) >= 10*ttl {
+		return false
+	}
+	age, current := now.Sub(c.asOf), c.covers(heard)
+	if age < ttl && (age < c.pause || current) {
+		return true
+	}
+	// Heartbeats of the last TTL have found no change. A late owner may be missing, and its next
+	// heartbeat is no change.
+	return current && len(c.owners) == l.engine.Partitions && shown.Validity.Holds()
+}
+
+// since returns the point after the last answer, so that only changes are read. It is zero to read all.
+func (c *cachedOwners) since(l *Lease, now time.Time) store.Point {
+	ttl := l.client.options.TTL
+	if c == nil {
+		return store.Point{}
+	}
+	age := now.Sub(c.wholeAsOf)
+	if age >= 10*ttl || age >= ttl && len(c.owners) < l.engine.Partitions {
+		return store.Point{}
+	}
+	return c.at
 }
 
 // covers reports whether the owners are as of these news or later. Generations are not ordered:
 // they fall if a failover lost changes.
 func (c *cachedOwners) covers(news *engine.News) bool {
 	return c.heard == news || c.heard.Server == news.Server && c.generation == news.Generation
+}
+
+// with returns the owners after a read of what has changed.
+func (c *cachedOwners) with(changed map[int]Owner, read engine.Owners) map[int]Owner {
+	if len(read.Firsts) == 0 {
+		return c.owners
+	}
+	owners := maps.Clone(c.owners)
+	for i, first := range read.Firsts {
+		for partition := int(first); partition <= int(read.Lasts[i]); partition++ {
+			delete(owners, partition)
+		}
+	}
+	maps.Copy(owners, changed)
+	return owners
 }
 
 // ownersOf returns owners by partition.

@@ -16,7 +16,7 @@ import (
 )
 
 // lookups is a text in the statement that reads owners.
-const lookups = "WITH ORDINALITY AS w"
+const lookups = ".owners("
 
 func TestOwnerHasEpochAndMetadata(t *testing.T) {
 	t.Parallel()

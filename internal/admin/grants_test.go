@@ -48,7 +48,7 @@ const (
 	// Except timeline and tables_number, these run with the rights of the caller, so they do nothing for
 	// a role without rights on tables.
 	forAll = `announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected() first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() join_lease() lock_acquire() lock_list() lock_look()
-		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel() notify_due() part() partition_for()
+		lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation() lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel() notify_due() owners() part() partition_for()
 		present_database() read() register() release() sample() session_ends() session_leases() settings() snapshot() tables_number() tidy() timeline()`
 	forAllSchedules = `schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock() schedule_close() schedule_close_late()
 		schedule_create() schedule_declare() schedule_do_backfill() schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete()
@@ -80,7 +80,7 @@ const (
 	everything = `samples clients consumer_blocked consumer_dead_letters consumer_owners consumer_version consumers consumers_status events events_kept graces history identities jobs jobs_status leases locks locks_status members members_status partitions presences
 		schedule_groups schedule_owners schedule_runs schedule_slots schedule_version schedules schedules_status schema_version
 		server boot_marker installation present_marker status overrides`
-	clientsRead   = `samples clients events graces identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
+	clientsRead   = `samples clients events events_kept graces identities leases locks locks_status members members_status notified partitions presences schema_version server boot_marker present_marker status overrides `
 	clientsWrite  = `boot_marker clients graces identities leases locks members partitions presences `
 	clientsInsert = clientsWrite + `samples events.cause events.from_id events.generation events.lease events.partitions events.reason events.to_id `
 	clientsDelete = `clients graces identities locks members presences `

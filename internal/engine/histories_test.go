@@ -272,6 +272,7 @@ func (w *world) history(length time.Duration) {
 			longest = max(longest, p.engine().TTL())
 		}
 		w.comesRight(alive, leases, longest)
+		w.knowOwners(alive)
 	}
 	var ending sync.WaitGroup
 	for _, p := range slices.Concat(alive, crashed) {

@@ -56,9 +56,9 @@ func (l *Lease) hear(generation, server int64) {
 	}
 }
 
-// Owners returns who owns the partitions from first to last. See Client.Owners.
-func (l *Lease) Owners(ctx context.Context, first, last int) (Owners, error) {
-	return l.client.Owners(ctx, store.Span{Lease: l.Name, First: first, Last: last})
+// Owners returns who owns the partitions that have changed since an answer. See Client.Owners.
+func (l *Lease) Owners(ctx context.Context, since store.Point) (Owners, error) {
+	return l.client.Owners(ctx, store.Span{Lease: l.Name, Last: l.Partitions - 1, Since: since})
 }
 
 // counts are counted by other goroutines than the client's.

@@ -12,6 +12,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/fakestore"
 )
 
 // A proc is a process with a client.
@@ -173,9 +174,36 @@ func (p *proc) work(l *pgleases.Lease) {
 					return
 				case <-time.After(w.span(0, scaled(3*time.Second))):
 					l.Values()
+					_, _ = p.lookUp(l)
 				}
 			}
 		}()
+	}
+}
+
+// lookUp returns the owners of all partitions, as a client knows them.
+func (p *proc) lookUp(l *pgleases.Lease) (map[int]pgleases.Owner, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), scaled(5*time.Second))
+	defer cancel()
+	return l.Owners(ctx)
+}
+
+// knowOwners checks at rest that each client knows the owners.
+func (w *world) knowOwners(alive []*proc) {
+	for _, p := range alive {
+		for name, l := range p.leases {
+			owners, err := p.lookUp(l)
+			if err != nil || l.Err() != nil {
+				continue // it has just ended
+			}
+			w.db.Look(func(t *fakestore.Tables, _ int64) {
+				for number, row := range t.Partitions[name] {
+					if owner := t.Clients[row.Owner].ID; owners[number].ID != owner {
+						w.failf("%s: the owner of %s/%d is %q, not %q", p.name, name, number, owner, owners[number].ID)
+					}
+				}
+			})
+		}
 	}
 }
 

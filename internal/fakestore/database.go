@@ -1,6 +1,6 @@
 // Package fakestore is the database of the protocol in memory, for tests. Its connections have the
 // methods of store's, and each method does what its SQL file does, atomically and one after the
-// other. It writes no events, because no client reads them. The cases of package store's tests run
+// other. Of events, it has only what clients read. The cases of package store's tests run
 // on both.
 //
 // It works inside and outside of a bubble of package testing/synctest.
@@ -48,6 +48,14 @@ type Database struct {
 	history []state                       // the newest is the present state
 	tokens  int64                         // the number of tokens drawn for locks
 	sampled int64                         // the last minute that has samples
+	changes []change                      // the latest is last
+}
+
+// A change is a row of table events, as look-ups of owners read it.
+type change struct {
+	lease     string // empty: all leases
+	partition int
+	whole     bool // all partitions are to be read
 }
 
 // Tables are the data that survives a restart. Times are microseconds since 1970 of the server's
@@ -399,6 +407,7 @@ func (db *Database) Drop(lease string, next int64) error {
 	l.NextPartitions, l.NextUntil = cmp.Or(next, l.Partitions), db.clock()+day
 	l.Successor = ""
 	db.tables.empty(lease, l)
+	db.changes = append(db.changes, change{lease: lease, whole: true})
 	db.wrote(true)
 	return nil
 }
@@ -434,6 +443,7 @@ func (db *Database) ReplaceLease(lease, successor string, partitions int64) erro
 		t.create(successor, next)
 	}
 	t.Leases[successor] = next
+	db.changes = append(db.changes, change{lease: lease, whole: true}, change{lease: successor, whole: true})
 	db.wrote(true)
 	return nil
 }

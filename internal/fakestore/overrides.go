@@ -166,6 +166,7 @@ func (db *Database) EvictClient(id string) (revoked int, err error) {
 	}
 	t.ask(t.concerned(Override{Client: id}), db.clock())
 	maps.DeleteFunc(t.Graces, func(key GraceKey, _ Grace) bool { return key.Client == id })
+	db.changes = append(db.changes, change{whole: true})
 	db.wrote(true)
 	return revoked, nil
 }

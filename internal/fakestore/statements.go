@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -225,6 +226,7 @@ func (c *Conn) AcceptServer(
 		}
 		t.Server.AcceptedTimeline, t.Server.NextCheckAt = run.Timeline, clock
 		t.Server.Generation = max(t.Server.Generation+1, generation+1, min(store.GenerationAt(clock), 2000000000))
+		db.changes = append(db.changes, change{whole: true})
 		return t.Server.Generation, true
 	})
 }
@@ -531,23 +533,69 @@ func (t *Tables) firstOf(lease string) (first int64) {
 // Owners is owners.sql.
 func (c *Conn) Owners(ctx context.Context, spans []store.Span) (map[store.Span]store.Owners, error) {
 	type answer = map[store.Span]store.Owners
-	return execute(ctx, c, "owners", false, func(_ *Database, t *Tables, clock int64) (answer, bool) {
+	return execute(ctx, c, "owners", false, func(db *Database, t *Tables, clock int64) (answer, bool) {
+		at := store.Point{Seen: strconv.Itoa(len(db.changes))}
+		if db.run.Marker != 0 {
+			at.Run = fmt.Sprint(db.run.Started, db.run.Marker)
+		}
 		found := make(answer, len(spans))
 		for _, s := range spans {
-			found[s] = t.owners(s, clock)
+			read := []int{}
+			whole := s.Since.Run != at.Run || at.Run == ""
+			if !whole {
+				read, whole = db.changedSince(s)
+			}
+			if whole {
+				read = partitionsOf(s)
+			}
+			of := t.owners(s.Lease, read, clock)
+			of.At = at
+			found[s] = of
 		}
 		return found, false
 	})
 }
 
-// owners returns the live owners of a span, in the order of their sessions.
-func (t *Tables) owners(s store.Span, clock int64) store.Owners {
-	l := t.Leases[s.Lease]
+// changedSince returns the partitions of a span that have changed since its point, or that all are to
+// be read.
+func (db *Database) changedSince(s store.Span) (changed []int, whole bool) {
+	seen, _ := strconv.Atoi(s.Since.Seen) // it is an answer's
+	for _, c := range db.changes[seen:] {
+		of := c.lease == s.Lease || c.lease == ""
+		whole = whole || of && c.whole
+		if of && c.partition >= s.First && c.partition <= s.Last {
+			changed = append(changed, c.partition)
+		}
+	}
+	slices.Sort(changed)
+	return slices.Compact(changed), whole
+}
+
+func partitionsOf(s store.Span) (all []int) {
+	for p := s.First; p <= s.Last; p++ {
+		all = append(all, p)
+	}
+	return all
+}
+
+// owners returns the live owners of partitions, in the order of their sessions.
+func (t *Tables) owners(lease string, partitions []int, clock int64) store.Owners {
+	l := t.Leases[lease]
+	owners := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation}
 	bySession := make(map[int64]*store.Owner)
-	for p, row := range t.Partitions[s.Lease] {
+	for _, p := range partitions {
+		last := len(owners.Lasts) - 1
+		if last >= 0 && int(owners.Lasts[last]) == p-1 {
+			owners.Lasts[last]++
+		} else {
+			owners.Firsts, owners.Lasts = append(owners.Firsts, int64(p)), append(owners.Lasts, int64(p))
+		}
+		row := t.row(lease, p)
+		if row == nil {
+			continue
+		}
 		owner := t.Clients[row.Owner]
-		lives := owner.Session != 0 && owner.Incarnation >= 0 && owner.ExpiresAt > clock
-		if p < s.First || p > s.Last || !lives {
+		if owner.Session == 0 || owner.Incarnation < 0 || owner.ExpiresAt <= clock {
 			continue
 		}
 		o := bySession[row.Owner]
@@ -558,7 +606,6 @@ func (t *Tables) owners(s store.Span, clock int64) store.Owners {
 		o.Partitions = append(o.Partitions, int64(p))
 		o.Epochs = append(o.Epochs, row.Epoch)
 	}
-	owners := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation}
 	for _, session := range slices.Sorted(maps.Keys(bySession)) {
 		owners.Owners = append(owners.Owners, *bySession[session])
 	}
@@ -622,6 +669,7 @@ func (c *Conn) Release(
 			row.Owner, row.Epoch = successor.Session, db.nextEpoch(from)
 			if !renewed {
 				row.Target = successor.Session
+				db.changes = append(db.changes, change{lease: r.Lease, partition: r.Partition})
 			}
 			db.Moved("release", r.Lease, r.Partition, from, *row)
 			handed := store.Handed{Lease: r.Lease, Partition: r.Partition, Owner: row.Owner, Epoch: row.Epoch}
@@ -791,6 +839,7 @@ func (c *Conn) Evict(
 			t.used(row.ID, clock)
 			answer.IDs = append(answer.IDs, row.ID)
 			answer.Hosts, answer.PIDs = append(answer.Hosts, row.Process.Host), append(answer.PIDs, row.Process.PID)
+			db.changes = append(db.changes, change{whole: true})
 			db.Evicted(row)
 		}
 		for _, name := range slices.Sorted(maps.Keys(affected)) {
@@ -1032,6 +1081,7 @@ func (c *Conn) Apply(
 				row.Epoch = db.nextEpoch(from)
 				answer.Given++
 				changed[m.Lease] = true
+				db.changes = append(db.changes, change{lease: m.Lease, partition: m.Partition})
 				db.Moved("apply", m.Lease, m.Partition, from, *row)
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -54,6 +55,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				if real, double := p.f.tables(), p.double.tables(); !sameTables(real, double) {
 					t.Fatalf("the tables of a server:\n%+v\nof its double:\n%+v", real, double)
 				}
+				p.readOwners("one")
 			},
 			"register": func(*rapid.T) {
 				id := draw(p, "id", ids)
@@ -106,7 +108,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				var spans []Span
 				for _, name := range some(p, "leases", leases) {
 					first := draw(p, "first", []int{0, 1})
-					spans = append(spans, Span{name, first, first + draw(p, "more", []int{0, 1, 100})})
+					spans = append(spans, Span{Lease: name, First: first, Last: first + draw(p, "more", []int{0, 1, 100})})
 				}
 				p.same("owners", func(c engine.Conn) (any, error) {
 					found, err := c.Owners(f.ctx, spans)
@@ -245,6 +247,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				if len(all) == 0 {
 					return
 				}
+				p.owners = nil // no event says it
 				k := draw(p, "partition", all)
 				what := draw(p, "what", []string{"client", "member", "owner", "target"})
 				for _, side := range []*fixture{p.f, p.double} {
@@ -283,6 +286,8 @@ type pair struct {
 	twin   engine.Conn
 	at     time.Time
 	guards []guards
+
+	owners *reader // of the server's owners of one lease; nil: they were not read yet
 }
 
 // guards are open transactions on both.
@@ -405,6 +410,30 @@ func (p *pair) snapshot() (read []LeaseSnapshot) {
 	})
 	return read
 }
+
+// readOwners compares what a reader of changes knows with the owners. It forgets what it knows while
+// a session has expired, because that is no change.
+func (p *pair) readOwners(lease string) {
+	for _, c := range p.f.tables().Clients {
+		if c.ExpiresAt <= p.at.UnixMicro() {
+			p.owners = nil
+			return
+		}
+	}
+	r, anew := p.owners, new(reader)
+	anew.read(p.f, p.conn, lease)
+	if r == nil {
+		p.owners = anew
+		return
+	}
+	r.read(p.f, p.conn, lease)
+	ids := func(r *reader) string { return epochs.ReplaceAllString(fmt.Sprint(r.owners), "") } // a fence raises an epoch
+	if ids(r) != ids(anew) {
+		p.Fatalf("a reader of changes knows %v, the owners are %v", r.owners, anew.owners)
+	}
+}
+
+var epochs = regexp.MustCompile(` \d+\b`)
 
 // override draws an override, and the client that it pins to.
 func (p *pair) override() (w fakestore.Override, to string) {

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -156,17 +157,32 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]Leas
 	return query(ctx, c, collect, c.statements.Read, session, leases)
 }
 
-// A Span is a part of a lease: the partitions from First to Last.
+// A Span is a part of a lease: the partitions from First to Last. With Since, it is what has changed
+// of them since an earlier answer.
 type Span struct {
 	Lease       string
 	First, Last int
+	Since       Point
 }
+
+// A Point is a point in the history of one server incarnation, as an answer about owners returns it.
+// The zero Point is before all others.
+type Point struct{ Run, Seen string }
 
 // Owners are the clients that own partitions of a span.
 type Owners struct {
 	Partitions int   // of the lease; 0: there is no such lease
 	Generation int64 // of the lease
-	Owners     []Owner
+	At         Point // for the next question
+	// Firsts and Lasts are the first and last partitions of what was read. The rest of the span did not
+	// change since the point that the span names. If all may have changed, all was read.
+	Firsts, Lasts []int64
+	Owners        []Owner // of what was read
+}
+
+// Covers reports whether all partitions from the first to that one were read.
+func (o Owners) Covers(last int) bool {
+	return len(o.Firsts) == 1 && o.Firsts[0] == 0 && int(o.Lasts[0]) >= last
 }
 
 // An Owner is a client, and what it owns of a span.
@@ -181,20 +197,27 @@ func (c *Conn) Owners(ctx context.Context, spans []Span) (map[Span]Owners, error
 	leases := column(spans, func(s Span) string { return s.Lease })
 	first := column(spans, func(s Span) int { return s.First })
 	last := column(spans, func(s Span) int { return s.Last })
+	runs := column(spans, func(s Span) string { return s.Since.Run })
+	seen := column(spans, func(s Span) string { return cmp.Or(s.Since.Seen, "0") })
 	type row struct {
 		Number             int
 		Lease              int
 		Generation         int64
+		Run, Seen          string
+		Firsts, Lasts      numbers
 		ID, Metadata       string
 		Partitions, Epochs numbers
 	}
 	collect := func(rows pgx.Rows) ([]row, error) { return pgx.CollectRows(rows, pgx.RowToStructByPos[row]) }
-	rows, err := query(ctx, c, collect, c.statements.Owners, leases, first, last)
+	rows, err := query(ctx, c, collect, c.statements.Owners, leases, first, last, runs, seen)
 	found := make(map[Span]Owners, len(spans))
 	for _, r := range rows {
 		of := found[spans[r.Number-1]]
-		of.Partitions, of.Generation = r.Lease, r.Generation
-		if r.ID != "" {
+		if r.ID == "" {
+			of.Partitions, of.Generation = r.Lease, r.Generation
+			of.At = Point{r.Run, r.Seen}
+			of.Firsts, of.Lasts = r.Firsts, r.Lasts
+		} else {
 			of.Owners = append(of.Owners, Owner{r.ID, r.Metadata, r.Partitions, r.Epochs})
 		}
 		found[spans[r.Number-1]] = of

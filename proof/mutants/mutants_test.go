@@ -91,7 +91,9 @@ var detectors = map[string]detector{
 	"announced": {"internal/engine", func(int) []string { return []string{"-test.run=IsAnnounced|ReleaseBeforeCrash"} }},
 	// Look-ups of owners over failovers and closes, in simulated time.
 	"look-ups": {"internal/engine", func(int) []string { return []string{"-test.run=^TestOwnersFollow|^TestOwnerAnswers|^TestLeaderIsSeen"} }},
-	"probes":   {"health", func(int) []string { return []string{"-test.run=^TestProbesDelayNoHandoff$"} }},
+	// Look-ups of what has changed since, on a real server.
+	"changes": {"internal/store", func(int) []string { return []string{"-test.run=^TestReaderOf"} }},
+	"probes":  {"health", func(int) []string { return []string{"-test.run=^TestProbesDelayNoHandoff$"} }},
 	// Guarded transactions that are open when their partition should be handed over.
 	"closed": {"internal/engine", func(int) []string { return []string{"-test.run=FencedPartitionWaits"} }},
 	// Tests of each statement, and random concurrent statements, on a real server.
@@ -379,6 +381,12 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"owners by the lease's generation alone", "look-ups", `hears of a again`, []edit{
 		{"internal/engine/lease.go", `|| old.Server != server`, ``, 0},
+	}},
+	{"owners without late commits", "changes", `what the reader knows`, []edit{
+		{"sql/schema/leases.sql", `oldest CONSTANT xid8 := pg_snapshot_xmin(`, `oldest CONSTANT xid8 := pg_snapshot_xmax(`, 0},
+	}},
+	{"owners without trimmed events", "changes", `what the reader knows`, []edit{
+		{"sql/schema/leases.sql", `(trimmed < w.seen OR trimmed >= next)`, `true`, 0},
 	}},
 	{"no look-ups while a client closes", "look-ups", `while the client closes`, []edit{{"internal/engine/tasks.go", `beginLookUpOwners, yields`, `beginLookUpOwners, untilEnds | yields`, 0}}},
 	{"a probe that counts as a reader", "probes", `not handed over`, []edit{{"internal/engine/stats.go", `len(m.lease.Board.Look().Values)`, `len(m.lease.Board.Read().Values)`, 0}}},

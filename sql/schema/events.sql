@@ -1,7 +1,7 @@
 -- events.sql: what happened, and why.
 
--- For people: no statement of the protocol reads it. The statements that do the work write its rows, and one row covers
--- all partitions that went from one client to another. Ordered by transaction: a transaction's rows become visible when
+-- For people, and for look-ups of owners, which read what has changed: see the function owners. The statements that do
+-- the work write its rows, and one row covers all partitions that went from one client to another. Ordered by transaction: a transaction's rows become visible when
 -- it commits, which may be later than rows with a higher id.
 CREATE TABLE IF NOT EXISTS pgleases.events (
     tx         pg_catalog.xid8 NOT NULL DEFAULT pg_catalog.pg_current_xact_id(),
@@ -49,12 +49,14 @@ CREATE INDEX IF NOT EXISTS events_by_name ON pgleases.events (lease, name, at) W
 CREATE INDEX IF NOT EXISTS events_of_operators ON pgleases.events (lease, tx, id) WHERE actor IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS pgleases.events_kept (
-    age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0')
+    age interval NOT NULL CHECK (age OPERATOR(pg_catalog.>=) interval '0'),
+    trimmed pg_catalog.xid8 NOT NULL DEFAULT '0'
 );
 CREATE UNIQUE INDEX IF NOT EXISTS events_kept_one_row ON pgleases.events_kept ((true));
 ALTER TABLE pgleases.events_kept REPLICA IDENTITY FULL;
-COMMENT ON TABLE pgleases.events_kept IS 'This table has one row, which says how long events are kept. Change it with UPDATE.';
+COMMENT ON TABLE pgleases.events_kept IS 'This table has one row, which says how long events are kept. Change the age with UPDATE.';
 COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions.';
+COMMENT ON COLUMN pgleases.events_kept.trimmed IS 'The last transaction whose events were deleted. Look-ups of owners that need events from before it read all owners.';
 INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;
 
 -- The function has the rights of its owner, because clients may not delete events; so it takes no argument. If no event
@@ -69,18 +71,25 @@ DECLARE
     age CONSTANT interval := (SELECT least(k.age, interval '1000 years') FROM pgleases.events_kept AS k); -- timestamptz cannot represent a time 10,000 years ago
     old CONSTANT timestamptz := clock_timestamp() - age;
     ahead CONSTANT timestamptz := clock_timestamp() + age + interval '1 day';
+    present CONSTANT xid8 := greatest(pg_snapshot_xmax(pg_current_snapshot()), pg_current_xact_id());
 BEGIN
     UPDATE pgleases.events AS e SET tx = '0'
     WHERE e.ctid = ANY (ARRAY(
         SELECT f.ctid FROM pgleases.events AS f
-        WHERE f.tx > greatest(pg_snapshot_xmax(pg_current_snapshot()), pg_current_xact_id())
+        WHERE f.tx > present
           AND NOT EXISTS (SELECT FROM pgleases.events AS o WHERE o.tx = '0' AND o.id = f.id)
         ORDER BY f.tx DESC, f.id DESC LIMIT 1000 FOR UPDATE OF f SKIP LOCKED));
     IF (SELECT e.at < old OR e.at > ahead FROM pgleases.events AS e ORDER BY e.tx, e.id LIMIT 1) THEN
-        DELETE FROM pgleases.events AS e
-        WHERE e.ctid = ANY (ARRAY(
-            SELECT o.ctid FROM (SELECT f.ctid, f.at FROM pgleases.events AS f ORDER BY f.tx, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS o
-            WHERE o.at < old OR o.at > ahead));
+        WITH trimmed AS (
+            DELETE FROM pgleases.events AS e
+            WHERE e.ctid = ANY (ARRAY(
+                SELECT o.ctid FROM (SELECT f.ctid, f.at FROM pgleases.events AS f ORDER BY f.tx, f.id LIMIT 1000 FOR UPDATE SKIP LOCKED) AS o
+                WHERE o.at < old OR o.at > ahead))
+            RETURNING e.tx
+        )
+        UPDATE pgleases.events_kept AS k SET trimmed = t.tx
+        FROM (SELECT t.tx FROM trimmed AS t WHERE t.tx <= present ORDER BY t.tx DESC LIMIT 1) AS t
+        WHERE k.trimmed < t.tx OR k.trimmed > present;
     END IF;
 END
 $pgleases_body$;

@@ -161,6 +161,60 @@ BEGIN
 END
 $pgleases_body$;
 
+-- A reader that names its last point gets what has changed since. The events say which partitions have gone to others,
+-- and transactions commit in any order. So a point is the xmin of a snapshot: each transaction below it had ended, and a
+-- transaction that commits later is not below it. A point is valid in its server incarnation only, because another server
+-- may lack transactions, and assigns their numbers again. All is read if the point is not valid, if events since then
+-- may have been trimmed, if an event concerns more than the partitions that it names, and if there are too many.
+CREATE OR REPLACE FUNCTION pgleases.owners(
+    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_runs pg_catalog.text[], p_seen pg_catalog.xid8[],
+    OUT number bigint, OUT partitions int, OUT generation bigint, OUT run pg_catalog.text, OUT seen pg_catalog.xid8, OUT firsts int[], OUT lasts int[],
+    OUT id pg_catalog.text, OUT metadata pg_catalog.text, OUT owned int[], OUT epochs bigint[])
+RETURNS SETOF record
+LANGUAGE plpgsql STABLE -- one snapshot
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+SET work_mem = '64MB' -- for 65,536 partitions: with less memory the server writes to a file
+AS $pgleases_body$
+DECLARE
+    oldest CONSTANT xid8 := pg_snapshot_xmin(pg_current_snapshot());
+    next CONSTANT xid8 := pg_snapshot_xmax(pg_current_snapshot());
+    present CONSTANT text := coalesce((SELECT concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()), m.marker) FROM pgleases.present_marker AS m), '');
+    trimmed CONSTANT xid8 := (SELECT k.trimmed FROM pgleases.events_kept AS k);
+BEGIN
+    RETURN QUERY
+    WITH spans AS MATERIALIZED (
+        SELECT w.number, w.lease, l.partitions, l.generation, r.firsts, r.lasts
+        FROM unnest(p_leases, p_firsts, p_lasts, p_runs, p_seen) WITH ORDINALITY AS w (lease, first, last, run, seen, number)
+        LEFT JOIN LATERAL (SELECT l.partitions, l.generation FROM pgleases.leases AS l WHERE l.name = w.lease OFFSET 0) AS l ON true
+        CROSS JOIN LATERAL (
+            SELECT CASE WHEN w.run = present AND present <> '' AND (trimmed < w.seen OR trimmed >= next) THEN (
+                SELECT CASE WHEN count(*) <= 1000 AND bool_or(e.whole) IS NOT TRUE THEN coalesce(range_agg(r), '{}') END
+                FROM (SELECT e.partitions, e.lease = w.lease AND e.cause IN ('given', 'handed over') AS moved,
+                             (e.lease = w.lease) IS NOT FALSE AND e.cause IN ('evicted', 'evict', 'accepted', 'dropped', 'replaced', 'replaces') AS whole
+                      FROM pgleases.events AS e WHERE e.tx >= w.seen AND e.tx < next
+                      ORDER BY e.tx, e.id LIMIT 1001) AS e
+                LEFT JOIN LATERAL unnest(e.partitions) AS r ON e.moved) END AS ranges) AS c
+        CROSS JOIN LATERAL (
+            SELECT coalesce(array_agg(lower(r)), '{}') AS firsts, coalesce(array_agg(upper(r) - 1), '{}') AS lasts
+            FROM unnest(coalesce(c.ranges, '{(,)}') * int4multirange(int4range(w.first, w.last, '[]'))) AS r) AS r
+    )
+    SELECT s.number, coalesce(s.partitions, 0), coalesce(s.generation, 0), present, oldest, s.firsts, s.lasts, '', '', '{}'::int[], '{}'::bigint[]
+    FROM spans AS s
+    UNION ALL
+    SELECT s.number, 0, 0, '', oldest, '{}'::int[], '{}'::int[], c.id, c.metadata::text, o.owned, o.epochs
+    FROM spans AS s
+    CROSS JOIN LATERAL (
+        SELECT p.owner, array_agg(p.partition) AS owned, array_agg(p.epoch) AS epochs
+        FROM unnest(s.firsts, s.lasts) AS r (first, last)
+        CROSS JOIN LATERAL (SELECT p.owner, p.partition, p.epoch FROM pgleases.partitions AS p
+                            WHERE p.lease = s.lease AND p.partition BETWEEN r.first AND r.last OFFSET 0) AS p
+        GROUP BY p.owner
+    ) AS o
+    CROSS JOIN LATERAL (SELECT c.id, c.metadata FROM pgleases.clients AS c
+                        WHERE c.session = o.owner AND c.incarnation >= 0 AND c.expires_at > clock_timestamp() OFFSET 0) AS c;
+END
+$pgleases_body$;
+
 -- A join is planned once for each connection, because to plan it takes longer than to run it, and a fleet that starts
 -- joins a thousand times. statements/join.sql explains the parameters.
 CREATE OR REPLACE FUNCTION pgleases.join_lease(
