@@ -37,9 +37,10 @@ BEGIN
         SELECT coalesce(array_agg(a.session), '{}') AS sessions, coalesce(array_agg(a.id), '{}') AS ids,
                coalesce(array_agg(a.incarnation), '{}') AS incarnations, coalesce(array_agg(a.weight), '{}') AS weights, coalesce(array_agg(a.ceiling), '{}') AS ceilings,
                coalesce(array_agg(a.joined), '{}') AS joined,
-               coalesce(array_agg(a.verbs LIKE '%drain%'), '{}') AS drained, coalesce(array_agg(a.verbs LIKE '%cordon%'), '{}') AS cordoned
+               coalesce(array_agg(a.drained), '{}') AS drained, coalesce(array_agg(a.cordoned), '{}') AS cordoned
         FROM (SELECT m.session, c.id, c.incarnation, m.weight, coalesce(m.max_partitions, 0) AS ceiling, m.joined_generation AS joined,
-                     coalesce((SELECT string_agg(w.verb, ' ') FROM pgleases.overrides AS w WHERE w.client = c.id AND w.lease IS NULL), '') AS verbs
+                     c.id IN (SELECT w.client FROM pgleases.overrides AS w WHERE w.verb = 'drain' AND w.lease IS NULL AND w.client IS NOT NULL) AS drained,
+                     c.id IN (SELECT w.client FROM pgleases.overrides AS w WHERE w.verb = 'cordon' AND w.lease IS NULL AND w.client IS NOT NULL) AS cordoned
               FROM pgleases.members AS m
               CROSS JOIN LATERAL (SELECT c.id, c.incarnation FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
               WHERE m.lease = l.name
