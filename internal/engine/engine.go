@@ -411,7 +411,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 			slog.Int64("generation", beat.ServerGeneration),
 			slog.Int64("generation_before", before))
 	}
-	e.session.beatAnswered(sent, e.config.Heartbeat)
+	e.session.beatAnswered(sent, received, e.config.Heartbeat)
 	if !beat.Alive {
 		e.sessionLost(beat.Copied)
 		return
@@ -427,7 +427,7 @@ func (e *engine) heard(sent, received time.Time, beat store.Beat) {
 		e.close(e.config.Errors.Superseded)
 	}
 	now := time.Now()
-	e.expiry.heard(beat, e.watch.lasts(now), e.watch.spread(), now)
+	e.expiry.heard(beat, e.watch.lasts(now), e.watch.spread(), e.config.Heartbeat, now)
 	toPlan, gone := e.members.heard(beat.Leases, beat.ServerGeneration)
 	e.plans.heard(now, toPlan...)
 	for _, m := range gone {

@@ -45,21 +45,22 @@ func (x *expiry) due(step expiryStep) time.Time {
 // now; then this client evicts if it has watched the database's clock for the shortest TTL that a
 // session may have. The statement evicts those whose own TTL is not longer than the watch. Spread
 // is how far the clock may be ahead of the cutoff.
-func (x *expiry) heard(beat store.Beat, watched, spread time.Duration, now time.Time) {
+func (x *expiry) heard(beat store.Beat, watched, spread, heartbeat time.Duration, now time.Time) {
 	x.sessions = beat.Sessions
 	watchLacks := MinTTL - watched
 	switch {
 	case beat.CheckDueIn > 0:
 		x.left = false
-		x.lookAfter(beat.CheckDueIn, now)
-	case x.sessions > lookers && x.step == stepHear && !x.left:
+		x.lookAfter(beat.CheckDueIn+spread, now)
+	case x.step == stepHear && !x.left && x.leaves(spread, heartbeat):
 		x.left = true
 	case watchLacks > 0:
 		x.then(stepLook, now.Add(watchLacks))
 	default:
-		// After the spread the cutoff has passed the due time too. Heartbeats may be closer together
-		// than the spread: the first one decides.
-		x.then(stepEvict, when.Earlier(x.due(stepEvict), now.Add(spread)))
+		// After the spread the cutoff has passed the due time too. A look has waited for that already,
+		// so that other looks follow the check, and find it made. Heartbeats may be closer together than
+		// the spread: the first one decides.
+		x.then(stepEvict, when.Earlier(x.at, now.Add(spread)))
 	}
 }
 
@@ -70,25 +71,49 @@ func (x *expiry) unheard() {
 	}
 }
 
-// lookers is how many clients, out of all, check for a due check earlier than their next heartbeat.
-// The probability that all of them have crashed or are late is practically 0.
-const lookers = 25
+const (
+	// lookers is how many clients, out of all, check for a due check earlier than their next heartbeat.
+	// The probability that all of them have crashed or are late is practically 0.
+	lookers = 25
+	// crowd is the number of clients above which none of them looks early, because one of them sends
+	// a heartbeat soon anyway.
+	crowd = 100
+	// soon is how long after a check is due one of a crowd finds that, and makes it, on average. It is
+	// longer if the spread is.
+	soon = 30 * time.Millisecond
+)
 
 // lookAfter looks for a check that is due after that time. Clients look at different times, and of
 // many clients only some look before their next heartbeat. The first time, a client that does not
 // look leaves a due check to the others.
 func (x *expiry) lookAfter(due time.Duration, now time.Time) {
-	if x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
+	if x.sessions > crowd || x.sessions > lookers && rand.Int64N(x.sessions) >= lookers {
 		x.then(stepHear, when.Never)
 		return
 	}
 	x.then(stepLook, now.Add(due+time.Millisecond+rand.N(80*time.Millisecond)))
 }
 
+// leaves decides whether a client that does not look leaves a due check to the others. Of a crowd,
+// heartbeats find it due all the time, until the first that does not leave it has waited for the
+// spread. So few others choose to make it meanwhile.
+func (x *expiry) leaves(spread, heartbeat time.Duration) bool {
+	if x.sessions > crowd {
+		return rand.N(time.Duration(x.sessions)*max(soon, spread)) >= heartbeat
+	}
+	return x.sessions > lookers
+}
+
 // evicted handles the answer to an eviction. If another client makes the check, or may make it, this
 // client looks again.
 func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Duration, now time.Time) {
-	if err != nil || !evicted.Made {
+	switch {
+	case err == nil && evicted.Made:
+	case x.sessions > crowd:
+		x.left = true // if it is still due at the next heartbeat, this client tries again
+		x.then(stepHear, when.Never)
+		return
+	default:
 		x.then(stepLook, now.Add(100*time.Millisecond+rand.N(min(heartbeat, MinTTL))))
 		return
 	}

@@ -15,7 +15,6 @@ const (
 	CloseGrace = closeGrace
 	MinBatch   = minBatch
 	MaxBatch   = maxBatch
-	Lookers    = lookers
 )
 
 // do makes the client's goroutine run f, and waits for that.

@@ -24,6 +24,7 @@ type session struct {
 	nextBeat   time.Time
 	sent       time.Time // when the last successful heartbeat was sent
 	beatFailed bool      // the last heartbeat failed
+	crowded    bool      // many clients may send the next heartbeat at the same time
 	roundTrip  time.Duration
 
 	renewal   store.Renewal // the last answered renewal
@@ -53,8 +54,8 @@ var (
 // nextProcess numbers a client.
 func nextProcess() int64 { return thisProgram | opened.Add(1)&(1<<store.ProcessBits-1) }
 
-// beatNow makes the next heartbeat due.
-func (s *session) beatNow() { s.nextBeat = when.AtOnce }
+// beatNow makes the next heartbeat due. Many clients may do that at once, for the same reason.
+func (s *session) beatNow() { s.nextBeat, s.crowded = when.AtOnce, true }
 
 // mayComeLate notes that a statement that renews the session was given up, and may be executed
 // late.
@@ -101,7 +102,7 @@ func (s *session) takeRenewal() store.Renewal {
 
 // beatLost notes that a heartbeat failed.
 func (s *session) beatLost(last store.Renewal, heartbeat time.Duration, now time.Time) {
-	s.beatFailed = true
+	s.beatFailed, s.crowded = true, true
 	s.nextBeat = now.Add(max(heartbeat/10, retryMin))
 	if last.Marker == 0 { // a compared renewal has no effect if it arrives after the next one
 		s.mayComeLate(now)
@@ -109,10 +110,16 @@ func (s *session) beatLost(last store.Renewal, heartbeat time.Duration, now time
 }
 
 // beatAnswered schedules the next heartbeat a little early, by a new random time for each one, so
-// that clients that began together drift apart.
-func (s *session) beatAnswered(sent time.Time, heartbeat time.Duration) {
+// that clients drift apart. After a heartbeat that many clients may have sent together, it comes at
+// a random time of the second half of the interval, so that they are apart at once.
+func (s *session) beatAnswered(sent, received time.Time, heartbeat time.Duration) {
+	early := heartbeat / 100
+	if s.crowded {
+		early = heartbeat / 2
+	}
+	s.nextBeat = sent.Add(heartbeat - rand.N(early))
 	s.beatFailed = false
-	s.nextBeat = sent.Add(heartbeat - rand.N(heartbeat/20))
+	s.crowded = s.nextBeat.Before(received) // a busy server may have delayed those of others too
 }
 
 // renewed notes a renewal, and reports whether its server incarnation differs from the previous

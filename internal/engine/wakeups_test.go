@@ -523,8 +523,8 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 	})
 }
 
-// Each check takes a while. Meanwhile one client of 20 has its heartbeat, and learns that the check
-// is due.
+// Answers take up to 0.1 s, so clients wait for that long before a check, and each of them takes a
+// while. Meanwhile many others have their heartbeats, and learn that the check is due.
 func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
@@ -541,10 +541,10 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 		beats, evictions, checks := w.count("heartbeat"), w.count("evict"), w.count("check")
 		time.Sleep(calm)
 		beats, evictions, checks = w.count("heartbeat")-beats, w.count("evict")-evictions, w.count("check")-checks
-		if due := int(clients * calm / (ttl / 3)); float64(beats) > 1.08*float64(due) {
+		if due := int(clients * calm / (ttl / 3)); float64(beats) > 1.02*float64(due) {
 			w.failf("%d heartbeats, of which %d were due", beats, due)
 		}
-		if checks < int(calm/ttl) || evictions > checks*(engine.Lookers+engine.Lookers/4) {
+		if checks < int(calm/ttl) || evictions > 10*checks {
 			w.failf("%d checks in %v, and %d clients that tried to make one", checks, calm, evictions)
 		}
 		w.inject(nil)
