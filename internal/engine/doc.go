@@ -197,7 +197,8 @@
 //     open transactions when it notices that the connections are gone. For those that have passed
 //     Lease.Guard, their idle timeout is a limit.
 //  2. The answers to the heartbeats of other clients say when the next check for expired sessions
-//     is due. expiry.go then makes a heartbeat early, in large fleets only in some clients.
+//     is due. expiry.go then makes a heartbeat early, in large fleets only in some clients. Above 100
+//     clients it does not, because one of them sends a heartbeat soon anyway.
 //  3. If that heartbeat confirms that the check is due, the task "evict" follows. Its function
 //     evict of sql/schema/expiry.sql needs a watch of the dead session's whole TTL. It removes the
 //     session from clients, so that no guard passes, then from members, and makes plans of its

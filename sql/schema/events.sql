@@ -1,8 +1,8 @@
 -- events.sql: what happened, and why.
 
 -- For people, and for look-ups of owners, which read what has changed: see the function owners. The statements that do
--- the work write its rows, and one row covers all partitions that went from one client to another. Ordered by transaction: a transaction's rows become visible when
--- it commits, which may be later than rows with a higher id.
+-- the work write its rows, and one row covers all partitions that went from one client to another. Ordered by
+-- transaction: a transaction's rows become visible when it commits, which may be later than rows with a higher id.
 CREATE TABLE IF NOT EXISTS pgleases.events (
     tx         pg_catalog.xid8 NOT NULL DEFAULT pg_catalog.pg_current_xact_id(),
     id         bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
