@@ -49,7 +49,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	arrival := even.Round(0).Sub(began.Round(0))
 	out.figure("from the first start to even shares", fmt.Sprintf("%s (all have joined: %s)", duration(arrival), duration(joined.Sub(began)))).
 		than("processor time of the server", duration(used.server), percent(share(used.server, used.span))+" of a core").
-		goal("<= 5 s for 1,000", clients != 1000 || arrival <= 5*time.Second)
+		goal("<= 3 s for 1,000", clients != 1000 || arrival <= 3*time.Second)
 
 	d.atRest(ctx)
 	span := time.Duration(l.pick(1, 25)) * time.Second
@@ -72,7 +72,7 @@ func measureClients(ctx context.Context, l *lab, out *part) {
 	each := func(u usage) time.Duration { return time.Duration(float64(u.server) / beats) }
 	out.figure(fmt.Sprintf("statements in %v of calm", span), grouped(calm.statements)).
 		than("one for each heartbeat", grouped(int(beats)), significant(float64(calm.statements)/beats)+"x").
-		goal("<= 1.1x", float64(calm.statements) <= 1.1*beats)
+		goal("<= 1.02x", float64(calm.statements) <= 1.02*beats)
 	const bound = "bare `UPDATE`s at the same pace"
 	out.figure(fmt.Sprintf("server's processor time for %s clients", grouped(clients)), fmt.Sprintf("%s a heartbeat; %s of a core, PgBouncer: %s", duration(each(calm)),
 		percent(share(calm.server, calm.span)), percent(share(calm.pooler, calm.span)))).

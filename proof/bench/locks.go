@@ -82,7 +82,7 @@ func (k *lockers) manyNames(ctx context.Context) {
 		}),
 		k.l.throughput("pairs of bare commits", lockClients, func(int, int) { k.commits(ctx, rand.IntN(lockNames)) }))
 	k.out.compare(fmt.Sprintf("pairs of %d clients at once, %s names", lockClients, grouped(lockNames)), rates[0], rates[1]).
-		goal(">= 0.65x", rates[0].over(rates[1]) >= 0.65)
+		goal(">= 0.75x", rates[0].over(rates[1]) >= 0.75)
 }
 
 // oneName lets all clients wait for one lock, again and again. It times each handoff, from the call

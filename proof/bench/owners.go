@@ -24,7 +24,8 @@ func measureOwners(ctx context.Context, l *lab, out *part) {
 	rate := func(u usage) float64 { return float64(u.heartbeats) / u.span.Seconds() }
 	out.figure("heartbeats"+of+", which all look up owners", significant(rate(routing))+"/s").
 		than(beside, significant(rate(plain))+"/s", significant(rate(routing)/rate(plain))+"x")
-	out.figure("server's processor time"+of, duration(routing.server)).than(beside, duration(plain.server), significant(share(routing.server, plain.server))+"x")
+	out.figure("server's processor time"+of, duration(routing.server)).than(beside, duration(plain.server), significant(share(routing.server, plain.server))+"x").
+		goal("<= 1.5x", share(routing.server, plain.server) <= 1.5)
 }
 
 func measureLookups(ctx context.Context, l *lab, out *part, partitions int) {
