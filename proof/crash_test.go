@@ -514,7 +514,7 @@ func (c *crash) unmark() { testkit.Execute(c.t, c.admin, "DELETE FROM pgleases.b
 // ask requests a plan, one that moves a partition.
 func (c *crash) ask() {
 	testkit.Execute(c.t, c.pool, `WITH asked AS (
-			UPDATE pgleases.leases SET generation = generation + 1, next_check_at = clock_timestamp() RETURNING name
+			UPDATE pgleases.leases SET generation = generation + 1, plan_due_at = clock_timestamp() RETURNING name
 		)
 		UPDATE pgleases.partitions AS p SET target = (SELECT session FROM pgleases.clients WHERE id = 'bystander')
 		FROM asked
@@ -528,7 +528,7 @@ func (c *crash) change() {
 
 func (c *crash) setWrongWeight() {
 	testkit.Execute(c.t, c.pool, `WITH changed AS ( -- a heartbeat returns leases after a change of one
-			UPDATE pgleases.leases SET next_check_at = next_check_at RETURNING name
+			UPDATE pgleases.leases SET plan_due_at = plan_due_at RETURNING name
 		) UPDATE pgleases.members SET weight = 2
 		WHERE lease IN (SELECT name FROM changed) AND session IN (SELECT session FROM pgleases.clients WHERE id = 'victim')`)
 }

@@ -68,7 +68,7 @@ func (d *deployed) planned() {
 	conn := connection(d.t, d.url)
 	waitFor(d.t, patience, "a plan has answered the join", func() (is bool) {
 		err := conn.QueryRow(d.t.Context(), `
-			SELECT next_check_at = 'infinity'
+			SELECT plan_due_at = 'infinity'
 			   AND NOT EXISTS (SELECT FROM pgleases.partitions WHERE target IS DISTINCT FROM owner)
 			FROM pgleases.leases`).Scan(&is)
 		if err != nil {

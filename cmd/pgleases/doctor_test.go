@@ -153,7 +153,7 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			DELETE FROM pgleases.members`, want: "fault orphans", text: `no client works on "l"`},
 		{name: "more members than partitions", fault: `INSERT INTO pgleases.clients VALUES (13, 'c', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now());
 			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', 13, 1, now(), 3)`, want: "note shares", text: `"l" has 2 for 3 members`},
-		{name: "plan overdue", fault: "UPDATE pgleases.leases SET next_check_at = now() - interval '1 hour'", want: "warning plans", text: `"l" since 20`},
+		{name: "plan overdue", fault: "UPDATE pgleases.leases SET plan_due_at = now() - interval '1 hour'", want: "warning plans", text: `"l" since 20`},
 		{name: "handoff", fault: "UPDATE pgleases.partitions SET target = 12, asked_at = now() - interval '1 hour' WHERE partition = 0", want: "warning handoffs", text: `"l" 0 of client "a" since 20`},
 		{name: "lock awaited", fault: "INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')", want: "note locks", text: `"k" since 20`},
 		{name: "lost lock awaited", fault: "UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 11; INSERT INTO pgleases.locks VALUES ('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')",

@@ -477,7 +477,7 @@ func TestDryRunOfLastLivingClientWarns(t *testing.T) {
 	execute(t, database, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at) VALUES
 			(11, 'a', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now()), (12, 'dead', 1, clock_timestamp() - interval '1 s', '1 hour', 'host', 8, now());
 		INSERT INTO pgleases.identities (id, incarnation, process, used_at) VALUES ('a', 1, 1, now()), ('dead', 1, 2, now());
-		INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('orders', 2, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at) VALUES ('orders', 2, 5, 1, 0, 'infinity', now());
 		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('orders', 11, 1, now(), 1), ('orders', 12, 1, now(), 1);
 		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since) VALUES
 			('orders', 0, 11, 12, 3, 'a', now()), ('orders', 1, 12, 12, 3, 'dead', now())`)

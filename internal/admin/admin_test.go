@@ -90,7 +90,7 @@ func TestASnapshotTellsWhatWaits(t *testing.T) {
 	if e := testkit.Must(a.Explain(t.Context(), "l", 0))(t); !regexp.MustCompile(`last heartbeat 4\ds ago; taken over at 1m0s\..* Its preferred owner is "dead", which is not a member of the lease:`).MatchString(strings.Join(e.Reasons, " ")) {
 		t.Errorf("of a silent owner: %q", e.Reasons)
 	}
-	exec(t, url, "UPDATE pgleases.clients SET expires_at = now() - interval '1 hour'", "UPDATE pgleases.leases SET next_check_at = now()")
+	exec(t, url, "UPDATE pgleases.clients SET expires_at = now() - interval '1 hour'", "UPDATE pgleases.leases SET plan_due_at = now()")
 	for partition, want := range map[int]string{2: "evict", 10: "make"} {
 		if e := testkit.Must(a.Explain(t.Context(), "l", partition))(t); !strings.Contains(strings.Join(e.Reasons, " "), "No client is live that could "+want+" it: continue or restart one.") {
 			t.Errorf("without a live client: %q", e.Reasons)

@@ -105,7 +105,7 @@ func TestAFleetDoesWhatTheDryRunShowed(t *testing.T) {
 		}
 		return owners
 	}
-	const of = "SELECT json_agg(row_to_json(l)::jsonb - '{changed,next_check_at,planned_at,generation}'::text[])::text || (SELECT count(*) FROM pgleases.events) || " +
+	const of = "SELECT json_agg(row_to_json(l)::jsonb - '{changed,plan_due_at,planned_at,generation}'::text[])::text || (SELECT count(*) FROM pgleases.events) || " +
 		"(SELECT count(*) FROM pgleases.overrides) FROM (SELECT * FROM pgleases.leases ORDER BY name) AS l"
 	owner := newPool(t, pgtest.OwnerURL(url))
 	state := func() (text string) {

@@ -21,7 +21,7 @@ const sound = `
 	UPDATE pgleases.installation SET installed_at = now() - interval '1 day';
 	ALTER TABLE pgleases.jobs ALTER id DROP IDENTITY;
 	INSERT INTO pgleases.clients SELECT 12, 'b', 1, now() + interval '1 hour', '1 hour', 'host', 7, now();
-	INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+	INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 	SELECT n, 2, 5, 1, 0, 'infinity', now() FROM unnest('{l,schedule/g,consumer/c}'::text[]) AS n;
 	INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since)
 	VALUES ('l', 0, 12, 12, 2, 'b', now()), ('l', 1, 12, 12, 2, 'b', now());

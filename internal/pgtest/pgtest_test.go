@@ -105,7 +105,7 @@ func TestMigratedDatabaseIsNotShared(t *testing.T) {
 		}
 		_, err := owner.Exec(t.Context(), `
 			INSERT INTO pgleases.leases
-				(name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+				(name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 			VALUES ('l', 1, 1, 1, 0, now(), now())`)
 		if err != nil {
 			t.Error(err)

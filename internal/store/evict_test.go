@@ -413,7 +413,7 @@ func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
 		}
 		t.Logf("%s that is no living member: found at check %d", what, checks)
 		f.exec("UPDATE partitions SET owner = target WHERE owner = 99")
-		f.exec("UPDATE leases SET next_check_at = 'infinity'")
+		f.exec("UPDATE leases SET plan_due_at = 'infinity'")
 	}
 	expect(t, value[int](f, "SELECT count(*) FROM members"), 4, "members")
 	expect(t, b.beat().Alive, true, "alive")

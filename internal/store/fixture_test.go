@@ -181,7 +181,7 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Identities[name] = i
 		}
 	})
-	r.read(`SELECT name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at, next_partitions, next_until, coalesce(successor, ''),
+	r.read(`SELECT name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at, next_partitions, next_until, coalesce(successor, ''),
 		coalesce(settling_since, 'epoch'), coalesce(settles_at, 'epoch'), unowned FROM leases`, func() ([]any, func()) {
 		var l fakestore.Lease
 		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor, &d, &e, &l.Unowned}, func() {

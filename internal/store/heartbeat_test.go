@@ -35,7 +35,7 @@ func heardMany(f *fixture, changed string, more, dropped int) *client {
 	f.exec(`INSERT INTO leases SELECT 'more-' || n, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, more)
 	f.exec(`INSERT INTO members SELECT 'more-' || n, $2, 1, now(), 1 FROM generate_series(1, $1) AS n`, more, c.session)
 	f.client("other").join("other's", 1)
-	f.exec("UPDATE leases SET next_check_at = 'infinity'")
+	f.exec("UPDATE leases SET plan_due_at = 'infinity'")
 	c.run()
 	f.unchanged(changed)
 	c.beat()
@@ -75,7 +75,7 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 		"a lease changed": {func(f *fixture, _ *client) { f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'") }, true},
 		"it joined another": {func(f *fixture, c *client) {
 			c.join("new", 1)
-			f.exec("UPDATE leases SET next_check_at = 'infinity'")
+			f.exec("UPDATE leases SET plan_due_at = 'infinity'")
 			f.unchanged("1")
 		}, true},
 		"the end of the session was refused": {func(_ *fixture, c *client) { c.end(false) }, true}, // the client does not know why
@@ -203,7 +203,7 @@ func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
 	for _, name := range names {
 		c.join(name, 1)
 	}
-	f.exec("UPDATE leases SET next_check_at = 'infinity'")
+	f.exec("UPDATE leases SET plan_due_at = 'infinity'")
 	c.run()
 	conns := make([]*pgx.Conn, len(names))
 	for i := range conns {

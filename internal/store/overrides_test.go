@@ -293,7 +293,7 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 	a.join("l", 1)
 	f.events()
 	state := func() string {
-		return f.text("SELECT generation, next_check_at, (SELECT count(*) FROM overrides) FROM leases")
+		return f.text("SELECT generation, plan_due_at, (SELECT count(*) FROM overrides) FROM leases")
 	}
 	before := state()
 	for call, says := range map[string]string{
@@ -409,7 +409,7 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	f.ok(drained())
 	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > generation, true, "a plan that saw the join and not the override is overtaken")
 	expect(t, strings.Contains(b.overrides("m"), "a drained yes"), true, b.overrides("m"))
-	expect(t, value[bool](f, "SELECT next_check_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
+	expect(t, value[bool](f, "SELECT plan_due_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
 }
 
 // It ends overrides, and does not wait for the locks of a plan or of another role.

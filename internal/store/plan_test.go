@@ -67,7 +67,7 @@ func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 	for i := range members {
 		sessions = append(sessions, f.client(fmt.Sprint("c", i)).session)
 	}
-	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 		SELECT 'l' || n, 1, 1, 1, 0, 'infinity', now() FROM generate_series(1, $1) AS n`, leases)
 	f.exec("INSERT INTO members SELECT 'l' || n, s, 1, now(), 1 FROM generate_series(1, $2) AS n, unnest($1::bigint[]) AS s", sessions, leases)
 	f.ok(pgx.BeginFunc(f.ctx, f.sql, func(tx pgx.Tx) error {

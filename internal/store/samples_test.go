@@ -81,7 +81,7 @@ func TestSamplesOfManyLeasesTakeManyCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	f.exec("INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) SELECT 'l' || n, 5000, 1, 1, 0, 'infinity', now() FROM generate_series(1, 20) AS n")
+	f.exec("INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at) SELECT 'l' || n, 5000, 1, 1, 0, 'infinity', now() FROM generate_series(1, 20) AS n")
 	f.exec("INSERT INTO partitions (lease, partition, epoch) SELECT 'l' || n, p, 0 FROM generate_series(1, 20) AS n, generate_series(0, 4999) AS p")
 	// A server that is busy with other tests may take too long to count a lease, which then has no value in that minute.
 	testkit.Until(t, "20 leases have 100,000 partitions without an owner", func() bool {
@@ -125,7 +125,7 @@ func TestSamplesHaveABound(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 		SELECT 'l' || lpad(n::text, 3, '0'), 1, 1, 1, 0, 'infinity', now() FROM generate_series(1, 300) AS n`)
 	a.sampleAll()
 	got := f.text("SELECT count(*), max(name) FROM samples WHERE kind = 'members' AND at = (SELECT max(at) FROM samples WHERE kind = 'clients')")

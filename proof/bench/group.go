@@ -209,7 +209,7 @@ func (g *group) settle(ctx context.Context) {
 
 // atRest waits until the database has no lease with a pending plan or handoff.
 func (d *database) atRest(ctx context.Context) {
-	d.until(ctx, "leases at rest", `SELECT NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.next_check_at < 'infinity')
+	d.until(ctx, "leases at rest", `SELECT NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.plan_due_at < 'infinity')
     AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner IS DISTINCT FROM p.target)`)
 }
 

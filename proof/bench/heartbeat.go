@@ -69,7 +69,7 @@ func (s *sessions) measure(ctx context.Context, l *lab, server *pgserver.Server,
 	}
 	s.register(ctx)
 	makeBare(ctx, s.database, s.n)
-	s.all(ctx, "UPDATE pgleases.leases SET next_check_at = 'infinity'", "VACUUM ANALYZE") // as after a plan
+	s.all(ctx, "UPDATE pgleases.leases SET plan_due_at = 'infinity'", "VACUUM ANALYZE") // as after a plan
 	do()
 }
 
@@ -214,7 +214,7 @@ func (s *sessions) join(ctx context.Context, l *lab, out *part) {
 			s.enter(ctx, next)
 			must(s.conns[0].Join(ctx, next, "lease-0", s.partitions, store.Terms{Weight: 1}, 1))
 		}
-		s.all(ctx, "UPDATE pgleases.leases SET next_check_at = 'infinity'") // as after a plan
+		s.all(ctx, "UPDATE pgleases.leases SET plan_due_at = 'infinity'") // as after a plan
 	}
 	s.each(s.n/beatConnections, beat) // so that each session has been told the lease
 	took := l.alternate(5,

@@ -22,7 +22,7 @@ func measureLarge(ctx context.Context, l *lab, out *part) {
 const fill = `UPDATE pgleases.server SET accepted_timeline = pgleases.timeline();
 INSERT INTO pgleases.clients SELECT n, 'host-' || n || '.example:4711:7f3a9c21', 1, now() + interval '1 day', '10 min', 'host', 1, now()
 FROM generate_series(1, $2::int) AS n;
-INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at) VALUES ('large', $1::int, 1, 1, 0, 'infinity', now());
+INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at) VALUES ('large', $1::int, 1, 1, 0, 'infinity', now());
 INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'large', n, 1, now(), 1 FROM generate_series(1, $2::int) AS n;
 INSERT INTO pgleases.partitions (lease, partition, epoch) SELECT 'large', n, 0 FROM generate_series(0, $1::int - 1) AS n`
 

@@ -56,12 +56,12 @@ func (c *caller) beat(ctx context.Context) {
 
 // calm brings the database into its state after a plan and after autovacuum.
 func (c *caller) calm(ctx context.Context) {
-	c.all(ctx, "UPDATE pgleases.leases SET next_check_at = 'infinity' WHERE next_check_at <> 'infinity'", "VACUUM ANALYZE")
+	c.all(ctx, "UPDATE pgleases.leases SET plan_due_at = 'infinity' WHERE plan_due_at <> 'infinity'", "VACUUM ANALYZE")
 }
 
 // others creates leases of others: $1 dropped leases, and $2 leases with $3 partitions and one
 // member each, which owns them all.
-const others = `INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+const others = `INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 SELECT 'other-' || n, CASE WHEN n > $1::int THEN $3::int ELSE 0 END, 3, 1, 1, 'infinity', now() FROM generate_series(1, $1::int + $2::int) AS n;
 INSERT INTO pgleases.clients SELECT n, 'host-' || n, 1, now() + interval '1 day', '10 min', 'host', 1, now() FROM generate_series(1001, 1016) AS n;
 INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number)

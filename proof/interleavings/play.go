@@ -218,7 +218,7 @@ func (w *world) checked(ctx context.Context, before tablesState) (now tablesStat
 const afterwardsSQL = `
 UPDATE pgleases.server SET next_check_at = clock_timestamp();
 UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 hour' WHERE incarnation < 0 OR session IN (13, 14) AND expires_at < clock_timestamp();
-UPDATE pgleases.leases SET next_check_at = clock_timestamp() WHERE next_check_at < 'infinity'`
+UPDATE pgleases.leases SET plan_due_at = clock_timestamp() WHERE plan_due_at < 'infinity'`
 
 // ended lets time pass after the interleaving, in which clients do what they have a reason to do,
 // and checks that nothing is stuck. It does so once for all interleavings that end in one state.

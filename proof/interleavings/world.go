@@ -45,7 +45,7 @@ SET owner = s.owner, target = s.target, owner_id = c.id, epoch = pgleases.first_
 FROM (VALUES ('x', 0, 11, 11), ('x', 1, 11, 12), ('x', 2, 13, 13), ('x', 3, NULL, NULL), ('w', 0, 13, 13)) AS s (lease, partition, owner, target)
 LEFT JOIN pgleases.clients AS c ON c.session = s.owner
 WHERE p.lease = s.lease AND p.partition = s.partition;
-UPDATE pgleases.leases SET next_check_at = clock_timestamp() - interval '1 minute', planned_at = clock_timestamp() - interval '1 minute';
+UPDATE pgleases.leases SET plan_due_at = clock_timestamp() - interval '1 minute', planned_at = clock_timestamp() - interval '1 minute';
 UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 minute' WHERE session IN (13, 14);
 DELETE FROM pgleases.events;
 CREATE SCHEMA saved;
@@ -251,7 +251,7 @@ const lookSQL = `SELECT jsonb_build_object(
 		'ttl', (extract(epoch FROM c.ttl) * 1000000)::bigint, 'revoked', c.incarnation < 0,
 		'drained', EXISTS (SELECT FROM pgleases.overrides AS o WHERE o.verb = 'drain' AND o.client = c.id)) ORDER BY c.session) FROM pgleases.clients AS c),
 	'members', (SELECT jsonb_agg(jsonb_build_object('lease', m.lease, 'session', m.session) ORDER BY m.lease, m.session) FROM pgleases.members AS m),
-	'leases', (SELECT jsonb_agg(jsonb_build_object('name', l.name, 'generation', l.generation, 'due', l.next_check_at < 'infinity') ORDER BY l.name) FROM pgleases.leases AS l),
+	'leases', (SELECT jsonb_agg(jsonb_build_object('name', l.name, 'generation', l.generation, 'due', l.plan_due_at < 'infinity') ORDER BY l.name) FROM pgleases.leases AS l),
 	'partitions', (SELECT jsonb_agg(jsonb_build_object('lease', p.lease, 'partition', p.partition, 'owner', p.owner, 'ownerid', p.owner_id,
 		'target', p.target, 'epoch', p.epoch) ORDER BY p.lease, p.partition) FROM pgleases.partitions AS p),
 	'locks', (SELECT jsonb_agg(jsonb_build_object('name', l.name, 'session', l.session, 'shared', l.shared, 'token', l.token) ORDER BY l.name, l.ticket) FROM pgleases.locks AS l),

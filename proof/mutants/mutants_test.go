@@ -307,9 +307,9 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/application.sql", " AND c.incarnation OPERATOR(pg_catalog.>=) 0)\n      AND (guard.epoch", ")\n      AND (guard.epoch", 0},
 	}},
 	{"an override that overtakes no plan", "overrides", `a plan that was read before is applied|a plan that saw the join and not the override`, []edit{
-		{"sql/schema/operators.sql", `    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+		{"sql/schema/operators.sql", `    SET generation = l.generation + 1, plan_due_at = least(l.plan_due_at, clock_timestamp())
     WHERE l.name = ANY (p_leases);
-    INSERT INTO pgleases.events (lease, cause, actor`, `    SET next_check_at = least(l.next_check_at, clock_timestamp())
+    INSERT INTO pgleases.events (lease, cause, actor`, `    SET plan_due_at = least(l.plan_due_at, clock_timestamp())
     WHERE l.name = ANY (p_leases);
     INSERT INTO pgleases.events (lease, cause, actor`, 0},
 	}},

@@ -14,7 +14,7 @@ DECLARE
     lease CONSTANT text := 'schedule/' || $1;
     epoch bigint;
 BEGIN
-    INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+    INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
     VALUES (lease, $2, 1, 1, 0, 'infinity', pgleases.schedule_clock())
     ON CONFLICT ON CONSTRAINT leases_pkey DO UPDATE SET partitions = $2, generation = l.generation + 1
     RETURNING l.generation INTO epoch;

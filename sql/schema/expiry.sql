@@ -128,12 +128,12 @@ BEGIN
     ), due AS ( -- a plan gives the partitions to others. The new generation makes plans void that were read before
         UPDATE pgleases.leases AS l
         SET generation = l.generation + 1,
-            next_check_at = CASE WHEN l.planned_at <= clock_timestamp() -- otherwise the clock stepped back
+            plan_due_at = CASE WHEN l.planned_at <= clock_timestamp() -- otherwise the clock stepped back
                                  THEN greatest(clock_timestamp(), l.planned_at + interval '50 milliseconds' + l.partitions * interval '5 microseconds')
                                  ELSE clock_timestamp() END
         FROM locked
         WHERE l.name = locked.name
-        RETURNING l.name, l.next_check_at
+        RETURNING l.name, l.plan_due_at
     ), ahead AS MATERIALIZED ( -- further than a heartbeat can set it: the clock stepped back. now is not used, because it may be long ago
         SELECT c.session FROM pgleases.clients AS c
         WHERE c.session = ANY (ARRAY(SELECT s.session FROM sessions AS s WHERE s.expires_at > now + s.ttl + interval '1 second'))
@@ -170,7 +170,7 @@ BEGIN
     -- 11 minutes is more than any TTL. infinity less a time would be an error.
     SELECT coalesce(r.ids, '{}'), coalesce(r.hosts, '{}'), coalesce(r.pids, '{}'),
            coalesce((SELECT array_agg(a.name ORDER BY a.name) FROM due AS a), '{}'),
-           coalesce((SELECT greatest(extract(epoch FROM max(a.next_check_at) - clock_timestamp()) * 1000000, 0) FROM due AS a), 0),
+           coalesce((SELECT greatest(extract(epoch FROM max(a.plan_due_at) - clock_timestamp()) * 1000000, 0) FROM due AS a), 0),
            (SELECT greatest(extract(epoch FROM least(c.next_check_at, clock_timestamp() + interval '11 minutes',
                                                      clock_timestamp() + (c.unwatched - watched)) - clock_timestamp()) * 1000000, 0)
             FROM checked AS c)
@@ -223,8 +223,8 @@ BEGIN
         SELECT l.name FROM pgleases.leases AS l
         WHERE l.name = ANY (ARRAY(SELECT g.lease FROM lost AS g UNION SELECT o.lease FROM orphaned AS o))
           AND (l.name IN (SELECT g.lease FROM lost AS g)
-               OR (l.next_check_at = 'infinity'
-                   OR l.next_check_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds') -- the clock stepped back
+               OR (l.plan_due_at = 'infinity'
+                   OR l.plan_due_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds') -- the clock stepped back
                AND EXISTS (SELECT FROM pgleases.members AS o
                            WHERE o.lease = l.name AND (SELECT c.session FROM pgleases.clients AS c WHERE c.session = o.session) IS NOT NULL))
         ORDER BY l.name
@@ -234,7 +234,7 @@ BEGIN
         WHERE o.lease = g.lease AND o.session = g.session
           AND (o.lease IN (SELECT l.name FROM locked AS l) OR (SELECT l.name FROM pgleases.leases AS l WHERE l.name = o.lease) IS NULL)
     ), planned AS (
-        UPDATE pgleases.leases AS l SET generation = l.generation + 1, next_check_at = clock_timestamp()
+        UPDATE pgleases.leases AS l SET generation = l.generation + 1, plan_due_at = clock_timestamp()
         WHERE l.name = ANY (ARRAY(SELECT k.name FROM locked AS k))
         RETURNING l.name
     )
@@ -283,7 +283,7 @@ BEGIN
         UPDATE pgleases.leases AS l
         SET settling_since = CASE WHEN l.settles_at > p_now AND l.settling_since <= p_now + interval '1 second' THEN l.settling_since END,
             settles_at = CASE WHEN l.settles_at > p_now AND l.settling_since <= p_now + interval '1 second' THEN l.settles_at END,
-            generation = l.generation + 1, next_check_at = CASE WHEN l.partitions > 0 THEN least(l.next_check_at, p_now) ELSE l.next_check_at END
+            generation = l.generation + 1, plan_due_at = CASE WHEN l.partitions > 0 THEN least(l.plan_due_at, p_now) ELSE l.plan_due_at END
         WHERE l.name = ANY (names);
     END IF;
     RETURN names;

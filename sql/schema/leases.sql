@@ -6,7 +6,7 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     generation         bigint NOT NULL,
     created_generation bigint NOT NULL,
     epoch_floor        bigint NOT NULL,
-    next_check_at      pg_catalog.timestamptz NOT NULL,
+    plan_due_at        pg_catalog.timestamptz NOT NULL,
     planned_at         pg_catalog.timestamptz NOT NULL,
     changed            pg_catalog.xid8 NOT NULL DEFAULT '0',
     next_partitions    int NOT NULL DEFAULT 0,
@@ -22,7 +22,7 @@ COMMENT ON COLUMN pgleases.leases.partitions IS 'Number of partitions, numbered 
 COMMENT ON COLUMN pgleases.leases.generation IS 'Rises with every change of the lease''s members, owners or targets; for a handover, with the announcement that follows it.';
 COMMENT ON COLUMN pgleases.leases.created_generation IS 'The generation at which the lease was created, or created again after a drop.';
 COMMENT ON COLUMN pgleases.leases.epoch_floor IS 'The highest epoch before the lease was dropped or replaced, or of the lease that it replaced; new epochs are above it.';
-COMMENT ON COLUMN pgleases.leases.next_check_at IS 'When a plan of this lease is due. It is infinity if no plan is due.';
+COMMENT ON COLUMN pgleases.leases.plan_due_at IS 'When a plan of this lease is due. It is infinity if no plan is due.';
 COMMENT ON COLUMN pgleases.leases.planned_at IS 'When a plan was last claimed or applied.';
 COMMENT ON COLUMN pgleases.leases.next_partitions IS 'For a dropped lease: until next_until it can be created again only with this number of partitions.';
 COMMENT ON COLUMN pgleases.leases.next_until IS '24 hours after the last drop. It is -infinity if the lease was never dropped.';
@@ -238,21 +238,21 @@ BEGIN
         FROM pgleases.clients AS c WHERE c.session = p_session
     ), lease AS (
         INSERT INTO pgleases.leases AS l
-            (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+            (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
         SELECT p_lease, p_partitions, 1, 1, 0, alive.now + interval '100 milliseconds' + p_partitions * interval '10 microseconds', alive.now
         FROM alive
         ON CONFLICT (name) DO UPDATE
         SET partitions = EXCLUDED.partitions,
             generation = l.generation + 1,
             created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
-            (next_check_at, planned_at) = (
-                SELECT CASE WHEN NOT p.lately THEN EXCLUDED.next_check_at
-                            WHEN l.next_check_at <= p.now THEN l.next_check_at
+            (plan_due_at, planned_at) = (
+                SELECT CASE WHEN NOT p.lately THEN EXCLUDED.plan_due_at
+                            WHEN l.plan_due_at <= p.now THEN l.plan_due_at
                             ELSE least(greatest(p.calm_at, p.now + interval '100 milliseconds'), l.planned_at + interval '1 second' + p.each) END,
                        CASE WHEN p.lately THEN l.planned_at ELSE EXCLUDED.planned_at END
                 FROM (SELECT c.now, c.each, c.calm_at,
                              l.planned_at <= c.now -- otherwise the clock stepped back
-                             AND (c.calm_at > c.now AND NOT (SELECT alive.awaited FROM alive) OR l.next_check_at > c.now AND l.next_check_at <= c.now + interval '1 second' + 5 * c.each) AS lately
+                             AND (c.calm_at > c.now AND NOT (SELECT alive.awaited FROM alive) OR l.plan_due_at > c.now AND l.plan_due_at <= c.now + interval '1 second' + 5 * c.each) AS lately
                       FROM (SELECT n.now, n.each, l.planned_at + interval '250 milliseconds' + n.each AS calm_at
                             FROM (SELECT clock_timestamp() AS now, l.partitions * interval '10 microseconds' AS each) AS n) AS c) AS p),
             (settling_since, settles_at) = ( -- greatest ignores null
@@ -266,7 +266,7 @@ BEGIN
         WHERE l.partitions = EXCLUDED.partitions
            OR l.partitions = 0 AND l.successor IS NULL -- it was dropped
               AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
-        RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.next_check_at, l.settles_at,
+        RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.plan_due_at, l.settles_at,
                   (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
     ), lowered AS ( -- a check for expired sessions ends the delay. One that is under way does not know of it, and is waited for,
                    -- unless another check comes before the end, because this session might expire
@@ -307,8 +307,8 @@ BEGIN
            coalesce((SELECT l.partitions FROM pgleases.leases AS l WHERE l.name = p_lease), 0) AS partitions,
            coalesce((SELECT l.next_partitions FROM pgleases.leases AS l WHERE l.name = p_lease AND l.partitions = 0), 0) AS dropped_with,
            EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
-           coalesce((SELECT greatest(extract(epoch FROM lease.next_check_at - clock_timestamp()) * 1000000000, 0)
-                     FROM lease WHERE lease.next_check_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in,
+           coalesce((SELECT greatest(extract(epoch FROM lease.plan_due_at - clock_timestamp()) * 1000000000, 0)
+                     FROM lease WHERE lease.plan_due_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in,
            coalesce((SELECT greatest(extract(epoch FROM lease.settles_at - clock_timestamp()) * 1000000000, 0) FROM lease), 0)::bigint AS settles_in
     INTO alive, joined, successor, partitions, dropped_with, claimed, due_in, settles_in;
 END
@@ -543,14 +543,14 @@ BEGIN
         WITH changed AS (
             UPDATE pgleases.leases AS l
             SET generation = l.generation + 1,
-                next_check_at = CASE WHEN l.name IN (SELECT n FROM unnest(due) AS n) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
+                plan_due_at = CASE WHEN l.name IN (SELECT n FROM unnest(due) AS n) AND EXISTS (SELECT FROM pgleases.members AS m WHERE m.lease = l.name AND m.weight > 0)
                                       AND NOT EXISTS (SELECT FROM pgleases.overrides AS w WHERE w.lease = l.name AND w.verb = 'pause')
-                                     THEN least(l.next_check_at, clock_timestamp())
-                                     ELSE l.next_check_at END
+                                     THEN least(l.plan_due_at, clock_timestamp())
+                                     ELSE l.plan_due_at END
             WHERE l.name = ANY (due || left_leases || drained)
-            RETURNING l.name, l.next_check_at
+            RETURNING l.name, l.plan_due_at
         )
-        SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.next_check_at <= clock_timestamp()
+        SELECT coalesce(array_agg(c.name ORDER BY c.name), '{}') FROM changed AS c WHERE c.plan_due_at <= clock_timestamp()
         INTO to_plan;
     END IF;
 END

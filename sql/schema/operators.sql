@@ -80,7 +80,7 @@ RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
 BEGIN
     UPDATE pgleases.leases AS l
-    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    SET generation = l.generation + 1, plan_due_at = least(l.plan_due_at, clock_timestamp())
     WHERE l.name = ANY (p_leases);
     INSERT INTO pgleases.events (lease, cause, actor, reason, from_id, to_id, partitions, generation)
     VALUES (p_lease, p_cause, p_actor, p_reason,
@@ -223,7 +223,7 @@ BEGIN
         to_plan := to_plan || ARRAY(SELECT n FROM unnest(names) AS n WHERE NOT (n = ANY (to_plan)));
     END LOOP;
     UPDATE pgleases.leases AS l
-    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    SET generation = l.generation + 1, plan_due_at = least(l.plan_due_at, clock_timestamp())
     WHERE l.name = ANY (to_plan);
     RETURN to_plan;
 END
@@ -336,7 +336,7 @@ BEGIN
     UPDATE pgleases.clients AS c SET incarnation = -1 WHERE c.id = evict_client.client AND c.incarnation >= 0;
     GET DIAGNOSTICS revoked = ROW_COUNT;
     UPDATE pgleases.leases AS l
-    SET generation = l.generation + 1, next_check_at = least(l.next_check_at, clock_timestamp())
+    SET generation = l.generation + 1, plan_due_at = least(l.plan_due_at, clock_timestamp())
     WHERE l.name = ANY (pgleases.leases_of(NULL::text, evict_client.client));
     DELETE FROM pgleases.graces AS g WHERE g.client = evict_client.client; -- nothing waits for it
     INSERT INTO pgleases.events (cause, actor, reason, from_id)
@@ -370,7 +370,7 @@ BEGIN
                 HINT = 'First close them, or make them leave. A crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
-    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity',
+    SET partitions = 0, generation = generation + 1, plan_due_at = 'infinity',
         next_partitions = coalesce(drop_lease.partitions, l.partitions), next_until = clock_timestamp() + interval '24 hours', successor = NULL,
         settling_since = NULL, settles_at = NULL, unowned = 0,
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = drop_lease.lease))
@@ -432,14 +432,14 @@ BEGIN
                 HINT = 'First close them, or make them leave. A frozen or crashed client is removed when another client, of any lease, has run for its TTL. If no client runs, run one for longer than that TTL: pgleases run tidy --once -- sleep 60';
     END IF;
     UPDATE pgleases.leases AS l
-    SET partitions = 0, generation = generation + 1, next_check_at = 'infinity', successor = replace_lease.successor, settling_since = NULL, settles_at = NULL, unowned = 0,
+    SET partitions = 0, generation = generation + 1, plan_due_at = 'infinity', successor = replace_lease.successor, settling_since = NULL, settles_at = NULL, unowned = 0,
         epoch_floor = greatest(l.epoch_floor, (SELECT max(p.epoch) FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease))
     WHERE l.name = replace_lease.lease
     RETURNING * INTO former;
     DELETE FROM pgleases.graces AS g WHERE g.lease = replace_lease.lease;
     DELETE FROM pgleases.partitions AS p WHERE p.lease = replace_lease.lease;
     DELETE FROM pgleases.members AS m WHERE m.lease = replace_lease.lease;
-    INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, next_check_at, planned_at)
+    INSERT INTO pgleases.leases AS l (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
     VALUES (replace_lease.successor, replace_lease.partitions, 1, 1, former.epoch_floor, 'infinity', clock_timestamp())
     ON CONFLICT (name) DO UPDATE
     SET partitions = EXCLUDED.partitions, generation = l.generation + 1, successor = NULL,

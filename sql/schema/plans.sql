@@ -246,11 +246,11 @@ BEGIN
     UPDATE pgleases.leases AS l
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
-        next_check_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
+        plan_due_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
                              WHEN NOT p_only_left_over OR l.name IN (SELECT c.name FROM unnest(late) AS c (name))
                              THEN clock_timestamp() + p_again * interval '1 microsecond'
                              ELSE 'infinity' END
-    WHERE l.name = ANY (unchanged) AND (l.next_check_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
+    WHERE l.name = ANY (unchanged) AND (l.plan_due_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
 
     -- Notify the owners that were asked, and the new owners.
     IF p_channel <> '' AND cardinality(concerned) > 0 THEN

@@ -10,14 +10,14 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
 ), due AS MATERIALIZED (
     SELECT l.name FROM pgleases.leases AS l, settings
     WHERE settings.ok AND l.name = ANY ($1::text[])
-      AND (l.next_check_at <= clock_timestamp() -- or further ahead than a plan can be: the clock stepped back
-           OR l.next_check_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds'
-              AND l.next_check_at < 'infinity')
+      AND (l.plan_due_at <= clock_timestamp() -- or further ahead than a plan can be: the clock stepped back
+           OR l.plan_due_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds'
+              AND l.plan_due_at < 'infinity')
     ORDER BY l.name
     FOR UPDATE OF l SKIP LOCKED -- the caller tries these again
 ), claimed AS (
     UPDATE pgleases.leases AS l
-    SET next_check_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '10 microseconds',
+    SET plan_due_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '10 microseconds',
         planned_at = clock_timestamp()
     FROM due
     WHERE l.name = due.name
@@ -25,5 +25,5 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
 )
 SELECT coalesce((SELECT array_agg(name ORDER BY name) FROM claimed), '{}') AS claimed,
        coalesce((SELECT array_agg(l.name ORDER BY l.name) FROM pgleases.leases AS l
-                 WHERE l.name = ANY ($1::text[]) AND l.next_check_at <= clock_timestamp()
+                 WHERE l.name = ANY ($1::text[]) AND l.plan_due_at <= clock_timestamp()
                    AND l.name NOT IN (SELECT name FROM claimed)), '{}') AS locked

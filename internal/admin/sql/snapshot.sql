@@ -45,7 +45,7 @@ SELECT json_build_object(
         SELECT coalesce(json_agg(json_build_object(
                    'name', l.name, 'partitions', least(l.partitions, 65536), 'generation', l.generation,
                    'planned', least(greatest(l.planned_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
-                   'due', CASE WHEN isfinite(l.next_check_at) THEN least(greatest(l.next_check_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
+                   'due', CASE WHEN isfinite(l.plan_due_at) THEN least(greatest(l.plan_due_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                    'settles', CASE WHEN l.settles_at > t.now AND l.settling_since <= t.now + interval '1 second' THEN least(l.settles_at, '9999-12-30 UTC') END,
                    'awaited', coalesce((
                        SELECT json_agg(json_build_object('client', g.client, 'since', least(greatest(g.since, '0001-01-02 UTC'), '9999-12-30 UTC'),
