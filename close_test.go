@@ -492,7 +492,7 @@ func TestCloseLeavesALeaseWhoseJoinCameLate(t *testing.T) {
 	own := testkit.Must(pgx.ParseConfig(url))(t)
 	own.DialFunc = wire.Dial
 	c := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithConnConfig(own)))(t)
-	deliver := wire.Strand(".members AS m (lease", "t")
+	deliver := wire.Strand(".join_lease(", "t")
 	ctx, giveUp := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {

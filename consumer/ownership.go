@@ -69,7 +69,7 @@ func (e *ends) record(db *db, log *slog.Logger, stopped <-chan struct{}) {
 			log.Warn("consumer: end not recorded yet, the next owner takes it for a crash",
 				slog.Int("partitions", len(left)), slog.Any("error", store.Advised(err)))
 		}, func(lasted time.Duration) {
-			log.Info("consumer: end recorded", slog.Int("partitions", len(left)), slog.Duration("for", lasted))
+			log.Info("consumer: end recorded", slog.Int("partitions", len(left)-rest), slog.Duration("for", lasted))
 		})
 		if err == nil {
 			left, pause = left[:rest], 0

@@ -3,6 +3,7 @@ package schedule
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/pgleases/pgleases/internal/handlers"
 )
@@ -63,7 +64,7 @@ func (t *transactions) writeEnds(ctx context.Context, of []*ownership, counted [
 // ends gathers the ends of ownerships while the record of others is under way. A process that closes
 // ends many at once, and a transaction for each would keep the partitions from their next owners.
 type ends struct {
-	writing sync.Mutex // held during a record
+	writing chan struct{} // has a value during a record
 
 	mu   sync.Mutex
 	next *gathered // what the next record is for; nil: nothing yet
@@ -73,6 +74,11 @@ type gathered struct {
 	of   []*ownership
 	done chan struct{} // closed when their record was tried
 }
+
+// gathering is how long the next record waits at most for the one that is under way.
+const gathering = time.Second
+
+func newEnds() *ends { return &ends{writing: make(chan struct{}, 1)} }
 
 // join adds an ownership to the next record, which is written by write. The returned channel is
 // closed when that was tried.
@@ -89,8 +95,11 @@ func (e *ends) join(o *ownership, write func(context.Context, []*ownership, []su
 
 func (e *ends) record(g *gathered, write func(context.Context, []*ownership, []subject)) {
 	defer close(g.done)
-	e.writing.Lock()
-	defer e.writing.Unlock()
+	select {
+	case e.writing <- struct{}{}:
+		defer func() { <-e.writing }()
+	case <-time.After(gathering): // a record that hangs must not hold the others
+	}
 	e.mu.Lock()
 	e.next = nil
 	e.mu.Unlock()

@@ -58,7 +58,7 @@ func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop c
 		queue:  newQueue(&s.times, share.Most, s.registry.limit),
 		poller: newPoller(&s.times, listen.New(s.db.pool, s.options.schema, leaseOf+s.db.group)),
 	}
-	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop, new(ends)}
+	within := transactions{s.db, leaseFence(lease), &p.clock, share, stop, newEnds()}
 	p.exec = executor{
 		within, &s.registry, s.log,
 		func(kind string) { p.gotSlot <- kind }, func(of subject) { p.parked <- of }, p.noteOverdue, new(postponed),

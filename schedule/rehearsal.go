@@ -54,7 +54,7 @@ func init() {
 			r.all = append(r.all, int32(n))
 		}
 		r.clock.staged = stage.Now
-		within := transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}, new(ends)}
+		within := transactions{s.db, r.fence, &r.clock, unlimited{}, func(error) {}, newEnds()}
 		r.exec = executor{
 			transactions: within, registry: &s.registry, log: s.log, postponed: new(postponed),
 			gotSlot: func(string) {}, parked: func(subject) {}, overdue: func(subject, error) {},

@@ -36,7 +36,7 @@ export function overview() {
   reading("past", () => periodOf(here().query), 10_000, answer => drawPast(strips, answer));
   const drawNow = () => {
     const shown = tilesOf(consumers);
-    drawVerdict(verdict, consumers && shown);
+    drawVerdict(verdict, shown);
     drawNumbers(tiles, shown);
   };
   reading("consumers", () => ({}), 10_000, answer => {
@@ -75,7 +75,8 @@ function drawVerdict(element, tiles) {
   const checked = state.status?.checked_ms;
   const bad = faults > 0 || ill.some(([, , , , kind]) => kind === "bad");
   const unknown = "It is not known whether all is well, because ";
-  const [kind, text] = !state.health || !tiles ? ["", "The health is being checked."] :
+  const isRead = tiles && tiles.every(([, , number]) => number !== "…");
+  const [kind, text] = !state.health || !isRead ? ["", "The health is being checked."] :
     isStale() ? ["", unknown + "this is from " + clock(state.seenAt) + "."] :
       found.length > 0 || ill.length > 0 ?
         [bad ? "bad" : "warn", "Not well: " + (found.join(" and ") || seen.join("; ")) + "."] :
@@ -108,12 +109,6 @@ function tilesOf(consumers) {
     if (isMissed(lease)) sum.lost += facts.orphans;
   }
   const silent = state.clients.filter(c => c.expired).length;
-  const held = state.locks?.locks.filter(l => l.holders.length > 0).length || 0;
-  const waiting = state.locks?.locks.reduce((n, l) => n + l.waiting, 0) || 0;
-  const groups = state.schedules?.groups || [];
-  const failing = groups.reduce((n, g) => n + g.failing, 0);
-  const late = groups.reduce((n, g) => n + g.late, 0);
-  const lateWords = [failing > 0 ? count(failing) + " failing" : "", late > 0 ? count(late) + " late" : ""];
   const orphanWords = sum.orphans === 0 ? "all have an owner" :
     sum.lost > 0 ? "of " + many(sum.partitions, "partition") : "of leases that are paused or that no process runs";
   return [
@@ -123,11 +118,29 @@ function tilesOf(consumers) {
       many(sum.partitions, "partition") + (sum.moving ? ", " + count(sum.moving) + " moving" : ""), ""],
     ["Without owner", "leases", count(sum.orphans), orphanWords, sum.lost ? "bad" : ""],
     consumersTile(consumers),
-    ["Schedules", "schedules", count(groups.reduce((n, g) => n + g.schedules, 0)),
-      lateWords.filter(w => w).join(", ") || "none fails or is late", failing ? "bad" : late ? "warn" : ""],
-    ["Locks held", "locks", count(held) + (state.locks?.more ? "+" : ""),
-      waiting ? many(waiting, "client waits", "clients wait") : "no client waits", ""],
+    schedulesTile(state.schedules),
+    locksTile(state.locks),
   ];
+}
+
+function schedulesTile(told) {
+  const head = ["Schedules", "schedules"];
+  if (!told) return [...head, "…", "are being read", ""];
+  if (told.failure) return [...head, "?", "cannot be read", "warn"];
+  const sum = what => told.groups.reduce((n, group) => n + group[what], 0);
+  const [failing, late] = [sum("failing"), sum("late")];
+  const words = [failing > 0 ? count(failing) + " failing" : "", late > 0 ? count(late) + " late" : ""];
+  const text = words.filter(w => w).join(", ") || "none fails or is late";
+  return [...head, count(sum("schedules")), text, failing > 0 ? "bad" : late > 0 ? "warn" : ""];
+}
+
+function locksTile(told) {
+  const head = ["Locks held", "locks"];
+  if (!told) return [...head, "…", "are being read", ""];
+  const held = told.locks.filter(l => l.holders.length > 0).length;
+  const waiting = told.locks.reduce((n, l) => n + l.waiting, 0);
+  const words = waiting > 0 ? many(waiting, "client waits", "clients wait") : "no client waits";
+  return [...head, count(held) + (told.more ? "+" : ""), words, ""];
 }
 
 function drawNumbers(element, tiles) {

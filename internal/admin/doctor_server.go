@@ -210,7 +210,7 @@ func (d *doctor) timeline(ctx context.Context) {
 			"the server was promoted, or is a copy, and is not accepted: no partition moves")
 	}
 	for _, e := range d.lately {
-		if e.Cause == "accepted" {
+		if e.Cause == "accepted" && strings.Contains(e.Reason, "promoted") {
 			d.found(LevelNote, "see docs/database-failover.md: a standby may lack the last commits of the old primary",
 				"the database failed over%s: %s", when("at", e.At, d.snapshot.At), e.Reason)
 		}

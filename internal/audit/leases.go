@@ -88,7 +88,8 @@ func (l *leases) replay(e *event) error {
 	case e.cause == "accepted":
 		l.accepted = e
 		// Without a number, epochs stay as they are.
-		_, _ = fmt.Sscanf(e.reason, "the clients accepted a promoted server (generation %d)", &l.epochs)
+		_, number, _ := strings.Cut(e.reason, "(generation ")
+		_, _ = fmt.Sscanf(number, "%d)", &l.epochs)
 	case e.cause == "handed over" || e.cause == "given":
 		for i, first := range e.firsts {
 			for n := first; n < e.beyond[i]; n++ {

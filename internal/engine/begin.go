@@ -289,7 +289,7 @@ func beginEvict(e *engine, now time.Time) *operation {
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Evicted, error) {
 		return c.Evict(ctx, cutoff+time.Since(now).Microseconds(), watched, e.config.TTL, run)
 	}, func(evicted store.Evicted, err error) {
-		e.expiry.evicted(evicted, err, e.config.Heartbeat, time.Now())
+		e.expiry.evicted(evicted, err, e.watch.spread(), e.config.Heartbeat, time.Now())
 		if err != nil {
 			e.locks.SweepNow() // it may have been made
 			return

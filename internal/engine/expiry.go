@@ -55,7 +55,7 @@ func (x *expiry) heard(beat store.Beat, watched, spread, heartbeat time.Duration
 	case x.step == stepHear && !x.left && x.leaves(spread, heartbeat):
 		x.left = true
 	case watchLacks > 0:
-		x.then(stepLook, now.Add(watchLacks))
+		x.then(stepLook, now.Add(watchLacks+spread))
 	default:
 		// After the spread the cutoff has passed the due time too. A look has waited for that already,
 		// so that other looks follow the check, and find it made. Heartbeats may be closer together than
@@ -99,14 +99,15 @@ func (x *expiry) lookAfter(due time.Duration, now time.Time) {
 // spread. So few others choose to make it meanwhile.
 func (x *expiry) leaves(spread, heartbeat time.Duration) bool {
 	if x.sessions > crowd {
-		return rand.N(time.Duration(x.sessions)*max(soon, spread)) >= heartbeat
+		sessions := time.Duration(min(x.sessions, 1_000_000)) // others may write any number
+		return rand.N(sessions*max(soon, spread)) >= heartbeat
 	}
 	return x.sessions > lookers
 }
 
 // evicted handles the answer to an eviction. If another client makes the check, or may make it, this
 // client looks again.
-func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Duration, now time.Time) {
+func (x *expiry) evicted(evicted store.Evicted, err error, spread, heartbeat time.Duration, now time.Time) {
 	switch {
 	case err == nil && evicted.Made:
 	case x.sessions > crowd:
@@ -114,9 +115,9 @@ func (x *expiry) evicted(evicted store.Evicted, err error, heartbeat time.Durati
 		x.then(stepHear, when.Never)
 		return
 	default:
-		x.then(stepLook, now.Add(100*time.Millisecond+rand.N(min(heartbeat, MinTTL))))
+		x.then(stepLook, now.Add(max(spread, 100*time.Millisecond)+rand.N(min(heartbeat, MinTTL))))
 		return
 	}
 	x.toTidy = true
-	x.lookAfter(evicted.CheckDueIn, now)
+	x.lookAfter(evicted.CheckDueIn+spread, now)
 }

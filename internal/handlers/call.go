@@ -117,13 +117,13 @@ func WatchFor(limit time.Duration, late func(), after func(lasted time.Duration)
 		defer close(done)
 		late()
 	})
-	return func() {
+	return sync.OnceFunc(func() {
 		if timer.Stop() {
 			return
 		}
 		<-done
 		after(logqueue.Lasted(began, time.Now()))
-	}
+	})
 }
 
 // Around calls a handler by way of the application's code around it. That gets a function that

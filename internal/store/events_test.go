@@ -321,3 +321,23 @@ func TestEventsCommittedLateAreFollowed(t *testing.T) {
 	commit()
 	f.until("all are seen", func() bool { return read() == " first late early" }) // once other tests' transactions have ended, too
 }
+
+// An event that is written while a check waits is not taken for one of another server, although its
+// transaction is younger than the check's.
+func TestEventWrittenDuringACheckKeepsItsTransaction(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	check, writer := f.raw(), f.raw()
+	tx := testkit.Must(writer.Begin(f.ctx))(f)
+	testkit.Must(tx.Exec(f.ctx, "LOCK TABLE pgleases.events IN EXCLUSIVE MODE"))(f)
+	made := make(chan error, 1)
+	go func() {
+		_, err := check.Exec(f.ctx, "SELECT pgleases.trim_events()")
+		made <- err
+	}()
+	f.blocked(check)
+	testkit.Must(tx.Exec(f.ctx, "INSERT INTO pgleases.events (cause, actor) VALUES ('young', 'test')"))(f)
+	f.ok(tx.Commit(f.ctx))
+	f.ok(<-made)
+	expect(t, value[bool](f, "SELECT tx <> '0' FROM events WHERE cause = 'young'"), true, "it keeps its transaction")
+}

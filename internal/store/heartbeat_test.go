@@ -83,6 +83,9 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 			f.exec("DELETE FROM members WHERE lease = 'l'")
 			expect(f.TB, len(c.release(nil, "l").Left), 0, "leases left")
 		}, true},
+		"a leave was done": {func(f *fixture, c *client) {
+			expect(f.TB, len(c.release(nil, "l").Left), 1, "leases left")
+		}, true},
 		"50 s have passed":          {func(_ *fixture, c *client) { c.pg().ToldBefore(50 * time.Second) }, false},
 		"a minute has passed":       {func(_ *fixture, c *client) { c.pg().ToldBefore(time.Minute) }, true},
 		"a crash":                   {func(f *fixture, _ *client) { f.setMarker(0) }, true},

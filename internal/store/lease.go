@@ -267,8 +267,8 @@ func (c *Conn) Release(
 	for i, lease := range got.BusyLeases {
 		released.Busy = append(released.Busy, Release{Lease: lease, Partition: got.BusyPartitions[i]})
 	}
-	if len(released.Left) < len(leaving) {
-		c.lastLeases = lastLeases{} // the next heartbeat returns whether it is still a member
+	if len(leaving) > 0 {
+		c.lastLeases = lastLeases{} // the next heartbeat returns the leases that it is still a member of
 	}
 	return released, nil
 }

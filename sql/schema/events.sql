@@ -73,10 +73,11 @@ DECLARE
     ahead CONSTANT timestamptz := clock_timestamp() + age + interval '1 day';
     present CONSTANT xid8 := greatest(pg_snapshot_xmax(pg_current_snapshot()), pg_current_xact_id());
 BEGIN
+    -- Compared with this statement's own snapshot, because events may have been written since the one of present.
     UPDATE pgleases.events AS e SET tx = '0'
     WHERE e.ctid = ANY (ARRAY(
         SELECT f.ctid FROM pgleases.events AS f
-        WHERE f.tx > present
+        WHERE f.tx > greatest(pg_snapshot_xmax(pg_current_snapshot()), pg_current_xact_id())
           AND NOT EXISTS (SELECT FROM pgleases.events AS o WHERE o.tx = '0' AND o.id = f.id)
         ORDER BY f.tx DESC, f.id DESC LIMIT 1000 FOR UPDATE OF f SKIP LOCKED));
     IF (SELECT e.at < old OR e.at > ahead FROM pgleases.events AS e ORDER BY e.tx, e.id LIMIT 1) THEN

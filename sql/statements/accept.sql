@@ -15,7 +15,8 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     -- Seconds since 2020, because two standbys of one server have the same generation and the same next timeline, and
     -- one may be promoted after the other. Below 2^31, because an epoch begins with it.
     SELECT greatest(s.generation + 1, $5::bigint + 1,
-                    least(floor(extract(epoch FROM clock_timestamp())) - 1577836800, 2000000000)::bigint) AS generation
+                    least(floor(extract(epoch FROM clock_timestamp())) - 1577836800, 2000000000)::bigint) AS generation,
+           s.accepted_timeline = -1 AS requested
     FROM pgleases.server AS s, settings
     WHERE settings.ok AND s.accepted_timeline <> $2::bigint AND pgleases.timeline() = $2::bigint
       AND (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint = $3::bigint
@@ -28,6 +29,8 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FROM due
     RETURNING s.generation
 ), recorded AS (
-    INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', format('the clients accepted a promoted server (generation %s)', accepted.generation) FROM accepted
+    INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', format(
+        CASE WHEN due.requested THEN 'the clients accepted a new server generation that was requested (generation %s)'
+             ELSE 'the clients accepted a promoted server (generation %s)' END, accepted.generation) FROM accepted, due
 )
 SELECT coalesce((SELECT accepted.generation FROM accepted), 0) AS generation

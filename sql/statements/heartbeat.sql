@@ -19,7 +19,8 @@
 --   seen; the clock is expiry less ttl
 --
 --   then, if the incarnation differs or one of the session's leases has changed since: timeline, started, marker, tables,
---   or the word same if the incarnation does not differ; for each lease generation, due_in, weight; the names of these leases in the same order, as an array
+--   or the word same if the incarnation does not differ; for each lease generation, due_in, weight; the names of these
+--   leases in the same order, as an array
 --
 -- For a session that is not live the text is one word and numbers: gone or copied; clock, accepted_timeline,
 -- server_generation, timeline, started, marker, tables. Copied: the session is live, but a copy of the caller's process has
@@ -33,6 +34,6 @@
 -- The number of the tables is not repeated while the marker is valid, because a marker is valid only in the tables that
 -- it was written in.
 --
--- If a row of members is deleted by hand, its lease does not count as changed. The client learns of it when the lease
--- next changes, for example because its partitions are given to others, or within a minute.
+-- If a row of members is deleted by hand, its lease does not count as changed. The client learns of it when another of its
+-- leases changes, or within a minute.
 SELECT pgleases.heartbeat($1::pgleases.renewal)

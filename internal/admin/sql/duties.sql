@@ -44,7 +44,7 @@ WITH RECURSIVE names AS (
     UNION ALL (SELECT CASE WHEN h.job IS NULL THEN 'schedules' ELSE 'jobs' END, h.outcome, h.group_name, CASE WHEN h.job IS NULL THEN h.name ELSE format('%s (%s)', h.job, h.kind) END,
          extract(epoch FROM h.ended_at), CASE WHEN h.job IS NULL THEN 'tick ' || (to_json(h.until) #>> '{}') ELSE h.error END
      FROM t CROSS JOIN pgleases.history AS h
-     WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND (h.job IS NOT NULL OR h.outcome = 'unknown') AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
+     WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at > t.now - interval '1 day' AND h.ended_at < 'infinity' AND (h.job IS NOT NULL OR h.outcome = 'unknown') AND h.retried IS NULL ORDER BY h.ended_at DESC LIMIT 1000)
     UNION ALL SELECT r.kind, 'overdue', g.name, r.name, extract(epoch FROM pgleases.schedule_since(r.call_began)), format('kill -9 %s on host %s (%s)', c.pid, to_json(c.host), to_json(c.id))
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT 'schedules' AS kind, s.name, s.partition, s.call, s.call_epoch, s.call_began, s.call_ends FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 10000)
@@ -61,7 +61,7 @@ SELECT f."check", f.fault, f."group", f.count, f.name, f.worst, f.why, b.began
 FROM (SELECT DISTINCT ON (f.kind, f.fault, f.of) f.kind AS "check", f.fault, f.of AS "group", count(*) OVER (PARTITION BY f.kind, f.fault, f.of) AS count, f.name, coalesce(f.worst, 9e9) AS worst, left(split_part(coalesce(f.why, ''), E'\n', 1), 200) AS why
       FROM found AS f ORDER BY f.kind, f.fault, f.of, f.worst DESC) AS f
 CROSS JOIN LATERAL (SELECT CASE
-    WHEN f.fault = 'unknown' OR f."check" = 'jobs' AND f.fault = 'failed' THEN to_timestamp(f.worst)
+    WHEN f.fault = 'unknown' OR f."check" = 'jobs' AND f.fault = 'failed' THEN CASE WHEN f.worst < 9e9 THEN to_timestamp(f.worst) END
     WHEN f."check" = 'jobs' AND f.fault = 'failing' THEN (SELECT j.began FROM pgleases.jobs AS j WHERE j.id = f.name::bigint AND isfinite(j.began))
     WHEN f."check" = 'schedules' AND f.fault = ANY ('{failing,paused,failed}'::text[]) THEN ( -- the first failure after the last success, among the latest 1,000 entries
         SELECT min(h.until) FILTER (WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND isfinite(h.until) AND h.id > coalesce(h.well, 0) AND (h.well IS NOT NULL OR h.entries < 1000))

@@ -22,7 +22,7 @@ REVOKE EXECUTE ON FUNCTION pgleases.schedule_operator FROM PUBLIC;
 COMMENT ON FUNCTION pgleases.schedule_operator(pg_catalog.text, pg_catalog.text, pg_catalog.text)
     IS 'Part of the verbs of operators on schedules and jobs. It begins one, and returns its actor.';
 
--- Ends a verb: records it in the events.
+-- Ends a verb: records it in the events, unless it was to enqueue or cancel jobs and found none.
 --   p_name: the name of the schedule or job; empty: a job without a name, or the jobs of a kind
 --   p_jobs: the jobs that were canceled or enqueued; null: the change is of the schedule. A verb
 --     that should enqueue jobs, and found no tick or job for that, is not recorded
@@ -35,7 +35,7 @@ LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp AS $pgleases_bod
 BEGIN
     INSERT INTO pgleases.events (lease, cause, actor, reason, name, row_id, rows, args)
     SELECT 'schedule/' || p_group, p_cause, p_who, p_reason, p_name,
-        CASE WHEN cardinality(p_jobs) = 1 THEN p_jobs[1] END, cardinality(p_jobs), p_args
+        CASE WHEN cardinality(p_jobs) = 1 THEN p_jobs[1] END, cardinality(p_jobs), jsonb_strip_nulls(p_args)
     WHERE p_jobs IS NULL OR cardinality(p_jobs) > 0;
 END
 $pgleases_body$;
