@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -218,20 +219,20 @@ func TestEachQuestionIsAskedAgainAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	for _, address := range questionsByGet(t) {
 		synctest.Test(t, func(t *testing.T) {
-			dials := 0
+			var dials atomic.Int32
 			pool := testkit.Pool(t, nowhere, func(config *pgxpool.Config) {
 				config.ConnConfig.DialFunc = func(ctx context.Context, _, _ string) (net.Conn, error) {
-					dials++
+					dials.Add(1)
 					<-ctx.Done()
 					return nil, ctx.Err()
 				}
 			})
 			h := dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Second, 15*time.Second, time.Second)
 			do(t, h, "GET", address)
-			before := dials
+			before := dials.Load()
 			time.Sleep(6 * time.Second)
 			do(t, h, "GET", address)
-			if dials == before {
+			if dials.Load() == before {
 				t.Errorf("%s: the answer of the outage is kept", address)
 			}
 			time.Sleep(time.Minute) // so the loops of polls end
