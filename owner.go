@@ -81,8 +81,9 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 // hears of its own gains and losses at once, and of changes among others at its next heartbeat. So
 // after a change the map may be old for up to a heartbeat. It may be old for the TTL if heartbeats
 // fail, and after the end of the lease. It may be old for ten times the TTL in its epochs after a
-// failover, and in clients that have crashed and could not be evicted yet. For the present owner
-// call Owner. The errors are those of Client.Owner.
+// failover or after a handoff that was called off, and in clients that have crashed and could not
+// be evicted yet. An owner whose heartbeat was late at the last read may be missing for two TTLs.
+// For the present owner call Owner. The errors are those of Client.Owner.
 //
 // After changes among others, Owners waits before it reads a lease again, so that look-ups of many
 // members leave the server time for their heartbeats. For a lease of 1,000 partitions or more, the

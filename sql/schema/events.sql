@@ -55,7 +55,7 @@ CREATE TABLE IF NOT EXISTS pgleases.events_kept (
 CREATE UNIQUE INDEX IF NOT EXISTS events_kept_one_row ON pgleases.events_kept ((true));
 ALTER TABLE pgleases.events_kept REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.events_kept IS 'This table has one row, which says how long events are kept. Change the age with UPDATE.';
-COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions.';
+COMMENT ON COLUMN pgleases.events_kept.age IS 'Older events are deleted, 1,000 at each check for expired sessions. Do not delete events by hand: look-ups of owners would not know of it.';
 COMMENT ON COLUMN pgleases.events_kept.trimmed IS 'The last transaction whose events were deleted. Look-ups of owners that need events from before it read all owners.';
 INSERT INTO pgleases.events_kept (age) VALUES ('30 days') ON CONFLICT DO NOTHING;
 
