@@ -278,7 +278,7 @@ func aGrantThatIsOlderThanTheTrustDoesNotCount(t *timeguard.Try) {
 	late := testkit.Receive(t, "it returns", got)
 	// When it had connected again, the client may have asked once more, and have found that grant.
 	if !errors.Is(late.err, pgleases.ErrTrustLost) && !errors.Is(late.err, lock.ErrHeld) {
-		t.Errorf("a grant of before: lock %v, error %v", late.held, late.err)
+		t.Fatalf("a grant of before the loss of trust: lock %v, error %v", late.held, late.err)
 	}
 	testkit.Becomes(t, db, "it is given back", 0, rows+" WHERE name = 'x'")
 }

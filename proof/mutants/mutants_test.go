@@ -623,7 +623,7 @@ var mutants = append(asleep(), []mutant{
 	{"a clean end that forgets the suspicion", "consumer crashes", `suspects that are left`, []edit{
 		{"consumer/sql/schema.sql", ` AND r.crashed = b.epoch AND r.attempts = 0`, ` AND r.attempts = 0`, 0},
 	}},
-	{"deleted rows that are not counted", "consumer deletes", `effects: 1, want 0|its key is blocked`, []edit{
+	{"deleted rows that are not counted", "consumer deletes", `effects: 1, want 0|blocks its key`, []edit{
 		{"consumer/sql/schema.sql", `ELSIF p_removed OPERATOR(pg_catalog.<>) p_expected THEN`, `ELSIF false THEN`, 0},
 	}},
 	{"a failed attempt of the whole batch", "consumer failures", `failures: `, []edit{
