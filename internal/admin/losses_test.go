@@ -115,7 +115,8 @@ func TestLossesReadFewEvents(t *testing.T) {
 	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, from_id, to_id)
 			SELECT now() - n * interval '1 second', 'l', CASE n % 4 WHEN 0 THEN 'joined' WHEN 1 THEN 'left' ELSE 'given' END, 'c' || n, 'c' || n FROM generate_series(200000, 1, -1) AS n`,
 		"VACUUM ANALYZE pgleases.events")
-	pool := newPool(t, pgtest.OwnerURL(url), func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["enable_seqscan"] = "off" })
+	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(url))
+	pool := newPool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["enable_seqscan"] = "off" })
 	text := testkit.Must(sql.Files.ReadFile("lately.sql"))(t)
 	if blocks := testkit.BlocksRead(t, pool, string(text), 5_000); blocks > 20 {
 		t.Errorf("without an eviction it reads %d blocks", blocks)
