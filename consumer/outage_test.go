@@ -175,15 +175,20 @@ func TestSweepEndsNoPauseOfOtherPartitions(t *testing.T) {
 	}
 }
 
+// logging returns a planner with two partitions, and its log.
+func logging(t *testing.T) (p *planner, log *writtenLog) {
+	p, log = simulated(t.Context()), new(writtenLog)
+	p.queue = *queued(2)
+	p.log = slog.New(slog.NewTextHandler(log, nil))
+	return p, log
+}
+
 // That partitions are slow is logged once a minute, and its end once, also if the last one was only
 // doubted.
 func TestEndOfSlowPartitionsIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var log writtenLog
-		p := simulated(t.Context())
-		p.queue = *queued(2)
-		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		p, log := logging(t)
 		of := p.queue.partitions[0]
 		for _, c := range []struct {
 			begin func()
@@ -208,10 +213,7 @@ func TestEndOfSlowPartitionsIsLoggedOnce(t *testing.T) {
 func TestEndOfDelayedBeginIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var log writtenLog
-		p := simulated(t.Context())
-		p.queue = *queued(2)
-		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		p, log := logging(t)
 		fresh := p.queue.partitions
 		parts := (&job{of: fresh}).parts()
 		for _, err := range []error{nil, errors.New("no database"), errors.New("no database"), nil, nil} {
@@ -227,10 +229,7 @@ func TestEndOfDelayedBeginIsLoggedOnce(t *testing.T) {
 func TestEndsOfPausesAndFailedPollsAreLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		var log writtenLog
-		p := simulated(t.Context())
-		p.queue = *queued(2)
-		p.log = slog.New(slog.NewTextHandler(&log, nil))
+		p, log := logging(t)
 		expect := func(want ...string) { t.Helper(); log.expect(t, want...) }
 		for range 200 {
 			p.answer(&poll{}, errors.New("no database"))

@@ -371,16 +371,11 @@ func (p *planner) answer(q *poll, err error) {
 
 // saidPaused logs that an operator has paused the consumer, or has resumed it.
 func (p *planner) saidPaused(paused bool, now time.Time) {
-	if paused {
-		if p.pausing.Begin(now) {
-			p.log.Warn("consumer: paused by an operator")
-		}
-		return
-	}
-	lasted, log := p.pausing.End(now)
-	if log {
+	p.pausing.Set(paused, now, func() {
+		p.log.Warn("consumer: paused by an operator")
+	}, func(lasted time.Duration) {
 		p.log.Info("consumer: resumed by an operator", slog.Duration("for", lasted))
-	}
+	})
 }
 
 // endEmpty ends a RunUntilEmpty, because a poll has found nothing that can be done.

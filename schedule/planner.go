@@ -276,21 +276,15 @@ func (p *planner) cancelGone(gone []subject) {
 // trusts records the database's time, and reports whether it is trusted.
 func (p *planner) trusts(shows, sent, answered time.Time) bool {
 	expected, _ := p.clock.at(answered)
-	trusted, now := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt), time.Now()
-	if !trusted {
-		if p.doubted.Begin(now) {
-			p.s.log.Warn(
-				"schedule: clock unstable, runs suspended", slog.Time("shows", shows), slog.Time("expected", expected),
-			)
-		}
-		return false
-	}
-	lasted, log := p.doubted.End(now)
-	if log {
+	trusted := p.clock.heard(shows, sent, answered, p.s.times.ClockDoubt)
+	p.doubted.Set(!trusted, time.Now(), func() {
+		p.s.log.Warn("schedule: clock unstable, runs suspended",
+			slog.Time("shows", shows), slog.Time("expected", expected))
+	}, func(lasted time.Duration) {
 		p.s.log.Info("schedule: clock trusted again", slog.Time("shows", shows), slog.Time("expected", expected),
 			slog.Duration("for", lasted))
-	}
-	return true
+	})
+	return trusted
 }
 
 // begin begins what is due, if there is room, and returns how long to wait for the next item.

@@ -94,13 +94,18 @@ func TestSlowRunsAreCountedByWhatTheyWaitFor(t *testing.T) {
 	expect(1, 0, 0)
 }
 
+// logging returns a planner and its log.
+func logging() (p *planner, log *bytes.Buffer) {
+	p, log = watched(), new(bytes.Buffer)
+	p.s.log = slog.New(slog.NewTextHandler(log, nil))
+	return p, log
+}
+
 // That runs are slow is logged once a minute, and its end once.
 func TestEndOfSlowRunsIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := watched()
-		var log bytes.Buffer
-		p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+		p, log := logging()
 		end := func(r result) {
 			it := numbered(1)
 			p.queue.bands[0] = nil
@@ -135,9 +140,7 @@ func TestEndOfSlowRunsIsLoggedOnce(t *testing.T) {
 func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := watched()
-		var log bytes.Buffer
-		p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+		p, log := logging()
 		end := func(id int64, away error) {
 			p.queue.began(numbered(id), time.Now())
 			time.Sleep(10 * time.Second)
@@ -177,9 +180,7 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 func TestEndsOfFailedPollsAndOfDoubtAreLogged(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := watched()
-		var log bytes.Buffer
-		p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+		p, log := logging()
 		for range 90 {
 			p.saidPoll(t.Context(), errors.New("no database"))
 			time.Sleep(time.Second)
@@ -212,9 +213,7 @@ func TestPauseOfKindIsForgottenWithItsRuns(t *testing.T) {
 	t.Parallel()
 	for _, waits := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			p := watched()
-			var log bytes.Buffer
-			p.s.log = slog.New(slog.NewTextHandler(&log, nil))
+			p, log := logging()
 			away := func(id int64) {
 				p.queue.began(numbered(id), time.Now())
 				p.end(finish{numbered(id), result{outcome: stepped, called: true, away: errors.New("no mail server")}})

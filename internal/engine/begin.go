@@ -384,17 +384,12 @@ func beginListen(e *engine, _ time.Time) *operation {
 
 // saidArrives logs that notifications do not arrive, and when they do on a later connection.
 func (e *engine) saidArrives(arrives bool, now time.Time) {
-	if !arrives {
-		if e.deaf.Begin(now) {
-			e.log.Info("pgleases: notifications do not arrive, for example behind a connection pooler: " +
-				"polling at the heartbeat")
-		}
-		return
-	}
-	lasted, log := e.deaf.End(now)
-	if log {
+	e.deaf.Set(!arrives, now, func() {
+		e.log.Info("pgleases: notifications do not arrive, for example behind a connection pooler: " +
+			"polling at the heartbeat")
+	}, func(lasted time.Duration) {
 		e.log.Info("pgleases: notifications arrive again", slog.Duration("for", lasted))
-	}
+	})
 }
 
 // beginPrepare makes the server plan the statements of a handoff on this connection, so that no

@@ -245,18 +245,13 @@ func (f *State) Looked(look store.Liveness, err error, began time.Time, heartbea
 // saidStranger logs that a server process that is not a client's keeps the lock of one, and when it
 // does not any more.
 func (f *State) saidStranger(pid int, now time.Time, log *slog.Logger) {
-	if pid != 0 {
-		if f.stranger.Begin(now) {
-			log.Warn("pgleases: fast failover may take the TTL, "+
-				"because another session holds or awaits the lock of a client: pgleases doctor names it",
-				slog.Int("server_pid", pid))
-		}
-		return
-	}
-	lasted, over := f.stranger.End(now)
-	if over {
+	f.stranger.Set(pid != 0, now, func() {
+		log.Warn("pgleases: fast failover may take the TTL, "+
+			"because another session holds or awaits the lock of a client: pgleases doctor names it",
+			slog.Int("server_pid", pid))
+	}, func(lasted time.Duration) {
 		log.Info("pgleases: fast failover no longer delayed by another session", slog.Duration("for", lasted))
-	}
+	})
 }
 
 // saw handles the result of a check. A session is absent if its lock was seen held and is free now,

@@ -49,16 +49,21 @@ func (c *Condition) End(now time.Time) (lasted time.Duration, log bool) {
 // Tried notes whether something that is tried again and again has failed. It calls failed if it
 // begins to fail, and succeeded with how long it has failed, for the lines that say so.
 func (c *Condition) Tried(err error, failed func(), succeeded func(lasted time.Duration)) {
-	now := time.Now()
-	if err != nil {
+	c.Set(err != nil, time.Now(), failed, succeeded)
+}
+
+// Set notes whether the condition holds. It calls begun if it begins to hold, and ended with how long
+// it has held, for the lines that say so.
+func (c *Condition) Set(holds bool, now time.Time, begun func(), ended func(lasted time.Duration)) {
+	if holds {
 		if c.Begin(now) {
-			failed()
+			begun()
 		}
 		return
 	}
 	lasted, log := c.End(now)
 	if log {
-		succeeded(lasted)
+		ended(lasted)
 	}
 }
 
