@@ -93,7 +93,8 @@ const (
 //
 // Run waits for calls that do not return when their contexts end. Meanwhile the partition may be
 // lost and come back, but no other call works on it. Run logs such calls after 30 s, and those
-// that outlive its own ctx after 1 s. Stats.Draining counts them. If ctx has ended, WithDrainTimeout limits how long p.Context() goes on.
+// that outlive its own ctx after 1 s. Stats.Draining counts them. If ctx has ended,
+// WithDrainTimeout limits how long p.Context() goes on.
 //
 // Client.Close and Lease.Leave wait for fn. If fn calls one of them, it should pass its own ctx,
 // which they end. With another context, fn waits for itself until that context ends.

@@ -128,10 +128,8 @@ function schedulesTile(told) {
   if (!told) return [...head, "…", "are being read", ""];
   if (told.failure) return [...head, "?", "cannot be read", "warn"];
   const sum = what => told.groups.reduce((n, group) => n + group[what], 0);
-  const [failing, late] = [sum("failing"), sum("late")];
-  const words = [failing > 0 ? count(failing) + " failing" : "", late > 0 ? count(late) + " late" : ""];
-  const text = words.filter(w => w).join(", ") || "none fails or is late";
-  return [...head, count(sum("schedules")), text, failing > 0 ? "bad" : late > 0 ? "warn" : ""];
+  const ill = ills([sum("failing"), "failing"], [sum("late"), "late"], "none fails or is late");
+  return [...head, count(sum("schedules")), ...ill];
 }
 
 function locksTile(told) {
@@ -156,10 +154,15 @@ function consumersTile(told) {
   if (told.text) return [...head, "?", "cannot be read", "warn"];
   const blocked = told.consumers.filter(c => c.blocked_keys > 0).length;
   const late = told.consumers.filter(isBehind).length;
-  const words = [blocked > 0 ? count(blocked) + " blocked" : "", late > 0 ? count(late) + " behind" : ""];
   const none = told.consumers.length > 0 ? "none is blocked or behind" : "there are none";
-  const text = words.filter(w => w).join(", ") || none;
-  return [...head, count(told.consumers.length), text, blocked > 0 ? "bad" : late > 0 ? "warn" : ""];
+  return [...head, count(told.consumers.length), ...ills([blocked, "blocked"], [late, "behind"], none)];
+}
+
+// ills returns the words of a tile and its kind of color: how many things are bad, and how many only deserve a warning,
+// each with its word; and what to say if there are none.
+function ills(bad, warn, none) {
+  const words = [bad, warn].filter(([n]) => n > 0).map(([n, word]) => count(n) + " " + word);
+  return [words.join(", ") || none, bad[0] > 0 ? "bad" : warn[0] > 0 ? "warn" : ""];
 }
 
 // ---- What happened.

@@ -127,8 +127,8 @@ func (c *Client) Leases() iter.Seq[*Lease] {
 }
 
 // Close ends the client, and waits for the work on what it owns until ctx ends. It returns what was
-// left behind. In a callback that runs in Within, it returns at once with an error. If the client is to come
-// back, its partitions wait for it in leases with a restart grace.
+// left behind. In a callback that runs in Within, it returns at once with an error. If the client is
+// to come back, its partitions wait for it in leases with a restart grace.
 func (c *Client) Close(ctx context.Context, returns bool) error {
 	_, patient := ctx.Deadline()
 	c.post(func(e *engine) {

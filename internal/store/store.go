@@ -1,5 +1,6 @@
 // Package store sends the SQL of the protocol on a client's connection, with one method for each
-// statement. Guards run in the transactions of others, which send their text themselves. It makes no decisions: the engine decides what to send, and when.
+// statement. It makes no decisions: the engine decides what to send, and when. Guards run in the
+// transactions of others, which send their text themselves.
 //
 //   - statements.go: the texts of the files in sql/, for one schema.
 //   - store.go: how a statement is sent on a connection of package connect. notify.go:
