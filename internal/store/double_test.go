@@ -64,7 +64,11 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 					incarnation = p.double.tables().Identities[id].Incarnation + draw(p, "less or more", []int64{-1, 0, 0, 1})
 				}
 				process := draw(p, "program", []int64{0, 1, 2})<<ProcessBits + draw(p, "client", []int64{0, 1, 2})
-				p.register(p.session(), id, max(incarnation, 0), process, draw(p, "TTL", []time.Duration{time.Second, 6 * time.Second, time.Minute}))
+				session := p.session()
+				if c, ok := p.double.tables().Clients[session]; !ok || c.Incarnation < 0 {
+					p.owners = nil // its partitions have an owner again, which no event says; outside of this test nobody uses a session again
+				}
+				p.register(session, id, max(incarnation, 0), process, draw(p, "TTL", []time.Duration{time.Second, 6 * time.Second, time.Minute}))
 			},
 			"superseder": func(*rapid.T) {
 				id := draw(p, "id", ids)
