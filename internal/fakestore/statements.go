@@ -629,7 +629,7 @@ func (c *Conn) Release(
 		awaited := make(map[string]bool)
 		for _, l := range leaving {
 			member, is := t.Members[Member{l.Lease, session}]
-			if l.Returns && is && member.RestartGrace > 0 {
+			if l.Returns && alive && is && member.RestartGrace > 0 {
 				t.Server.NextCheckAt = min(t.Server.NextCheckAt, clock+member.RestartGrace.Microseconds())
 			}
 			if l.Returns && alive {
