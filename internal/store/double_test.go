@@ -260,7 +260,8 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 						case "client":
 							delete(t.Clients, session)
 						case "member":
-							delete(t.Members, fakestore.Member{Lease: k.lease, Session: session})
+							isIt := func(m fakestore.Member) bool { return m == fakestore.Member{Lease: k.lease, Session: session} }
+							deleteMembers(t, k.lease, isIt)
 						case "owner":
 							t.Partitions[k.lease][k.number].Owner = session
 						case "target":
@@ -416,10 +417,19 @@ func (p *pair) snapshot() (read []LeaseSnapshot) {
 }
 
 // readOwners compares what a reader of changes knows with the owners. It forgets what it knows while
-// a session has expired, because that is no change.
+// owners may end without a change: while a session has expired, and while a partition is owned by a
+// session that is no member. Clients leave and end when they own nothing.
 func (p *pair) readOwners(lease string) {
-	for _, c := range p.f.tables().Clients {
+	tables := p.f.tables()
+	for _, c := range tables.Clients {
 		if c.ExpiresAt <= p.at.UnixMicro() {
+			p.owners = nil
+			return
+		}
+	}
+	for _, row := range tables.Partitions[lease] {
+		_, isMember := tables.Members[fakestore.Member{Lease: lease, Session: row.Owner}]
+		if row.Owner != 0 && !isMember {
 			p.owners = nil
 			return
 		}
@@ -484,8 +494,20 @@ func spelled(process *Process) string {
 func (p *pair) leave(lease string) {
 	for _, side := range []*fixture{p.f, p.double} {
 		side.edit(func(t *fakestore.Tables, _ int64) {
-			maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Lease == lease })
+			deleteMembers(t, lease, func(fakestore.Member) bool { return true })
 		})
+	}
+}
+
+// deleteMembers deletes members of a lease, and changes the lease, as every statement does that
+// changes members: heartbeats return the leases of a session only after a change of one of them.
+func deleteMembers(t *fakestore.Tables, lease string, which func(fakestore.Member) bool) {
+	maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool {
+		return m.Lease == lease && which(m)
+	})
+	if l, known := t.Leases[lease]; known {
+		l.Generation++
+		t.Leases[lease] = l
 	}
 }
 
