@@ -31,8 +31,10 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 	}
 	began := time.Now().Truncate(time.Second).Add(700 * time.Millisecond) // rounding and cutting off differ
 	rapid.Check(t, func(t *rapid.T) {
-		_, err := f.sql.PgConn().Exec(f.ctx, `TRUNCATE clients, identities, leases, members, partitions, boot_marker, overrides, graces;
-			UPDATE server SET accepted_timeline = pgleases.timeline(), generation = 0, next_check_at = 'infinity', sessions = 1, unwatched = '0', left_behind = DEFAULT`).ReadAll()
+		_, err := f.sql.PgConn().Exec(f.ctx, `
+			TRUNCATE clients, identities, leases, members, partitions, boot_marker, overrides, graces;
+			UPDATE server SET accepted_timeline = pgleases.timeline(), generation = 0, next_check_at = 'infinity',
+				sessions = 1, unwatched = '0', left_behind = DEFAULT`).ReadAll()
 		f.ok(err)
 		p := &pair{T: t, f: f, conn: conn, at: began}
 		p.double = &fixture{TB: f, ctx: f.ctx, double: fakestore.New()}
@@ -61,18 +63,25 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				id := draw(p, "id", ids)
 				incarnation := draw(p, "incarnation", []int64{0, 0, 1})
 				if incarnation == 1 {
-					incarnation = p.double.tables().Identities[id].Incarnation + draw(p, "less or more", []int64{-1, 0, 0, 1})
+					last := p.double.tables().Identities[id].Incarnation
+					incarnation = last + draw(p, "less or more", []int64{-1, 0, 0, 1})
 				}
 				process := draw(p, "program", []int64{0, 1, 2})<<ProcessBits + draw(p, "client", []int64{0, 1, 2})
 				session := p.session()
 				if c, ok := p.double.tables().Clients[session]; !ok || c.Incarnation < 0 {
-					p.owners = nil // its partitions have an owner again, which no event says; outside of this test nobody uses a session again
+					// The session owns its partitions again, and no event says so. Clients draw a new
+					// session for each registration.
+					p.owners = nil
 				}
-				p.register(session, id, max(incarnation, 0), process, draw(p, "TTL", []time.Duration{time.Second, 6 * time.Second, time.Minute}))
+				ttl := draw(p, "TTL", []time.Duration{time.Second, 6 * time.Second, time.Minute})
+				p.register(session, id, max(incarnation, 0), process, ttl)
 			},
 			"superseder": func(*rapid.T) {
 				id := draw(p, "id", ids)
-				p.same("superseder", func(c engine.Conn) (any, error) { newest, err := c.Superseder(f.ctx, id); return spelled(newest), err })
+				p.same("superseder", func(c engine.Conn) (any, error) {
+					newest, err := c.Superseder(f.ctx, id)
+					return spelled(newest), err
+				})
 			},
 			"heartbeat": func(*rapid.T) { p.heartbeat(p.session()) },
 			"marker": func(*rapid.T) {
@@ -83,13 +92,19 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				p.setMarker(draw(p, "marker", []int64{1, 2}))
 			},
 			"accept": func(*rapid.T) {
-				run, watched, generation := p.run(), draw(p, "watched", durations), draw(p, "server generation", []int64{0, 1, 300_000_000})
-				p.same("accept", func(c engine.Conn) (any, error) { return c.AcceptServer(f.ctx, watched, run, generation) })
+				run := p.run()
+				watched := draw(p, "watched", durations)
+				generation := draw(p, "server generation", []int64{0, 1, 300_000_000})
+				p.same("accept", func(c engine.Conn) (any, error) {
+					return c.AcceptServer(f.ctx, watched, run, generation)
+				})
 			},
 			"reject": func(*rapid.T) {
 				generation := draw(p, "server generation", []int64{1, 400_000_000})
 				timeline := draw(p, "timeline", []int64{p.run().Timeline, -1})
-				p.same("reject", func(c engine.Conn) (any, error) { return nil, c.RejectServer(f.ctx, timeline, generation) })
+				p.same("reject", func(c engine.Conn) (any, error) {
+					return nil, c.RejectServer(f.ctx, timeline, generation)
+				})
 			},
 			"end": func(*rapid.T) {
 				session := p.session()
@@ -112,7 +127,8 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				var spans []Span
 				for _, name := range some(p, "leases", leases) {
 					first := draw(p, "first", []int{0, 1})
-					spans = append(spans, Span{Lease: name, First: first, Last: first + draw(p, "more", []int{0, 1, 100})})
+					last := first + draw(p, "more", []int{0, 1, 100})
+					spans = append(spans, Span{Lease: name, First: first, Last: last})
 				}
 				p.same("owners", func(c engine.Conn) (any, error) {
 					found, err := c.Owners(f.ctx, spans)
@@ -133,14 +149,22 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				var leaving []Leave
 				for _, name := range some(p, "leaving", leases) {
 					generation := p.double.tables().Leases[name].Generation
-					leave := Leave{name, draw(p, "now", []bool{true, true, false}), draw(p, "returns", []bool{true, false}), draw(p, "planned at", []int64{0, generation - 1, generation}), make(map[int]int64)}
+					leave := Leave{
+						Lease:      name,
+						Now:        draw(p, "now", []bool{true, true, false}),
+						Returns:    draw(p, "returns", []bool{true, false}),
+						Planned:    draw(p, "planned at", []int64{0, generation - 1, generation}),
+						Successors: make(map[int]int64),
+					}
 					for _, r := range releases {
-						leave.Successors[r.Partition] = draw(p, "successor", append([]int64{0}, sessions...))
+						leave.Successors[r.Partition] = draw(p, "successor", orNone)
 					}
 					leaving = append(leaving, leave)
 				}
 				last := draw(p, "last join", []int64{0, 2, 2, 2})
-				p.same("release", func(c engine.Conn) (any, error) { return c.Release(f.ctx, session, releases, leaving, last) })
+				p.same("release", func(c engine.Conn) (any, error) {
+					return c.Release(f.ctx, session, releases, leaving, last)
+				})
 			},
 			"announce": func(*rapid.T) {
 				names, sessions := some(p, "leases", leases), some(p, "sessions", sessions)
@@ -152,7 +176,8 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 			},
 			"evict": func(*rapid.T) {
 				run, watched, ttl := p.run(), draw(p, "watched", durations), draw(p, "own TTL", durations)
-				cutoff := p.at.Add(-draw(p, "behind the clock", []time.Duration{0, 0, time.Second, -time.Second})).UnixMicro()
+				behind := draw(p, "behind the clock", []time.Duration{0, 0, time.Second, -time.Second})
+				cutoff := p.at.Add(-behind).UnixMicro()
 				p.same("evict", func(c engine.Conn) (any, error) { return c.Evict(f.ctx, cutoff, watched, ttl, run) })
 			},
 			"claim": func(*rapid.T) {
@@ -172,7 +197,8 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 				}
 				var moves []Move
 				for _, k := range some(p, "moves", places) {
-					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: draw(p, "target", append([]int64{0}, sessions...))})
+					target := draw(p, "target", orNone)
+					moves = append(moves, Move{Lease: k.lease, Partition: k.number, Target: target})
 				}
 				next := draw(p, "next plan", []NextPlan{onlyLeftOver, onlyLeftOver, {}, {After: time.Second}})
 				p.same("apply", func(c engine.Conn) (any, error) {
@@ -183,8 +209,10 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 			},
 			"override": func(*rapid.T) {
 				w, to := p.override()
-				until, force := draw(p, "until", []int64{0, 0, p.at.Add(time.Second).UnixMicro(), p.at.Add(time.Minute).UnixMicro(), p.at.UnixMicro()}),
-					draw(p, "force", []bool{true, false})
+				until := draw(p, "until", []int64{
+					0, 0, p.at.Add(time.Second).UnixMicro(), p.at.Add(time.Minute).UnixMicro(), p.at.UnixMicro(),
+				})
+				force := draw(p, "force", []bool{true, false})
 				p.sameVerb(w, func(f *fixture) error { return f.pin(w, to, until, force) })
 			},
 			"take back": func(*rapid.T) {
@@ -198,10 +226,12 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 			"guard": func(*rapid.T) {
 				if all := p.partitions(); len(all) > 0 && len(p.guards) < 3 {
 					k := draw(p, "partition", all)
-					epoch := p.double.tables().Partitions[k.lease][k.number].Epoch + draw(p, "off by", []int64{0, 0, 1})
+					epoch := p.double.tables().Partitions[k.lease][k.number].Epoch
+					epoch += draw(p, "off by", []int64{0, 0, 1})
 					real, double := p.f.guarding(k.lease, k.number, epoch), p.double.guarding(k.lease, k.number, epoch)
 					if (real == nil) != (double == nil) {
-						t.Fatalf("guard of %v under %d: passes %v on a server, %v on its double", k, epoch, real != nil, double != nil)
+						t.Fatalf("guard of %v under %d: refused %v on a server, %v on its double",
+							k, epoch, real == nil, double == nil)
 					}
 					if real != nil {
 						p.guards = append(p.guards, guards{k.lease, real, double})
@@ -211,8 +241,8 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 			"end of guards": func(*rapid.T) { p.endGuards() },
 			"drop": func(*rapid.T) {
 				lease := draw(p, "lease", leases)
-				if slices.ContainsFunc(p.guards, func(g guards) bool { return g.lease == lease }) {
-					return // it would wait for them
+				if p.isGuarded(lease) {
+					return // it would wait for the guards
 				}
 				if draw(p, "all have left", []bool{true, true, false}) {
 					p.leave(lease)
@@ -225,21 +255,24 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 			},
 			"replace": func(*rapid.T) {
 				lease, successor := draw(p, "lease", leases), draw(p, "successor", leases)
-				if lease == successor || slices.ContainsFunc(p.guards, func(g guards) bool { return g.lease == lease }) {
-					return // it would be refused, or wait for them
+				if lease == successor || p.isGuarded(lease) {
+					return // it would be refused, or wait for the guards
 				}
 				if draw(p, "all have left", []bool{true, true, false}) {
 					p.leave(lease)
 				}
 				partitions := draw(p, "partitions", []int64{2, 3, 7})
-				real, double := p.f.replace(lease, successor, partitions), p.double.replace(lease, successor, partitions)
+				real := p.f.replace(lease, successor, partitions)
+				double := p.double.replace(lease, successor, partitions)
 				if said(real) != said(double) {
 					t.Fatalf("%s replaced by %s: %v on a server, %v on its double", lease, successor, real, double)
 				}
 			},
 			"time": func(*rapid.T) {
-				p.advance(draw(p, "passes", []time.Duration{time.Millisecond, 60 * time.Millisecond, 260 * time.Millisecond, 1100 * time.Millisecond,
-					5 * time.Second, 7 * time.Second, 2 * time.Minute, 25 * time.Hour, -time.Minute, -time.Hour}))
+				p.advance(draw(p, "passes", []time.Duration{
+					time.Millisecond, 60 * time.Millisecond, 260 * time.Millisecond, 1100 * time.Millisecond,
+					5 * time.Second, 7 * time.Second, 2 * time.Minute, 25 * time.Hour, -time.Minute, -time.Hour,
+				}))
 			},
 			"failover": func(*rapid.T) {
 				for _, side := range []*fixture{p.f, p.double} {
@@ -260,8 +293,7 @@ func TestDoubleAnswersAsTheServer(t *testing.T) {
 						case "client":
 							delete(t.Clients, session)
 						case "member":
-							isIt := func(m fakestore.Member) bool { return m == fakestore.Member{Lease: k.lease, Session: session} }
-							deleteMembers(t, k.lease, isIt)
+							deleteMembers(t, k.lease, func(m fakestore.Member) bool { return m.Session == session })
 						case "owner":
 							t.Partitions[k.lease][k.number].Owner = session
 						case "target":
@@ -316,6 +348,9 @@ func some[T comparable](p *pair, what string, from []T) []T {
 	return rapid.SliceOfNDistinct(rapid.SampledFrom(from), 0, len(from), rapid.ID[T]).Draw(p.T, what)
 }
 
+// orNone are the sessions, and 0.
+var orNone = append([]int64{0}, sessions...)
+
 func (p *pair) session() int64 { return draw(p, "session", sessions) }
 
 // run draws a server incarnation, usually the present one.
@@ -337,7 +372,8 @@ func (p *pair) releases() (session int64, releases []Release) {
 	session = p.session()
 	for _, k := range some(p, "partitions", p.partitions()) {
 		row := p.double.tables().Partitions[k.lease][k.number]
-		releases = append(releases, Release{Lease: k.lease, Partition: k.number, Epoch: row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})})
+		epoch := row.Epoch + draw(p, "off by", []int64{0, 0, 0, 0, 1})
+		releases = append(releases, Release{Lease: k.lease, Partition: k.number, Epoch: epoch})
 		if row.Owner != 0 && draw(p, "by its owner", []bool{true, true, true, false}) {
 			session = row.Owner
 		}
@@ -363,6 +399,11 @@ func (p *pair) advance(by time.Duration) {
 	p.double.setClock(p.at)
 }
 
+// isGuarded reports whether a guarded transaction of a lease is open.
+func (p *pair) isGuarded(lease string) bool {
+	return slices.ContainsFunc(p.guards, func(g guards) bool { return g.lease == lease })
+}
+
 func (p *pair) endGuards() {
 	for _, g := range p.guards {
 		g.real()
@@ -386,7 +427,8 @@ func (p *pair) setMarker(marker int64) {
 
 func (p *pair) heartbeat(session int64) {
 	watched := draw(p, "watched", durations)
-	last := Renewal{p.at.Add(-draw(p, "renewed before", durations)).UnixMicro(), draw(p, "mark then", []int64{0, 1, 2})}
+	renewed := p.at.Add(-draw(p, "renewed before", durations))
+	last := Renewal{Clock: renewed.UnixMicro(), Marker: draw(p, "mark then", []int64{0, 1, 2})}
 	p.same("heartbeat", func(c engine.Conn) (any, error) {
 		beat, err := c.Heartbeat(p.f.ctx, session, watched, last)
 		slices.SortFunc(beat.Leases, func(a, b LeaseBeat) int { return cmp.Compare(a.Name, b.Name) })
@@ -403,7 +445,9 @@ func (p *pair) join(session int64, lease string) {
 		MaxPartitions:  draw(p, "ceiling", []int{0, 0, 1, 2}),
 		RestartGrace:   draw(p, "restart grace", []time.Duration{0, 0, 3 * time.Second, 10 * time.Second}),
 	}
-	p.same("join", func(c engine.Conn) (any, error) { return c.Join(p.f.ctx, session, lease, partitions, terms, number) })
+	p.same("join", func(c engine.Conn) (any, error) {
+		return c.Join(p.f.ctx, session, lease, partitions, terms, number)
+	})
 }
 
 func (p *pair) snapshot() (read []LeaseSnapshot) {
@@ -441,13 +485,15 @@ func (p *pair) readOwners(lease string) {
 		return
 	}
 	r.read(p.f, p.conn, lease)
-	ids := func(r *reader) string { return epochs.ReplaceAllString(fmt.Sprint(r.owners), "") } // a fence raises an epoch
-	if ids(r) != ids(anew) {
+	if r.ids() != anew.ids() {
 		p.Fatalf("a reader of changes knows %v, the owners are %v", r.owners, anew.owners)
 	}
 }
 
 var epochs = regexp.MustCompile(` \d+\b`)
+
+// ids returns the owners without their epochs, because a fence raises an epoch, and is no change.
+func (r *reader) ids() string { return epochs.ReplaceAllString(fmt.Sprint(r.owners), "") }
 
 // override draws an override, and the client that it pins to.
 func (p *pair) override() (w fakestore.Override, to string) {
