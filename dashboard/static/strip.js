@@ -19,7 +19,7 @@ const rowsOf = {
     ["Clients", [
       ["bad", "evicted", ["evicted"]],
       ["bad", "back after an outage", ["no live client"]],
-      ["warn", "promoted server accepted", ["accepted"]],
+      ["warn", "new server generation", ["accepted", "new generation"]],
       ["quiet", "departures", ["left"]],
       ["good", "joins", ["joined"]],
     ]],

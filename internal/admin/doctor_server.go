@@ -210,9 +210,9 @@ func (d *doctor) timeline(ctx context.Context) {
 			"the server was promoted, or is a copy, and is not accepted: no partition moves")
 	}
 	for _, e := range d.lately {
-		if e.Cause == "accepted" && strings.Contains(e.Reason, "promoted") {
+		if e.Cause == "accepted" {
 			d.found(LevelNote, "see docs/database-failover.md: a standby may lack the last commits of the old primary",
-				"the database failed over%s: %s", when("at", e.At, d.snapshot.At), e.Reason)
+				"the database failed over%s, and %s began", when("at", e.At, d.snapshot.At), e.Reason)
 		}
 	}
 	d.fine("it is accepted, server generation %d", server.Generation)

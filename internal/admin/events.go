@@ -21,7 +21,7 @@ type Event struct {
 	// The client that owns them from then on, or joined; empty: no client.
 	To         string `json:"to"`
 	Partitions Ranges `json:"partitions"`           // the partitions that changed
-	Generation int64  `json:"generation,omitzero"`  // of the lease, before the event
+	Generation int64  `json:"generation,omitzero"`  // of the lease before the event; or of the server
 	Row        *int64 `json:"row,string,omitempty"` // of a verb on one row of a consumer, or on one job: its ID
 	Rows       int    `json:"rows,omitzero"`        // of a verb on rows of a consumer, or on jobs: how many
 	Name       string `json:"name,omitempty"`       // of a verb on a schedule or a job: the name that it has
@@ -32,11 +32,12 @@ type Event struct {
 
 // Causes are the causes of events. docs/operations.md explains them, in the same order.
 var Causes = []string{
-	"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "no live client",
-	"dropped", "replaced", "replaces", "drain", "undrain", "cordon", "uncordon", "pause", "resume", "freeze",
-	"unfreeze", "pin", "unpin", "evict", "consumer paused", "consumer resumed", "consumer deleted", "row retried",
-	"rows retried", "row skipped", "row returned", "schedule paused", "schedule resumed", "schedule deleted",
-	"schedule triggered", "schedule backfilled", "tick retried", "job retried", "jobs retried", "job canceled",
+	"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted",
+	"new generation", "no live client", "dropped", "replaced", "replaces", "drain", "undrain", "cordon",
+	"uncordon", "pause", "resume", "freeze", "unfreeze", "pin", "unpin", "evict", "consumer paused",
+	"consumer resumed", "consumer deleted", "row retried", "rows retried", "row skipped", "row returned",
+	"schedule paused", "schedule resumed", "schedule deleted", "schedule triggered",
+	"schedule backfilled", "tick retried", "job retried", "jobs retried", "job canceled",
 }
 
 // eventPage is the maximum number of events that one call reads.

@@ -166,7 +166,7 @@ func TestApplicationsForgeNoVerb(t *testing.T) {
 	owner, role := roles(t)
 	conn := testkit.Must(owner.Acquire(t.Context()))(t)
 	defer conn.Release()
-	automatic := []string{"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "no live client"}
+	automatic := []string{"joined", "left", "handed over", "given", "evicted", "awaited", "over ceilings", "accepted", "new generation", "no live client"}
 	for _, p := range []admin.Purpose{admin.ForApplication, admin.ForSchedules, admin.ForConsumers} {
 		testkit.Must(conn.Exec(t.Context(), "SET ROLE "+role(p)))(t)
 		for _, cause := range admin.Causes {

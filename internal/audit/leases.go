@@ -18,7 +18,7 @@ type event struct {
 	id             int64
 	at             time.Time
 	lease, cause   string
-	reason, from   string
+	from           string
 	to             *string // nil: no client
 	firsts, beyond []int32 // of the ranges of partitions
 	generation     *int64
@@ -85,11 +85,11 @@ func (l *leases) replay(e *event) error {
 			last.at = when.Later(e.at, before.at)
 		}
 		l.evicted[e.from] = &last
-	case e.cause == "accepted":
+	case e.cause == "accepted" || e.cause == "new generation":
 		l.accepted = e
-		// Without a number, epochs stay as they are.
-		_, number, _ := strings.Cut(e.reason, "(generation ")
-		_, _ = fmt.Sscanf(number, "%d)", &l.epochs)
+		if e.generation != nil {
+			l.epochs = *e.generation
+		}
 	case e.cause == "handed over" || e.cause == "given":
 		for i, first := range e.firsts {
 			for n := first; n < e.beyond[i]; n++ {
@@ -247,7 +247,7 @@ func (a *auditor) checkLeases(ctx context.Context, part *Part) error {
 	}
 	err := a.each(ctx, "events", func(rows pgx.Rows) error {
 		e := &event{}
-		err := rows.Scan(&e.id, &e.at, &e.lease, &e.cause, &e.reason, &e.from, &e.to,
+		err := rows.Scan(&e.id, &e.at, &e.lease, &e.cause, &e.from, &e.to,
 			&e.firsts, &e.beyond, &e.generation)
 		if err != nil {
 			return err

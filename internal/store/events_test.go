@@ -61,8 +61,14 @@ func TestEveryChangeOfMembersAndOwnersIsAnEvent(t *testing.T) {
 	tells("joined|l|->c|-", "given|l|a>c|{[0,2)}")
 	accepted(c)
 	c.release([]Release{{"l", 0, 4}}) // renews it
-	expect(t, f.text("SELECT reason ~ '^the clients accepted a promoted server [(]generation [0-9]{9,}[)]$' FROM events"), "true", "the event says what was accepted")
+	began := func() string { return f.text("SELECT 'server generation ' || generation, generation FROM server") }
+	said := func() string { return f.text("SELECT reason, generation FROM events") }
+	expect(t, said(), began(), "the event says which generation begins")
 	tells("accepted|-|->-|-")
+	f.exec("SELECT new_server_generation()")
+	testkit.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 0))(f)
+	expect(t, said(), began(), "the event says which generation begins")
+	tells("new generation|-|->-|-")
 	c.release(nil, "l")
 	f.exec("DELETE FROM members; SELECT drop_lease('l', 'why')")
 	tells("dropped|l|->-|-")
@@ -86,7 +92,7 @@ func TestEventsOfOperatorsHaveAnActor(t *testing.T) {
 
 	f.exec("SET ROLE " + role)
 	defer f.exec("RESET ROLE")
-	for _, cause := range []string{"joined", "left", "evicted", "handed over", "given", "accepted", "no live client"} {
+	for _, cause := range []string{"joined", "left", "evicted", "handed over", "given", "accepted", "new generation", "no live client"} {
 		f.exec("INSERT INTO events (cause) VALUES ($1)", cause)
 	}
 	for _, cause := range []string{"drain", "undrain", "pause", "resume", "evict", "dropped", "replaced", "replaces", "Joined", "", "odd"} {

@@ -21,20 +21,20 @@ CREATE TABLE IF NOT EXISTS pgleases.events (
     args       pg_catalog.jsonb,
     PRIMARY KEY (tx, id),
     -- Clients may write events, but no actor. So what an operator is said to have done has passed through a verb.
-    CONSTRAINT events_actor CHECK (actor IS NOT NULL OR cause OPERATOR(pg_catalog.=) ANY ('{joined,left,evicted,handed over,given,over ceilings,awaited,accepted,no live client}'::pg_catalog.text[]))
+    CONSTRAINT events_actor CHECK (actor IS NOT NULL OR cause OPERATOR(pg_catalog.=) ANY ('{joined,left,evicted,handed over,given,over ceilings,awaited,accepted,new generation,no live client}'::pg_catalog.text[]))
 );
 COMMENT ON TABLE pgleases.events IS 'Changes of members and partitions, and what operators did, with the reasons. Rows older than events_kept are deleted.';
 COMMENT ON COLUMN pgleases.events.tx IS 'The transaction that wrote the event. To follow the events, read on from the last (tx, id), and only below pg_snapshot_xmin: no more rows are written there.';
 COMMENT ON COLUMN pgleases.events.id IS 'Number of the event.';
 COMMENT ON COLUMN pgleases.events.at IS 'When the event was written.';
 COMMENT ON COLUMN pgleases.events.lease IS 'The lease''s name. It is null if the event concerns all leases.';
-COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), over ceilings (a plan leaves another number of partitions without an owner than before, because all members are at their ceilings), awaited (a client with a restart grace has left or was evicted, and its partitions wait for it), accepted (a promoted server), no live client (the first client after a time in which none lived has evicted those before), dropped; replaced, replaces (of the new lease); or an operator''s verb, for example drain, of a consumer row skipped, and of a schedule schedule paused.';
+COMMENT ON COLUMN pgleases.events.cause IS 'The change: joined, left, evicted, handed over (by the owner), given (by a plan, because it had no live owner), over ceilings (a plan leaves another number of partitions without an owner than before, because all members are at their ceilings), awaited (a client with a restart grace has left or was evicted, and its partitions wait for it), accepted (by the clients, a promoted server), new generation (of the server, which new_server_generation() has requested), no live client (the first client after a time in which none lived has evicted those before), dropped; replaced, replaces (of the new lease); or an operator''s verb, for example drain, of a consumer row skipped, and of a schedule schedule paused.';
 COMMENT ON COLUMN pgleases.events.actor IS 'The operator that asked for it, or ordered the override that has expired. It is null if the protocol did it automatically.';
-COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of an accepted server: that the clients accepted it, and its generation. Of no live client: the last heartbeat before that time, and when the next session was registered.';
+COMMENT ON COLUMN pgleases.events.reason IS 'The reason, as the actor gave it. Of an eviction: the host and pid of the process. Of no live client: the last heartbeat before that time, and when the next session was registered.';
 COMMENT ON COLUMN pgleases.events.from_id IS 'Client ID of the owner before; or of the client that left, was evicted or is awaited.';
 COMMENT ON COLUMN pgleases.events.to_id IS 'Client ID of the owner after (null: no owner); or of the client that joined.';
 COMMENT ON COLUMN pgleases.events.partitions IS 'The partitions concerned, as ranges.';
-COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before the event.';
+COMMENT ON COLUMN pgleases.events.generation IS 'The lease''s generation before the event. Of an accepted server and of a new generation, the server generation that begins.';
 COMMENT ON COLUMN pgleases.events.row_id IS 'Of a verb on one row of a consumer, the ID of the row; of a verb that canceled or enqueued one job, the ID of that job.';
 COMMENT ON COLUMN pgleases.events.rows IS 'Of a verb on rows of a consumer, how many were changed; of a verb on jobs, how many were canceled or enqueued.';
 COMMENT ON COLUMN pgleases.events.name IS 'Of a verb on schedules or jobs: the name of the schedule or job, or empty for a job without a name, and for the jobs of a kind. It is null for all other events.';

@@ -190,7 +190,7 @@ BEGIN
             SELECT CASE WHEN w.run = present AND present <> '' AND (trimmed < w.seen OR trimmed >= next) THEN (
                 SELECT CASE WHEN count(*) <= 1000 AND bool_or(e.whole) IS NOT TRUE THEN coalesce(range_agg(r), '{}') END
                 FROM (SELECT e.partitions, e.lease = w.lease AND e.cause IN ('given', 'handed over') AS moved,
-                             (e.lease = w.lease) IS NOT FALSE AND e.cause IN ('evicted', 'evict', 'accepted', 'dropped', 'replaced', 'replaces') AS whole
+                             (e.lease = w.lease) IS NOT FALSE AND e.cause IN ('evicted', 'evict', 'accepted', 'new generation', 'dropped', 'replaced', 'replaces') AS whole
                       FROM pgleases.events AS e WHERE e.tx >= w.seen AND e.tx < next
                       ORDER BY e.tx, e.id LIMIT 1001) AS e
                 LEFT JOIN LATERAL unnest(e.partitions) AS r ON e.moved) END AS ranges) AS c

@@ -29,8 +29,9 @@ WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run 
     FROM due
     RETURNING s.generation
 ), recorded AS (
-    INSERT INTO pgleases.events (cause, reason) SELECT 'accepted', format(
-        CASE WHEN due.requested THEN 'the clients accepted a new server generation that was requested (generation %s)'
-             ELSE 'the clients accepted a promoted server (generation %s)' END, accepted.generation) FROM accepted, due
+    INSERT INTO pgleases.events (cause, reason, generation)
+    SELECT CASE WHEN due.requested THEN 'new generation' ELSE 'accepted' END,
+           concat('server generation ', accepted.generation), accepted.generation
+    FROM accepted, due
 )
 SELECT coalesce((SELECT accepted.generation FROM accepted), 0) AS generation
