@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -93,12 +94,10 @@ func TestOddRowsHideNoOthers(t *testing.T) {
 		tick + `'-infinity', 'infinity', 1, 'failed', '-infinity', 'infinity' FROM pgleases.schedules`,
 		tick + `'4713-01-01 BC', '294276-01-01', 1, 'succeeded', '294276-01-01', '4713-01-01 BC' FROM pgleases.schedules`,
 		`INSERT INTO pgleases.history (source, job, group_name, name, kind, key, begins, since, until, ticks, outcome, ended_at) VALUES ('job', 8, 'g', '', 'k', 'k', 'infinity', '-infinity', 'infinity', 1, 'failed', '-infinity')`,
-		`UPDATE pgleases.leases SET partitions = 2147483647`,
+		`UPDATE pgleases.leases SET partitions = 65536`,
 		`INSERT INTO pgleases.graces VALUES ('l', 'b', 1, NULL, 1, '-infinity', 'infinity')`,
 		`UPDATE pgleases.clients SET metadata = ('{"a": ' || repeat('[', 11000) || repeat(']', 11000) || '}')::jsonb, ttl = '-9999 years'`,
-		`UPDATE pgleases.schedule_groups SET partitions = 2147483647`,
-		`UPDATE pgleases.schedule_groups SET partitions = 0`,
-		`UPDATE pgleases.schedule_groups SET partitions = -2147483648`,
+		`UPDATE pgleases.schedule_groups SET partitions = 65536`,
 		`UPDATE pgleases.schedule_groups SET partitions = 1`,
 		`UPDATE pgleases.schedules SET registered = '-infinity', began = '-infinity', outages = 1`,
 		`UPDATE pgleases.jobs SET args = (repeat('[', 11000) || repeat(']', 11000))::jsonb`,
@@ -126,6 +125,25 @@ func TestOddRowsHideNoOthers(t *testing.T) {
 			}
 			for _, failure := range failuresIn(content) {
 				t.Errorf("after %.200s\n%s: %s", odd, address, failure)
+			}
+		}
+	}
+}
+
+// A program with the rights of an application writes no number of partitions that a screen would have
+// to draw for hours.
+func TestTablesRefuseANumberOfPartitionsOutOfRange(t *testing.T) {
+	t.Parallel()
+	url := filled(t)
+	pool := newPool(t, url)
+	for statement, numbers := range map[string][]int{
+		"UPDATE pgleases.leases SET partitions = $1":          {-1, 65537, math.MaxInt32},
+		"UPDATE pgleases.schedule_groups SET partitions = $1": {math.MinInt32, 0, 65537},
+	} {
+		for _, number := range numbers {
+			_, err := pool.Exec(t.Context(), statement, number)
+			if err == nil || !strings.Contains(err.Error(), "violates check constraint") {
+				t.Errorf("%s with %d: %v", statement, number, err)
 			}
 		}
 	}

@@ -32,7 +32,7 @@ COMMENT ON COLUMN pgleases.schedule_version.min_code IS 'The oldest code that ca
 
 CREATE TABLE IF NOT EXISTS pgleases.schedule_groups (
     name       pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
-    partitions int NOT NULL
+    partitions int NOT NULL CHECK (partitions OPERATOR(pg_catalog.>=) 1 AND partitions OPERATOR(pg_catalog.<=) 65536)
 );
 COMMENT ON TABLE pgleases.schedule_groups IS 'The groups that have run.';
 COMMENT ON COLUMN pgleases.schedule_groups.name IS 'The group''s name. The name of its lease is "schedule/" and this name.';

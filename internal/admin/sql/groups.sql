@@ -42,6 +42,6 @@ SELECT json_build_object(
        'stuck', (SELECT count(*) FROM (SELECT FROM pgleases.jobs AS j WHERE j.group_name = g.name AND j.blocked_reason IS NOT NULL LIMIT 1001) AS n),
        'outcomes', (SELECT coalesce(json_agg(json_build_object('outcome', f.outcome, 'count', f.count, 'since', f.since) ORDER BY f.outcome), '[]')
                  FROM outcomes AS f WHERE f.group_name = g.name))
-FROM (SELECT n.name, CASE WHEN p.partitions > 0 THEN least(p.partitions, 65536) END AS partitions FROM names AS n LEFT JOIN pgleases.schedule_groups AS p ON p.name = n.name WHERE n.name IS NOT NULL) AS g
+FROM (SELECT n.name, p.partitions FROM names AS n LEFT JOIN pgleases.schedule_groups AS p ON p.name = n.name WHERE n.name IS NOT NULL) AS g
 ORDER BY g.name
 LIMIT $1::int

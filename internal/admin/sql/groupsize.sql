@@ -2,5 +2,5 @@
 --
 -- $1 text  group
 --
--- One row, or none if the group has never run. A group has 1 to 65,536 partitions, and a client may write any number.
-SELECT least(greatest(g.partitions, 1), 65536) FROM pgleases.schedule_groups AS g WHERE g.name = $1::text
+-- One row, or none if the group has never run.
+SELECT g.partitions FROM pgleases.schedule_groups AS g WHERE g.name = $1::text

@@ -15,7 +15,7 @@ WITH RECURSIVE names AS (
     SELECT least((SELECT min(g.name) FROM pgleases.schedule_groups AS g WHERE g.name > n.name), (SELECT min(s.group_name) FROM pgleases.schedules AS s WHERE s.group_name > n.name))
     FROM names AS n WHERE n.name IS NOT NULL
 ), groups AS MATERIALIZED (
-    SELECT n.name, CASE WHEN p.partitions > 0 THEN least(p.partitions, 65536) END AS partitions FROM names AS n LEFT JOIN pgleases.schedule_groups AS p ON p.name = n.name WHERE n.name IS NOT NULL LIMIT $1::int
+    SELECT n.name, p.partitions FROM names AS n LEFT JOIN pgleases.schedule_groups AS p ON p.name = n.name WHERE n.name IS NOT NULL LIMIT $1::int
 ), t AS MATERIALIZED (SELECT pgleases.schedule_clock() AS now), latest AS MATERIALIZED (
     SELECT h.schedule, h.job, h.outcome, h.ticks, h.ended_at FROM pgleases.history AS h ORDER BY h.id DESC LIMIT $3::int
 ), skipping AS MATERIALIZED (
