@@ -78,9 +78,11 @@ func TestLogThatBlocksDelaysNothing(t *testing.T) {
 // A handler may call each method that asks the client's goroutine for something.
 func TestLogHandlerMayCallTheClient(t *testing.T) {
 	for name, call := range map[string]func(ctx context.Context, c *pgleases.Client, l *pgleases.Lease) error{
-		"Close":     func(ctx context.Context, c *pgleases.Client, _ *pgleases.Lease) error { return c.Close(ctx) },
-		"Leave":     func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error { return l.Leave(ctx) },
-		"SetWeight": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error { return l.SetWeight(ctx, 2) },
+		"Close": func(ctx context.Context, c *pgleases.Client, _ *pgleases.Lease) error { return c.Close(ctx) },
+		"Leave": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error { return l.Leave(ctx) },
+		"SetWeight": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error {
+			return l.SetWeight(ctx, 2)
+		},
 		"Owners": func(ctx context.Context, _ *pgleases.Client, l *pgleases.Lease) error {
 			_, err := l.Owners(ctx)
 			return err
@@ -136,7 +138,8 @@ func TestCallsEndWithoutAnAnswer(t *testing.T) {
 				began := time.Now()
 				err := call(ctx)
 				cancel()
-				if took := time.Since(began) - lasts; !errors.Is(err, context.DeadlineExceeded) || took > 7*time.Second {
+				took := time.Since(began) - lasts
+				if !errors.Is(err, context.DeadlineExceeded) || took > 7*time.Second {
 					t.Errorf("%s: %v, %v after the end of ctx", name, err, took)
 				}
 			}
@@ -150,7 +153,9 @@ func TestCallsEndWithoutAnAnswer(t *testing.T) {
 func TestFunctionsInStatementsMayNotReturn(t *testing.T) {
 	var missing *proc
 	for name, does := range map[string]func(){
-		"panic": func() { missing.late = true }, "Goexit": runtime.Goexit, "panic that cannot be printed": func() { panic((*net.DNSError)(nil)) },
+		"panic":                        func() { missing.late = true },
+		"Goexit":                       runtime.Goexit,
+		"panic that cannot be printed": func() { panic((*net.DNSError)(nil)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
@@ -175,7 +180,9 @@ func TestFunctionsInStatementsMayNotReturn(t *testing.T) {
 				w.within(time.Minute, "b owns all", func() bool { return len(shown(m)) == 4 })
 				mu.Lock()
 				defer mu.Unlock()
-				for _, op := range []string{"connect", "register", "heartbeat", "listen", "join", "snapshot", "apply", "read", "release", "end"} {
+				for _, op := range []string{
+					"connect", "register", "heartbeat", "listen", "join", "snapshot", "apply", "read", "release", "end",
+				} {
 					if seen[op] < 2 {
 						t.Errorf("the function ran in %d statements %q, of %v", seen[op], op, seen)
 					}

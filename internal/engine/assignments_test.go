@@ -14,15 +14,23 @@ import (
 )
 
 var errorsOfTests = Errors{
-	Closed: errors.New("closed"), Superseded: errors.New("superseded"), Evicted: errors.New("evicted"), NotOwner: errors.New("not the owner"),
-	PartitionCount: errors.New("partition count"), LeaseReplaced: errors.New("lease replaced"),
-	Handoff: errors.New("handoff"), TrustLost: errors.New("trust lost"), DrainTimeout: errors.New("drain timeout"),
+	Closed:         errors.New("closed"),
+	Superseded:     errors.New("superseded"),
+	Evicted:        errors.New("evicted"),
+	NotOwner:       errors.New("not the owner"),
+	PartitionCount: errors.New("partition count"),
+	LeaseReplaced:  errors.New("lease replaced"),
+	Handoff:        errors.New("handoff"),
+	TrustLost:      errors.New("trust lost"),
+	DrainTimeout:   errors.New("drain timeout"),
 }
 
 // idleEngine returns an engine without a goroutine and without a database, trusted for an hour,
 // that owns n partitions of a lease.
 func idleEngine(n int, log slog.Handler) (*engine, *membership) {
-	e := newEngine(newClient(Config{ClientID: "a", TTL: time.Hour, Heartbeat: time.Minute, Log: slog.New(log), Errors: errorsOfTests}), nil)
+	e := newEngine(newClient(Config{
+		ClientID: "a", TTL: time.Hour, Heartbeat: time.Minute, Log: slog.New(log), Errors: errorsOfTests,
+	}), nil)
 	e.server.accepted = true
 	e.earnTrust(time.Now())
 	m := e.members.add("orders", n, LeaseOptions{})
@@ -48,10 +56,12 @@ func TestLossSaysWhetherTheProcessWasStopped(t *testing.T) {
 		first := m.assignments.serving()[0]
 		e.wakeAt = now.Add(-late)
 		e.checkTrust(now)
-		if got := first.ownership.Cause().Error(); got != want || !errors.Is(first.ownership.Cause(), errorsOfTests.TrustLost) {
-			t.Errorf("%v late, it ended with %q, not %q", late, got, want)
+		cause := first.ownership.Cause()
+		if cause.Error() != want || !errors.Is(cause, errorsOfTests.TrustLost) {
+			t.Errorf("%v late, it ended with %q, not %q", late, cause, want)
 		}
-		if _, why, _ := strings.Cut(want, ": "); !strings.Contains(line, fmt.Sprintf("cause=%q count=1 since_heartbeat=2h0m0s", why)) {
+		_, why, _ := strings.Cut(want, ": ")
+		if !strings.Contains(line, fmt.Sprintf("cause=%q count=1 since_heartbeat=2h0m0s", why)) {
 			t.Errorf("it is logged as %s", line)
 		}
 	}

@@ -67,7 +67,8 @@ func TestCloseWaitsForServerThatAnswersLate(t *testing.T) {
 		p.owning("x", 2)
 		began := time.Now()
 		w.inject(func(client, op string) (fault, bool) {
-			return fault{before: 4 * time.Second}, client == p.name && op != "connect" && time.Since(began) < 8*time.Second
+			delayed := client == p.name && op != "connect" && time.Since(began) < 8*time.Second
+			return fault{before: 4 * time.Second}, delayed
 		})
 		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 		defer cancel()

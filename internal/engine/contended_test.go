@@ -24,7 +24,8 @@ func TestProcessesWithOneIDDoNotRestartEachOther(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		_, err := pgleases.Open(ctx, "", w.options("worker")...)
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "give every live process an ID of its own") {
+		const advice = "give every live process an ID of its own"
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), advice) {
 			t.Errorf("after %v: %v", time.Since(began), err)
 		}
 		if last.c.Err() != nil || len(shown(last.leases["x"])) != 2 {

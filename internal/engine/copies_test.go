@@ -19,8 +19,7 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a", pgleases.WithPolling())
 				lease := a.owning("x", 4)
-				beats := w.count("heartbeat") // copied after one: the next could detect it before both own them
-				w.within(10*time.Second, "its heartbeat is answered", func() bool { return w.count("heartbeat") > beats })
+				w.nextBeat(10 * time.Second) // copied after one: the next could detect it before both own them
 				w.copies = true
 				w.blind.Store(true) // they overlap
 				var once sync.Once
@@ -30,7 +29,8 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 					}
 					return f, lost
 				})
-				twin := testkit.Must(a.engine().Copy(func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }))(t)
+				connect := func(ctx context.Context) (engine.Conn, error) { return w.connect(ctx, "copy") }
+				twin := testkit.Must(a.engine().Copy(connect))(t)
 				defer func() { _ = twin.Close(context.Background(), false) }()
 				copy := testkit.Must(twin.Join(context.Background(), "x", 4, inside(lease).Options))(t)
 				copied := func() string {
@@ -39,8 +39,12 @@ func TestTwoCopiesOwnForTwoHeartbeatsAtMost(t *testing.T) {
 					}
 					return ranges.Format(nil)
 				}
-				w.within(2*time.Second, "both own them", func() bool { return shows(lease) == "0-3" && copied() == "0-3" })
-				both := w.within(4*time.Second, "one owns them", func() bool { return shows(lease) == "-" || copied() == "-" })
+				w.within(2*time.Second, "both own them", func() bool {
+					return shows(lease) == "0-3" && copied() == "0-3"
+				})
+				both := w.within(4*time.Second, "one owns them", func() bool {
+					return shows(lease) == "-" || copied() == "-"
+				})
 				t.Logf("both owned them for %v", both)
 				for range 10_000 {
 					if time.Sleep(10 * time.Millisecond); shows(lease) != "-" && copied() != "-" {

@@ -88,7 +88,9 @@ func (*faultyConn) WatchLiveness(context.Context, int64, int64) (store.Liveness,
 	return store.Liveness{}, nil
 }
 
-func (*faultyConn) EvictDisconnected(context.Context, []store.Absence, store.SessionEnds, store.Incarnation) (store.Evicted, error) {
+func (*faultyConn) EvictDisconnected(
+	context.Context, []store.Absence, store.SessionEnds, store.Incarnation,
+) (store.Evicted, error) {
 	return store.Evicted{}, nil
 }
 

@@ -102,7 +102,8 @@ func TestFencedPartitionWaitsForFormerGuards(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a, b := w.start("a"), w.start("b")
-				la, lb := a.owning("x", 1, pgleases.WithHandoffDelay(0)), b.mustJoin("x", 1, pgleases.WithWeight(0), pgleases.WithHandoffDelay(0))
+				atOnce := pgleases.WithHandoffDelay(0)
+				la, lb := a.owning("x", 1, atOnce), b.mustJoin("x", 1, pgleases.WithWeight(0), atOnce)
 				p, _ := la.Partition(0)
 				end, ok := w.db.Guard("x", 0, p.Epoch)
 				if !ok {
@@ -150,7 +151,7 @@ func TestADeathAfterTheClockStepsBackIsSeenInTime(t *testing.T) {
 				b.kill()
 				// The watch begins anew with the next heartbeat, and what b left runs for a TTL from when that
 				// is seen.
-				took := w.within(2*6*time.Second+4*time.Second, "a owns both", func() bool { return len(la.Values()) == 2 })
+				took := w.within(2*6*time.Second+4*time.Second, "a owns both", each(2, la))
 				t.Logf("after %v", took)
 			})
 		})
@@ -173,25 +174,24 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 				crashed.mustJoin("x", 9)
 				crashed.kill()
 				time.Sleep(long - 6*time.Second)
-				a, b, c := w.start("a", pgleases.WithTTL(time.Second)), w.start("b", pgleases.WithTTL(time.Second)), w.start("c", pgleases.WithTTL(2*time.Second))
+				a := w.start("a", pgleases.WithTTL(time.Second))
+				b := w.start("b", pgleases.WithTTL(time.Second))
+				c := w.start("c", pgleases.WithTTL(2*time.Second))
 				began := time.Now()
-				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "snapshot" }) // the first plan is for all of them
+				// The first plan is for all of them.
+				w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "snapshot" })
 				la, lb, lc := a.mustJoin("x", 9), b.mustJoin("x", 9), c.mustJoin("x", 9)
 				w.inject(nil)
-				owned := func(leases ...*pgleases.Lease) (n int) {
-					for _, l := range leases {
-						n += len(l.Values())
-					}
-					return n
-				}
-				w.within(5*time.Second, "they own what the crashed one does not", func() bool { return owned(la, lb, lc) >= 6 })
+				w.within(5*time.Second, "they own what the crashed one does not", func() bool {
+					return seen(la, lb, lc) >= 6
+				})
 				evictions := func() int {
 					before := w.count("evict")
 					time.Sleep(3 * time.Second)
 					return w.count("evict") - before
 				}
 				without := evictions()
-				time.Sleep(time.Until(began.Add(8 * time.Second))) // it expired, and no client has watched for long enough
+				time.Sleep(time.Until(began.Add(8 * time.Second))) // it expired; no client has watched for long enough
 				if with := evictions(); with > without+6 {
 					t.Errorf("%v evictions in 3 s, %v before it expired", with, without)
 				}
@@ -214,7 +214,8 @@ func TestUnwatchedClientDoesNotDelayOtherEvictions(t *testing.T) {
 						t.Errorf("with a TTL of %v it took %v, and not up to %v", victim.ttl, took, most)
 					}
 				}
-				w.within(time.Until(began.Add(long+300*time.Millisecond)), "the crashed one is evicted once a has watched for its TTL", func() bool { return owned(la) == 9 })
+				// The crashed one is evicted once a has watched for its TTL.
+				w.within(time.Until(began.Add(long+300*time.Millisecond)), "a owns all", each(9, la))
 			})
 		})
 	}
@@ -302,7 +303,8 @@ func TestAtRestAClientSendsLittleMoreThanItsHeartbeats(t *testing.T) {
 		if calls["claim"]+calls["snapshot"]+calls["apply"] > 0 {
 			t.Errorf("plans at rest: %v", calls)
 		}
-		t.Logf("%v: %v; %.3f statements for each period of 1.9 s", length, calls, float64(total)/(clients*length.Seconds()/1.9))
+		perPeriod := float64(total) / (clients * length.Seconds() / 1.9)
+		t.Logf("%v: %v; %.3f statements for each period of 1.9 s", length, calls, perPeriod)
 		for _, l := range last {
 			if len(l.Values()) == 0 {
 				t.Errorf("a client owns nothing of %s", l.Name())

@@ -22,7 +22,7 @@ var (
 	seeds     = flag.Int("seeds", 4, "how many histories the oracle tests play")
 	firstSeed = flag.Uint64("first-seed", 1, "seed of the first of them")
 	lastStep  = flag.Int("steps", math.MaxInt, "how many steps of trouble a history has at most")
-	usualTTL  = flag.Duration("ttl", defaultTTL, "the TTL of most clients of a history; what takes long is longer with it")
+	usualTTL  = flag.Duration("ttl", defaultTTL, "the TTL of most clients of a history; long times grow with it")
 	troubles  = flag.Duration("every", densely, "the mean time between two steps of trouble")
 )
 
@@ -178,7 +178,9 @@ func (w *world) history(length time.Duration) {
 				far := []time.Duration{time.Hour, 10 * time.Second}[s.n(2)]
 				by := s.span(-far, far)
 				if promotions {
-					by = by.Abs() // a server promoted in the past of the one before gives lower epochs: a limit in docs/promises.md
+					// A server promoted in the past of the one before gives lower epochs: a limit in
+					// docs/promises.md.
+					by = by.Abs()
 				}
 				w.inflict("clock stepped")
 				w.event("database: clock steps by %v", by)
@@ -281,7 +283,8 @@ func (w *world) history(length time.Duration) {
 	ending.Wait()
 	close(stopped)
 	time.Sleep(scaled(time.Minute)) // the bubble's clock stops with this goroutine; let the others end
-	w.t.Logf("seed %d: %d evictions, %d processes, promotions %v, right after %v", w.seed, w.evicted, len(w.procs), promotions, w.took)
+	w.t.Logf("seed %d: %d evictions, %d processes, promotions %v, right after %v",
+		w.seed, w.evicted, len(w.procs), promotions, w.took)
 	w.report(steps)
 }
 

@@ -87,7 +87,9 @@ func TestLossIsLoggedAtOnceAfterWhatWasGained(t *testing.T) {
 		w.within(heard, "it loses all of it", func() bool { return len(shown(la)) == 0 })
 		time.Sleep(time.Second) // of simulated time: the log has its own goroutine
 		of := w.linesOf(a)
-		last := slices.IndexFunc(of, func(line string) bool { return strings.Contains(line, "pgleases: session was evicted,") })
+		last := slices.IndexFunc(of, func(line string) bool {
+			return strings.Contains(line, "pgleases: session was evicted,")
+		})
 		for i, want := range []string{"session was evicted", "partitions lost", "trust lost", "partitions gained"} {
 			if i > last || !strings.Contains(of[last-i], want) {
 				t.Fatalf("%d lines before the eviction there is no line that says %q: %q", i, want, of)

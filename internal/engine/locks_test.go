@@ -21,7 +21,9 @@ type lockTable struct {
 	w *world
 }
 
-func (t lockTable) Release(ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation) (store.LockOutcome, bool, error) {
+func (t lockTable) Release(
+	ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation,
+) (store.LockOutcome, bool, error) {
 	became, sent, err := t.LockTable.Release(ctx, wait, session, r, run)
 	time.Sleep(t.w.releaseTakes)
 	return became, sent, err
@@ -107,7 +109,9 @@ func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
 		"ctx ends": func(w *world, _, first *proc, ask func(context.Context, *proc) string) {
 			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 			defer cancel()
-			if answer := ask(ctx, first); !strings.Contains(answer, `client "holder"`) || !strings.HasPrefix(answer, "false, pgleases: acquire lock \"report\": context deadline exceeded") {
+			const late = `false, pgleases: acquire lock "report": context deadline exceeded`
+			answer := ask(ctx, first)
+			if !strings.HasPrefix(answer, late) || !strings.Contains(answer, `client "holder"`) {
 				w.failf("it reports %s", answer)
 			}
 		},
@@ -137,8 +141,12 @@ func TestTryDoWaitsForTheEvictionOfAnExpiredHolder(t *testing.T) {
 				time.Sleep(time.Minute)
 				attack(w, holder, w.start("a"), func(ctx context.Context, p *proc) string {
 					began := time.Now()
-					ran, err := lock.New(p.c, nil).TryDo(ctx, "report", func(context.Context) error { time.Sleep(time.Second); return nil })
-					if took := time.Since(began); took > ttl+2*time.Second { // the watch begins with the first heartbeat, and the work takes a second
+					ran, err := lock.New(p.c, nil).TryDo(ctx, "report", func(context.Context) error {
+						time.Sleep(time.Second)
+						return nil
+					})
+					// The watch begins with the first heartbeat, and the work takes a second.
+					if took := time.Since(began); took > ttl+2*time.Second {
 						w.failf("it took %v", took)
 					}
 					return fmt.Sprintf("%v, %v", ran, err)
@@ -241,7 +249,8 @@ func TestLostLocksAreReleasedWithTheSession(t *testing.T) {
 		}
 		w.evict("a")
 		time.Sleep(time.Minute)
-		if of := w.linesWith("lost locks released"); len(of) != 1 || !strings.Contains(of[0], " locks=2 first=mail for=") {
+		of := w.linesWith("lost locks released")
+		if len(of) != 1 || !strings.Contains(of[0], " locks=2 first=mail for=") {
 			w.failf("the end is logged as %q", of)
 		}
 	})

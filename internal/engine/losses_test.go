@@ -18,137 +18,139 @@ import (
 // TestEveryLossIsReportedOnce checks all ways that ownerships can end: the contexts' cause, one log
 // line with the partitions and the cause, and one count.
 func TestEveryLossIsReportedOnce(t *testing.T) {
-	lost, handedOver := `WARN pgleases: partitions lost `, `INFO pgleases: partitions handed over `
-	ask := func(w *world, l *pgleases.Lease) { // for all
-		w.ok(l.SetWeight(context.Background(), 0))
+	type scene struct {
+		w    *world
+		a    *proc
+		l    *pgleases.Lease
+		hold *pgleases.Hold
 	}
-	edit := func(w *world, edit func(row *fakestore.Partition)) {
-		w.db.Edit(func(t *fakestore.Tables, _ int64) {
+	lost, handedOver := `WARN pgleases: partitions lost `, `INFO pgleases: partitions handed over `
+	ask := func(s scene) { // for all
+		s.w.ok(s.l.SetWeight(context.Background(), 0))
+	}
+	drains := func(s scene) {
+		s.w.within(5*time.Second, "it drains", func() bool { return shows(s.l) == "-" })
+	}
+	isolate := func(s scene) {
+		s.a.cutOff(true)
+		time.Sleep(7 * time.Second)
+		s.a.cutOff(false)
+	}
+	edit := func(s scene, edit func(row *fakestore.Partition)) {
+		s.w.db.Edit(func(t *fakestore.Tables, _ int64) {
 			for i := range t.Partitions["x"] {
 				edit(&t.Partitions["x"][i])
 			}
 			changed(t, "x")
 		})
-		w.notify("a")
+		s.w.notify("a")
 	}
-	remove := func(w *world) {
-		w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
+	remove := func(s scene) {
+		s.w.db.Edit(func(t *fakestore.Tables, _ int64) { clear(t.Members) })
 	}
 	for name, test := range map[string]struct {
 		work   bool // there is an open hold
 		drain  time.Duration
-		lose   func(w *world, a *proc, l *pgleases.Lease, hold *pgleases.Hold)
+		lose   func(s scene)
 		cause  error
 		text   string // of the cause
 		line   string
 		losses pgleases.Losses
 	}{
-		"no heartbeat succeeds, idle": {false, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			a.cutOff(true)
-			time.Sleep(7 * time.Second)
-			a.cutOff(false)
+		"no heartbeat succeeds, idle": {false, 0, isolate,
+			pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
+		"no heartbeat succeeds, in work": {true, 0, isolate,
+			pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
+		"no heartbeat succeeds, while it drains": {true, 0, func(s scene) {
+			ask(s)
+			drains(s)
+			isolate(s)
 		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
-		"no heartbeat succeeds, in work": {true, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			a.cutOff(true)
+		"no heartbeat succeeds, then evicted": {true, 0, func(s scene) {
+			s.a.cutOff(true)
 			time.Sleep(7 * time.Second)
-			a.cutOff(false)
+			s.w.evict("a")
+			s.a.cutOff(false)
 		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
-		"no heartbeat succeeds, while it drains": {true, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			ask(w, l)
-			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
-			a.cutOff(true)
-			time.Sleep(7 * time.Second)
-			a.cutOff(false)
-		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
-		"no heartbeat succeeds, then evicted": {true, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			a.cutOff(true)
-			time.Sleep(7 * time.Second)
-			w.evict("a")
-			a.cutOff(false)
-		}, pgleases.ErrTrustLost, ": no heartbeat succeeded for 5.7s", lost, pgleases.Losses{TrustLost: 2}},
-		"the wall clock passes the deadline": {true, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			a.engine().PassWallLimit()
+		"the wall clock passes the deadline": {true, 0, func(s scene) {
+			s.a.engine().PassWallLimit()
 		}, pgleases.ErrTrustLost, "", lost, pgleases.Losses{TrustLost: 2}},
-		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			a.engine().EndAtReader()
+		"a reader sees the deadline pass before the answer to a heartbeat is taken": {false, 0, func(s scene) {
+			s.a.engine().EndAtReader()
 		}, pgleases.ErrTrustLost, "", lost, pgleases.Losses{TrustLost: 2}},
-		"evicted, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			w.evict("a")
+		"evicted, as a heartbeat returns": {true, 0, func(s scene) {
+			s.w.evict("a")
 		}, pgleases.ErrTrustLost, ": the session was evicted", lost, pgleases.Losses{TrustLost: 2}},
-		"evicted, as a join returns": {false, 0, func(w *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
-			w.evict("a")
-			a.mustJoin("y", 1)
-			w.inject(nil)
+		"evicted, as a join returns": {false, 0, func(s scene) {
+			s.w.inject(func(_, op string) (fault, bool) { return fault{err: errLocked}, op == "heartbeat" })
+			s.w.evict("a")
+			s.a.mustJoin("y", 1)
+			s.w.inject(nil)
 		}, pgleases.ErrTrustLost, ": the session was evicted", lost, pgleases.Losses{TrustLost: 2}},
-		"the membership is removed, as a heartbeat returns": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			remove(w)
-		}, pgleases.ErrTrustLost, ": the membership was removed", lost, pgleases.Losses{TrustLost: 2}},
-		"the membership is removed, while it is left": {true, 0, func(w *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			_ = l.Leave(canceled)
-			remove(w)
+		"the membership is removed, as a heartbeat returns": {true, 0, remove,
+			pgleases.ErrTrustLost, ": the membership was removed", lost, pgleases.Losses{TrustLost: 2}},
+		"the membership is removed, while it is left": {true, 0, func(s scene) {
+			_ = s.l.Leave(canceled)
+			remove(s)
 		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
-		"the server does not confirm it": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			edit(w, func(row *fakestore.Partition) { row.Owner = 0 })
+		"the server does not confirm it": {true, 0, func(s scene) {
+			edit(s, func(row *fakestore.Partition) { row.Owner = 0 })
 		}, pgleases.ErrTrustLost, ": the server does not confirm it", lost, pgleases.Losses{TrustLost: 2}},
-		"the server has another epoch": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			edit(w, func(row *fakestore.Partition) { row.Epoch++ })
+		"the server has another epoch": {true, 0, func(s scene) {
+			edit(s, func(row *fakestore.Partition) { row.Epoch++ })
 		}, pgleases.ErrTrustLost, ": the server does not confirm it", lost, pgleases.Losses{TrustLost: 2}},
-		"a failover, idle": {false, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			w.promote(0, false)
+		"a failover, idle": {false, 0, func(s scene) {
+			s.w.promote(0, false)
 		}, pgleases.ErrTrustLost, ": a failover ended the epoch", lost, pgleases.Losses{TrustLost: 2}},
-		"a failover, in work": {true, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			w.promote(0, true)
+		"a failover, in work": {true, 0, func(s scene) {
+			s.w.promote(0, true)
 		}, pgleases.ErrTrustLost, ": a failover ended the epoch", lost, pgleases.Losses{TrustLost: 2}},
-		"handed over": {false, 0, func(w *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			ask(w, l)
-		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
-		"handed over after work": {true, 0, func(w *world, _ *proc, l *pgleases.Lease, hold *pgleases.Hold) {
-			ask(w, l)
+		"handed over": {false, 0, ask, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
+		"handed over after work": {true, 0, func(s scene) {
+			ask(s)
 			time.Sleep(5 * time.Second)
-			hold.Release()
+			s.hold.Release()
 		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
-		"handed over, and the answer is lost": {false, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
-			ask(w, l)
+		"handed over, and the answer is lost": {false, 0, func(s scene) {
+			s.w.failing(s.a, "release", 1, fault{err: errBroken, applied: true, broken: true})
+			ask(s)
 		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
-		"handed over, and it comes back": {true, 0, func(w *world, _ *proc, l *pgleases.Lease, hold *pgleases.Hold) {
-			edit(w, func(row *fakestore.Partition) { row.Target = 1 })
-			w.within(5*time.Second, "it drains", func() bool { return shows(l) == "-" })
-			w.db.Edit(func(t *fakestore.Tables, _ int64) {
+		"handed over, and it comes back": {true, 0, func(s scene) {
+			edit(s, func(row *fakestore.Partition) { row.Target = 1 })
+			drains(s)
+			s.w.db.Edit(func(t *fakestore.Tables, _ int64) {
 				for i := range t.Partitions["x"] {
 					t.Partitions["x"][i].Target = sessionOf(t, "a")
 				}
 			})
-			hold.Release()
+			s.hold.Release()
 		}, pgleases.ErrHandoff, "", handedOver, pgleases.Losses{Handoff: 2}},
-		"drain timeout": {true, 3 * time.Second, func(w *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			ask(w, l)
-		}, pgleases.ErrDrainTimeout, "", lost, pgleases.Losses{DrainTimeout: 2}},
-		"left": {false, 0, func(_ *world, _ *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			_ = l.Leave(context.Background())
+		"drain timeout": {true, 3 * time.Second, ask,
+			pgleases.ErrDrainTimeout, "", lost, pgleases.Losses{DrainTimeout: 2}},
+		"left": {false, 0, func(s scene) {
+			_ = s.l.Leave(context.Background())
 		}, pgleases.ErrClosed, "", handedOver, pgleases.Losses{Closed: 2}},
-		"left, and the answer is lost": {false, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			w.failing(a, "release", 1, fault{err: errBroken, applied: true, broken: true})
-			_ = l.Leave(context.Background())
+		"left, and the answer is lost": {false, 0, func(s scene) {
+			s.w.failing(s.a, "release", 1, fault{err: errBroken, applied: true, broken: true})
+			_ = s.l.Leave(context.Background())
 		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
-		"closed": {false, 0, func(_ *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			_ = a.c.Close(context.Background())
+		"closed": {false, 0, func(s scene) {
+			_ = s.a.c.Close(context.Background())
 		}, pgleases.ErrClosed, "", handedOver, pgleases.Losses{Closed: 2}},
-		"closed without waiting for work": {true, 0, func(_ *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			_ = a.c.Close(canceled)
+		"closed without waiting for work": {true, 0, func(s scene) {
+			_ = s.a.c.Close(canceled)
 		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
-		"closed without a database": {false, 0, func(_ *world, a *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			a.cutOff(true)
-			_ = a.c.Close(canceled)
+		"closed without a database": {false, 0, func(s scene) {
+			s.a.cutOff(true)
+			_ = s.a.c.Close(canceled)
 		}, pgleases.ErrClosed, "", lost, pgleases.Losses{Closed: 2}},
-		"superseded": {false, 0, func(w *world, _ *proc, _ *pgleases.Lease, _ *pgleases.Hold) {
-			w.start("a")
+		"superseded": {false, 0, func(s scene) {
+			s.w.start("a")
 		}, pgleases.ErrSuperseded, "", handedOver, pgleases.Losses{Closed: 2}},
-		"superseded in work, and closed": {true, 0, func(w *world, a *proc, l *pgleases.Lease, _ *pgleases.Hold) {
-			w.start("a")
-			w.within(5*time.Second, "it is logged", func() bool { return shows(l) == "-" })
-			_ = a.c.Close(canceled)
+		"superseded in work, and closed": {true, 0, func(s scene) {
+			s.w.start("a")
+			drains(s)
+			_ = s.a.c.Close(canceled)
 		}, pgleases.ErrSuperseded, "", lost, pgleases.Losses{Closed: 2}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -163,7 +165,7 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 				first, _ := l.Partition(0)
 				second, _ := l.Partition(1)
 				waiting := first.Context() // the second's is not requested yet
-				test.lose(w, a, l, hold)
+				test.lose(scene{w, a, l, hold})
 				w.within(20*time.Second, "it ends", func() bool { return waiting.Err() != nil })
 				ends := []context.Context{waiting, second.Context()}
 				if test.work && test.line == lost {
@@ -171,7 +173,8 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 				}
 				told := test.cause.Error() + test.text
 				for i, ctx := range ends {
-					if cause := context.Cause(ctx); !errors.Is(cause, test.cause) || !strings.HasPrefix(cause.Error(), told) {
+					cause := context.Cause(ctx)
+					if !errors.Is(cause, test.cause) || !strings.HasPrefix(cause.Error(), told) {
 						t.Errorf("context %d ended with %v, not %s", i, cause, told)
 					}
 				}
@@ -196,11 +199,16 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 						continue
 					}
 					partitions, cause, _ := strings.Cut(strings.TrimPrefix(line, test.line+fields), " cause=")
-					if named[partitions]++; !strings.HasPrefix(cause, wrap.Text(test.cause)+test.text) && !(test.cause == pgleases.ErrHandoff && cause == "") || cause == wrap.Text(pgleases.ErrHandoff) { // which would repeat the message
+					named[partitions]++
+					says := strings.HasPrefix(cause, wrap.Text(test.cause)+test.text)
+					isSilent := test.cause == pgleases.ErrHandoff && cause == ""
+					repeats := cause == wrap.Text(pgleases.ErrHandoff) // what the message says
+					if !says && !isSilent || repeats {
 						t.Errorf("it is logged as %q", line)
 					}
 				}
-				if !maps.Equal(named, map[string]int{"[0-1]": 1}) && !maps.Equal(named, map[string]int{"[0]": 1, "[1]": 1}) {
+				inOneLine, inTwo := map[string]int{"[0-1]": 1}, map[string]int{"[0]": 1, "[1]": 1}
+				if !maps.Equal(named, inOneLine) && !maps.Equal(named, inTwo) {
 					t.Errorf("the log names %v, not each partition once, by %q", named, test.line)
 				}
 			})
@@ -212,7 +220,9 @@ func TestEveryLossIsReportedOnce(t *testing.T) {
 
 // stuck makes a callback of Run that ignores its contexts outlive its ownership, which ends by
 // lose. The partition comes back.
-func (w *world) stuck(lose func(a *proc, l *pgleases.Lease), opts ...pgleases.LeaseOption) (a *proc, l *pgleases.Lease, before pgleases.Partition, calls *atomic.Int32, finish chan struct{}) {
+func (w *world) stuck(lose func(a *proc, l *pgleases.Lease), opts ...pgleases.LeaseOption) (
+	a *proc, l *pgleases.Lease, before pgleases.Partition, calls *atomic.Int32, finish chan struct{},
+) {
 	a = w.start("a", pgleases.WithPolling())
 	l = a.mustJoin("x", 1, opts...)
 	calls, finish = new(atomic.Int32), make(chan struct{})
@@ -250,7 +260,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 		"drain timeout": {time.Second, func(w *world) func(*proc, *pgleases.Lease) {
 			return func(_ *proc, l *pgleases.Lease) {
 				_ = l.SetWeight(context.Background(), 0)
-				w.within(10*time.Second, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+				w.within(10*time.Second, "it is released", w.recorded("a", 0))
 				_ = l.SetWeight(context.Background(), 1)
 			}
 		}, pgleases.ErrDrainTimeout},
@@ -262,8 +272,10 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				if cause := context.Cause(before.Context()); !errors.Is(cause, test.cause) {
 					t.Errorf("the ownership ended with %v", cause)
 				}
-				for _, after := range []time.Duration{30 * time.Second, 60 * time.Second, 120 * time.Second} { // since it was to end
-					w.within(5*time.Minute, "it is logged", func() bool { return w.logged(goesOn+" lease=x partitions=[0] for=") == 1 })
+				const line = goesOn + " lease=x partitions=[0] for="
+				// Since it was to end.
+				for _, after := range []time.Duration{30 * time.Second, time.Minute, 2 * time.Minute} {
+					w.within(5*time.Minute, "it is logged", func() bool { return w.logged(line) == 1 })
 					if took := time.Since(began); took < after || took > after+10*time.Second {
 						t.Errorf("it is logged after %v, not %v", took, after)
 					}
@@ -276,7 +288,7 @@ func TestCallbackThatOutlivesItsOwnershipIsReported(t *testing.T) {
 				}
 				finish <- struct{}{}
 				w.within(time.Second, "it is called under the new epoch", func() bool { return calls.Load() == 2 })
-				w.within(time.Second, "the stats tell that it returned", func() bool { return a.c.Stats().Draining == 0 })
+				w.within(time.Second, "the stats show the return", func() bool { return a.c.Stats().Draining == 0 })
 				time.Sleep(time.Hour)
 				if of := w.linesWith("INFO pgleases: work on lost partitions ended lease=x for="); len(of) != 1 {
 					t.Errorf("its end is logged as %q", of)
@@ -306,11 +318,13 @@ func TestWorkThatOutlivesOwnershipDelaysNoOwner(t *testing.T) {
 			t.Error("the work that goes on passes its guard")
 		}
 		if now.Epoch <= before.Epoch || before.Context().Err() == nil || calls.Load() != 1 {
-			t.Errorf("epoch %d after %d, %d calls, context %v", now.Epoch, before.Epoch, calls.Load(), before.Context().Err())
+			t.Errorf("epoch %d after %d, %d calls, context %v",
+				now.Epoch, before.Epoch, calls.Load(), before.Context().Err())
 		}
 		w.within(time.Minute, "a logs its work anyway", func() bool { return w.logged(goesOn) == 1 })
 		began := time.Now()
-		if err := a.c.Close(context.Background()); err == nil || !strings.Contains(err.Error(), `partitions 0 of lease "x" still in work`) {
+		err := a.c.Close(context.Background())
+		if err == nil || !strings.Contains(err.Error(), `partitions 0 of lease "x" still in work`) {
 			t.Errorf("Close says %v", err)
 		}
 		if took := time.Since(began); took > time.Second {
@@ -341,8 +355,9 @@ func TestLongWorkIsLoggedInOneLineForEachLease(t *testing.T) {
 				draining = append(draining, number)
 			}
 		}
+		line := waits + " lease=x partitions=" + ranges.Logged(draining) + " for="
 		for _, after := range []time.Duration{30 * time.Second, 25 * time.Second} { // after 30 s, and after 60
-			took := w.within(time.Minute, "it is logged", func() bool { return w.logged(waits+" lease=x partitions="+ranges.Logged(draining)+" for=") == 1 })
+			took := w.within(time.Minute, "it is logged", func() bool { return w.logged(line) == 1 })
 			time.Sleep(5 * time.Second)
 			if n := w.logged(waits); took < after-time.Second || took > after+time.Second || n != 0 {
 				w.failf("it is logged after %v, not %v, and in %d more lines", took, after, n)

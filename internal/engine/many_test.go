@@ -30,7 +30,8 @@ func (w *world) joinMany(n int, procs ...*proc) (leases [][]*pgleases.Lease) {
 		for first := range 8 {
 			joining.Go(func() {
 				for i := first; i < n; i += 8 {
-					l, err := p.c.Lease(context.Background(), fmt.Sprintf("tenant-%04d", i), 1, pgleases.WithHandoffDelay(0))
+					name := fmt.Sprintf("tenant-%04d", i)
+					l, err := p.c.Lease(context.Background(), name, 1, pgleases.WithHandoffDelay(0))
 					w.ok(err)
 					joined[i] = l
 				}
@@ -48,10 +49,19 @@ func ownedOf(leases []*pgleases.Lease) (n int) {
 	return n
 }
 
+// share waits until each client owns as many of the leases as the others.
+func (w *world) share(limit time.Duration, leases ...[]*pgleases.Lease) {
+	w.t.Helper()
+	share := len(leases[0]) / len(leases)
+	w.within(limit, "shares are even", func() bool {
+		return !slices.ContainsFunc(leases, func(of []*pgleases.Lease) bool { return ownedOf(of) != share })
+	})
+}
+
 // counted returns how much a count has risen since it was taken.
-func counted(count func() int) func() int {
-	before := count()
-	return func() int { return count() - before }
+func counted(count func(op string) int, op string) func() int {
+	before := count(op)
+	return func() int { return count(op) - before }
 }
 
 func TestJoinPlansAndReadsItsOwnLeaseOnly(t *testing.T) {
@@ -75,10 +85,10 @@ func TestJoinsOfTwoClientsPlanAllLeasesSeldom(t *testing.T) {
 		if limit := 8*manyLeases + 2*manyLeases*int(1+took/time.Second); planned > limit {
 			t.Errorf("for %d joins, %d leases were planned within %v", 2*manyLeases, planned, took)
 		}
-		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		w.share(10*time.Second, leases...)
 		time.Sleep(10 * time.Second) // a last plan of all may follow that finds nothing to do
 		for _, op := range []string{"snapshot", "apply", "release"} {
-			rises := counted(func() int { return w.count(op) })
+			rises := counted(w.count, op)
 			time.Sleep(time.Minute)
 			if n := rises(); n > 0 {
 				t.Errorf("%d statements %s in a minute in which nothing changed", n, op)
@@ -137,7 +147,8 @@ func TestJoinThatFailsWaitsBehindAllOthers(t *testing.T) {
 			return fault{}, false
 		})
 		leases := w.joinMany(40, w.start("a"))[0]
-		if n := len(slices.DeleteFunc(leases, func(l *pgleases.Lease) bool { return l == nil })); n != 40 || failures == 0 {
+		joined := slices.DeleteFunc(leases, func(l *pgleases.Lease) bool { return l == nil })
+		if n := len(joined); n != 40 || failures == 0 {
 			t.Errorf("%d leases joined after %d failures", n, failures)
 		}
 	})
@@ -149,7 +160,7 @@ func TestNotificationOfOneLeaseReadsNoOther(t *testing.T) {
 		leases := w.joinMany(manyLeases, a)[0]
 		w.within(time.Second, "it owns all", func() bool { return ownedOf(leases) == manyLeases })
 		time.Sleep(10 * time.Second)
-		reads := counted(func() int { return w.leases("read") })
+		reads := counted(w.leases, "read")
 		w.db.Edit(func(t *fakestore.Tables, _ int64) { changed(t, "tenant-0007") })
 		w.notify("a")
 		time.Sleep(100 * time.Millisecond)
@@ -163,9 +174,9 @@ func TestLeaveOfOneLeasePlansNoOther(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		procs := []*proc{w.start("a"), w.start("b"), w.start("c")}
 		leases := w.joinMany(manyLeases, procs...)
-		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/3 && ownedOf(leases[1]) == manyLeases/3 })
+		w.share(10*time.Second, leases...)
 		time.Sleep(10 * time.Second)
-		planned, began := counted(func() int { return w.leases("snapshot") }), time.Now()
+		planned, began := counted(w.leases, "snapshot"), time.Now()
 		for _, l := range leases[0] {
 			w.ok(l.Leave(context.Background()))
 		}
@@ -173,7 +184,7 @@ func TestLeaveOfOneLeasePlansNoOther(t *testing.T) {
 		if n, limit := planned(), 5*manyLeases+3*manyLeases*int(1+took/time.Second); n > limit {
 			t.Errorf("for %d leaves, %d leases were planned within %v", manyLeases, n, took)
 		}
-		w.within(10*time.Second, "the others share", func() bool { return ownedOf(leases[1]) == manyLeases/2 && ownedOf(leases[2]) == manyLeases/2 })
+		w.share(10*time.Second, leases[1:]...)
 	})
 }
 
@@ -198,12 +209,11 @@ func TestStartOfManyClientsWastesFewPlans(t *testing.T) {
 			return fault{}, false
 		})
 		joined := w.joinMany(leases, procs...)
-		w.within(20*time.Second, "shares are even", func() bool {
-			return !slices.ContainsFunc(joined, func(l []*pgleases.Lease) bool { return ownedOf(l) != leases/clients })
-		})
+		w.share(20*time.Second, joined...)
 		planned, plans, wasted := w.leases("snapshot"), w.count("apply"), w.count("overtaken")
 		if planned > 5*clients*leases || wasted > plans/2 {
-			t.Errorf("for %d joins, %d leases were planned, and of %d plans %d were overtaken", clients*leases, planned, plans, wasted)
+			t.Errorf("for %d joins, %d leases were planned, and of %d plans %d were overtaken",
+				clients*leases, planned, plans, wasted)
 		}
 		t.Logf("%d leases planned, %d of %d plans overtaken, after %v", planned, wasted, plans, time.Since(w.began))
 	})
@@ -214,7 +224,7 @@ func TestCloseAfterManyLeavesWaitsForNoPlan(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
 		leases := w.joinMany(manyLeases, a, b, c)
-		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/3 && ownedOf(leases[1]) == manyLeases/3 })
+		w.share(10*time.Second, leases...)
 		time.Sleep(10 * time.Second)
 		for _, l := range leases[0] {
 			w.ok(l.Leave(context.Background()))
@@ -224,7 +234,7 @@ func TestCloseAfterManyLeavesWaitsForNoPlan(t *testing.T) {
 		if took := time.Since(began); took > soon {
 			t.Errorf("it took %v", took)
 		}
-		w.within(20*time.Second, "the others share", func() bool { return ownedOf(leases[1]) == manyLeases/2 && ownedOf(leases[2]) == manyLeases/2 })
+		w.share(20*time.Second, leases[1:]...)
 	})
 }
 
@@ -235,9 +245,9 @@ func TestCloseWithManyLeasesTakesFewStatements(t *testing.T) {
 			p.engine().Batches(engine.MaxBatch)
 		}
 		leases := w.joinMany(manyLeases, procs...)
-		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		w.share(10*time.Second, leases...)
 		time.Sleep(10 * time.Second)
-		planned, releases := counted(func() int { return w.leases("snapshot") }), counted(func() int { return w.count("release") })
+		planned, releases := counted(w.leases, "snapshot"), counted(w.count, "release")
 		w.ok(procs[0].c.Close(context.Background()))
 		w.within(10*time.Second, "the other owns all", func() bool { return ownedOf(leases[1]) == manyLeases })
 		if p, r := planned(), releases(); p > 2*manyLeases || r > 3 {
@@ -250,9 +260,9 @@ func TestEvictionWithManyLeasesPlansEachOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		procs := []*proc{w.start("a"), w.start("b")}
 		leases := w.joinMany(manyLeases, procs...)
-		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		w.share(10*time.Second, leases...)
 		time.Sleep(10 * time.Second)
-		planned := counted(func() int { return w.leases("snapshot") })
+		planned := counted(w.leases, "snapshot")
 		procs[0].kill()
 		w.within(10*time.Second, "the other owns all", func() bool { return ownedOf(leases[1]) == manyLeases })
 		if n := planned(); n > 2*manyLeases {
@@ -266,7 +276,7 @@ func TestLostSessionWithManyLeasesJoinsAllAgain(t *testing.T) {
 		leases := w.joinMany(manyLeases, w.start("a"))[0]
 		w.within(time.Second, "it owns all", func() bool { return ownedOf(leases) == manyLeases })
 		time.Sleep(10 * time.Second)
-		planned, joins, read := counted(func() int { return w.leases("snapshot") }), counted(func() int { return w.count("join") }), counted(func() int { return w.leases("read") })
+		planned, joins, read := counted(w.leases, "snapshot"), counted(w.count, "join"), counted(w.leases, "read")
 		w.evict("a")
 		w.within(20*time.Second, "it owns nothing", func() bool { return ownedOf(leases) == 0 })
 		w.within(20*time.Second, "it owns all again", func() bool { return ownedOf(leases) == manyLeases })
@@ -279,9 +289,9 @@ func TestLostSessionWithManyLeasesJoinsAllAgain(t *testing.T) {
 func TestWeightOfEachOfManyLeasesPlansFew(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		leases := w.joinMany(manyLeases, w.start("a"), w.start("b"))
-		w.within(10*time.Second, "shares are even", func() bool { return ownedOf(leases[0]) == manyLeases/2 && ownedOf(leases[1]) == manyLeases/2 })
+		w.share(10*time.Second, leases...)
 		time.Sleep(10 * time.Second)
-		planned, began := counted(func() int { return w.leases("snapshot") }), time.Now()
+		planned, began := counted(w.leases, "snapshot"), time.Now()
 		for _, l := range leases[0] {
 			w.ok(l.SetWeight(context.Background(), 0))
 		}
@@ -304,18 +314,31 @@ func TestStatsOfManyLeasesAreTheirSum(t *testing.T) {
 		go func() { left <- leases[3].Leave(ctx) }()
 		w.ok(leases[4].Leave(context.Background()))
 		synctest.Wait()
-		if s := a.c.Stats(); s.Leases != manyLeases-1 || s.Owned != manyLeases-2 || s.Draining != 1 || s.DrainingSince.IsZero() || s.Gains != manyLeases || s.Losses.Closed != 1 {
-			t.Errorf("stats of all are %+v", s)
+		all := a.c.Stats()
+		if all.Leases != manyLeases-1 || all.Owned != manyLeases-2 {
+			t.Errorf("one lease has ended, another drains, and the stats are %+v", all)
 		}
-		if all, one := a.c.StatsByLease(), leases[3].Stats(); len(all) != manyLeases-1 || one.Draining != 1 || one.DrainingSince.IsZero() {
-			t.Errorf("%d leases have stats, and those of the one that drains are %+v", len(all), one)
+		if all.Gains != manyLeases || all.Losses.Closed != 1 {
+			t.Errorf("stats of all are %+v", all)
+		}
+		for _, s := range []pgleases.LeaseStats{all.LeaseStats, leases[3].Stats()} {
+			if s.Draining != 1 || s.DrainingSince.IsZero() {
+				t.Errorf("one of them drains, and the stats are %+v", s)
+			}
+		}
+		if n := len(a.c.StatsByLease()); n != manyLeases-1 {
+			t.Errorf("%d leases have stats", n)
 		}
 		held.Release()
 		w.ok(<-left)
 		giveUp()
 		synctest.Wait()
-		if s := a.c.Stats(); s.Leases != manyLeases-2 || s.Draining != 0 || !s.DrainingSince.IsZero() || s.Losses.Closed != 2 || len(a.c.StatsByLease()) != manyLeases-2 {
-			t.Errorf("stats are %+v after the work has ended", s)
+		all = a.c.Stats()
+		if all.Draining != 0 || !all.DrainingSince.IsZero() || all.Losses.Closed != 2 {
+			t.Errorf("stats are %+v after the work has ended", all)
+		}
+		if n := len(a.c.StatsByLease()); all.Leases != manyLeases-2 || n != manyLeases-2 {
+			t.Errorf("%d leases, and %d have stats, after the work has ended", all.Leases, n)
 		}
 	})
 }

@@ -22,7 +22,9 @@ func TestMoreLeasesThanAdvisedAreLoggedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if text := lines.String(); strings.Count(text, "client joined more leases than advised") != 1 || !strings.Contains(text, "leases=10001 advised=10000") {
+	text := lines.String()
+	n := strings.Count(text, "client joined more leases than advised")
+	if n != 1 || !strings.Contains(text, "leases=10001 advised=10000") {
 		t.Errorf("it logs %s", text)
 	}
 }

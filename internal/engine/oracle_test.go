@@ -41,7 +41,8 @@ func (w *world) check() {
 		for _, o := range shown(h.l) {
 			k := place{h.l.Name(), o.Number}
 			// The other still shows it before and after this one does: so both did at one time.
-			if other, taken := claims[k]; taken && other.o != o && other.h.shows(other.o) && h.shows(o) && other.h.shows(other.o) {
+			other, taken := claims[k]
+			if taken && other.o != o && other.h.shows(other.o) && h.shows(o) && other.h.shows(other.o) {
 				w.failf("overlap: %s and %s both show partition %d of %s, under epochs %d and %d",
 					other.h.p.name, h.p.name, o.Number, k.lease, other.o.Epoch, o.Epoch)
 			}
@@ -80,10 +81,12 @@ func (w *world) moved(by, lease string, partition int, from, to fakestore.Partit
 	w.highest[k] = max(highest, to.Epoch)
 	work := w.working[workKey{k, from.Epoch}]
 	w.mu.Unlock()
-	w.event("%s: %s/%d goes from session %d to %d (%s), epoch %d", by, lease, partition, from.Owner, to.Owner, to.OwnerID, to.Epoch)
+	w.event("%s: %s/%d goes from session %d to %d (%s), epoch %d",
+		by, lease, partition, from.Owner, to.Owner, to.OwnerID, to.Epoch)
 	switch {
 	case known:
-		w.failf("epoch %d of partition %d of %s was given twice: to session %d, and to %d", to.Epoch, partition, lease, session, to.Owner)
+		w.failf("epoch %d of partition %d of %s was given twice: to session %d, and to %d",
+			to.Epoch, partition, lease, session, to.Owner)
 	case to.Epoch <= highest:
 		w.failf("epoch of partition %d of %s went from %d to %d", partition, lease, highest, to.Epoch)
 	case by == "release" && work > 0:
@@ -163,7 +166,8 @@ func wrong(t *fakestore.Tables, alive []*proc, leases map[string]int) string {
 		}
 		for number, owner := range owners {
 			if owner == "" {
-				return fmt.Sprintf("%s/%d has no owner; row %+v, lease %+v, members %v", name, number, t.Partitions[name][number], t.Leases[name], who)
+				return fmt.Sprintf("%s/%d has no owner; row %+v, lease %+v, members %v",
+					name, number, t.Partitions[name][number], t.Leases[name], who)
 			}
 		}
 		if len(who) != members {
@@ -181,7 +185,8 @@ func wrong(t *fakestore.Tables, alive []*proc, leases map[string]int) string {
 		}
 		for session, weight := range weights {
 			if d := float64(counts[session]) - float64(n*weight)/float64(max(sum, 1)); d >= 1 || d <= -1 {
-				return fmt.Sprintf("%s: %s owns %d of %d with weight %d of %d", name, t.Clients[session].ID, counts[session], n, weight, sum)
+				return fmt.Sprintf("%s: %s owns %d of %d with weight %d of %d",
+					name, t.Clients[session].ID, counts[session], n, weight, sum)
 			}
 		}
 	}

@@ -136,7 +136,9 @@ func (w *world) disorder(length time.Duration) {
 				name := w.anyOf(sizes)
 				w.event("by hand: no one is a member of %s", name)
 				w.db.Edit(func(t *fakestore.Tables, _ int64) {
-					maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Lease == name })
+					maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool {
+						return m.Lease == name
+					})
 				})
 				if w.chance(0.7) {
 					err := w.db.Drop(name, 0)
@@ -230,7 +232,11 @@ func (c *callers) caller(sizes map[string]int) {
 			n := sizes[name] + w.n(6)/5
 			var opts []pgleases.LeaseOption
 			if w.chance(0.2) {
-				opts = append(opts, pgleases.WithWeight(w.n(3)), pgleases.WithHandoffDelay(0), pgleases.WithDrainTimeout(w.span(0, 2*time.Second)))
+				opts = []pgleases.LeaseOption{
+					pgleases.WithWeight(w.n(3)),
+					pgleases.WithHandoffDelay(0),
+					pgleases.WithDrainTimeout(w.span(0, 2*time.Second)),
+				}
 			}
 			joined, err := c.p.c.Lease(ctx, name, n, opts...)
 			c.bounded(fmt.Sprintf("Lease(%s, %d)", name, n), began, patience, err)
@@ -286,7 +292,8 @@ func (c *callers) caller(sizes map[string]int) {
 			if w.chance(0.1) {
 				err := c.p.c.Close(ctx)
 				c.bounded("Close", began, patience+engine.CloseGrace, err)
-				if _, err := c.p.c.Lease(context.Background(), "a", 2); !errors.Is(err, pgleases.ErrClosed) && !errors.Is(err, pgleases.ErrSuperseded) {
+				_, err = c.p.c.Lease(context.Background(), "a", 2)
+				if !errors.Is(err, pgleases.ErrClosed) && !errors.Is(err, pgleases.ErrSuperseded) {
 					w.failf("Lease after Close: %v", err)
 				}
 			}
@@ -381,7 +388,13 @@ func (c *callers) finish() {
 	for o := range c.ownerships {
 		cause := context.Cause(o.Context())
 		known := false
-		for _, why := range []error{pgleases.ErrHandoff, pgleases.ErrTrustLost, pgleases.ErrDrainTimeout, pgleases.ErrClosed, pgleases.ErrSuperseded} {
+		for _, why := range []error{
+			pgleases.ErrHandoff,
+			pgleases.ErrTrustLost,
+			pgleases.ErrDrainTimeout,
+			pgleases.ErrClosed,
+			pgleases.ErrSuperseded,
+		} {
 			known = known || errors.Is(cause, why)
 		}
 		if !known {
@@ -392,7 +405,8 @@ func (c *callers) finish() {
 		}
 	}
 	s := c.p.c.Stats()
-	if losses := s.Losses; s.Gains != losses.Handoff+losses.TrustLost+losses.DrainTimeout+losses.Closed || s.Draining > 0 {
+	losses := s.Losses
+	if s.Gains != losses.Handoff+losses.TrustLost+losses.DrainTimeout+losses.Closed || s.Draining > 0 {
 		w.failf("%s: gains and losses differ: %+v", c.p.name, s)
 	}
 }

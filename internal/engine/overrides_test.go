@@ -19,7 +19,8 @@ import (
 // override gives an operator's verb on a client or a lease, without an end and by force.
 func (w *world) override(verb, lease, client string) {
 	w.t.Helper()
-	testkit.OK(w.t, w.db.Override(fakestore.Override{Verb: verb, Lease: lease, Client: client}, "", fakestore.Ever, true))
+	o := fakestore.Override{Verb: verb, Lease: lease, Client: client}
+	testkit.OK(w.t, w.db.Override(o, "", fakestore.Ever, true))
 }
 
 func (w *world) takeBack(verb, lease, client string) {
@@ -158,7 +159,9 @@ func TestOfAFrozenLeaseOnlyWhatHasNoOwnerMoves(t *testing.T) {
 func TestOverrideEndsAtItsTimeOrAHeartbeatLater(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.trio()
-		for i, ahead := range []time.Duration{100 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 30 * time.Second, 10 * time.Minute} {
+		for i, ahead := range []time.Duration{
+			100 * time.Millisecond, 2500 * time.Millisecond, 5 * time.Second, 30 * time.Second, 10 * time.Minute,
+		} {
 			time.Sleep(time.Duration(i) * 300 * time.Millisecond)
 			var until int64
 			w.db.Look(func(_ *fakestore.Tables, clock int64) { until = clock + ahead.Microseconds() })
@@ -245,7 +248,8 @@ func TestOverridesNeverGiveAPartitionTwoOwners(t *testing.T) {
 			case n <= 5 && len(alive) < 6:
 				add(fmt.Sprint("id", 3+step))
 			case n <= 9:
-				override, to := fakestore.Override{Verb: []string{"drain", "cordon", "pause", "freeze", "pin"}[w.n(5)]}, ""
+				verbs := []string{"drain", "cordon", "pause", "freeze", "pin"}
+				override, to := fakestore.Override{Verb: verbs[w.n(len(verbs))]}, ""
 				if override.Verb == "drain" || override.Verb == "cordon" {
 					override.Client = p.id
 				} else {
@@ -278,7 +282,9 @@ func TestOverridesNeverGiveAPartitionTwoOwners(t *testing.T) {
 func (w *world) takeAllBack(n int) {
 	var overrides []fakestore.Override
 	w.db.Look(func(t *fakestore.Tables, _ int64) { overrides = slices.Collect(maps.Keys(t.Overrides)) })
-	slices.SortFunc(overrides, func(a, b fakestore.Override) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+	slices.SortFunc(overrides, func(a, b fakestore.Override) int {
+		return strings.Compare(fmt.Sprint(a), fmt.Sprint(b))
+	})
 	for _, override := range overrides[:min(n, len(overrides))] {
 		w.event("taken back: %+v: %v", override, w.db.TakeBack(override))
 	}

@@ -55,7 +55,9 @@ func TestOwnersFollowFailoverThatLostHandoff(t *testing.T) {
 				})
 				w.within(20*time.Second, "accepted", w.accepted)
 				w.within(4*time.Second, "a owns it again", func() bool { return len(shown(la)) == 1 })
-				w.within(2*time.Second, "c hears of a again", func() bool { return w.ownedBy(c.mustJoin("x", 1)) == "a" && follower.Leader() == "a" })
+				w.within(2*time.Second, "c hears of a again", func() bool {
+					return w.ownedBy(c.mustJoin("x", 1)) == "a" && follower.Leader() == "a"
+				})
 			})
 		})
 	}
@@ -80,7 +82,8 @@ func TestOwnersStayWhileHeartbeatsFindNoChange(t *testing.T) {
 		w.within(2*time.Minute, "b sees the change", func() bool {
 			return testkit.Must(lb.Owners(context.Background()))(t)[0].Metadata["by"] == "hand"
 		})
-		if n, took := w.count("owners")-reads, time.Since(since); n != 1 || took < 50*time.Second || took > time.Minute+time.Second {
+		n, took := w.count("owners")-reads, time.Since(since)
+		if n != 1 || took < 50*time.Second || took > time.Minute+time.Second {
 			t.Errorf("%d reads, the last after %v", n, took)
 		}
 		b.cutOff(true)

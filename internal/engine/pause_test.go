@@ -148,7 +148,8 @@ func TestGuardInAPauseAsksTheDatabase(t *testing.T) {
 		}
 		old := p
 		old.Epoch--
-		if err := l.Guard(t.Context(), nil, old); !errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, pgleases.ErrTrustLost) {
+		err := l.Guard(t.Context(), nil, old)
+		if !errors.Is(err, pgleases.ErrNotOwner) || errors.Is(err, pgleases.ErrTrustLost) {
 			t.Errorf("under an old epoch: %v", err)
 		}
 		time.Sleep(2 * a.engine().TTL())
@@ -188,7 +189,8 @@ func TestReadinessInAPauseNamesIt(t *testing.T) {
 		defer w.pause(a)()
 		response := httptest.NewRecorder()
 		health.Readiness(a.c).ServeHTTP(response, httptest.NewRequest(http.MethodGet, "/", nil))
-		if body := response.Body.String(); response.Code != http.StatusServiceUnavailable || !strings.Contains(body, "process was stopped") {
+		body := response.Body.String()
+		if response.Code != http.StatusServiceUnavailable || !strings.Contains(body, "process was stopped") {
 			t.Errorf("%d %q", response.Code, body)
 		}
 	})

@@ -206,7 +206,7 @@ func TestCeilingsLeaveTheSamePartitionsWithoutAnOwner(t *testing.T) {
 			w.failf("without an owner: %v", got)
 		}
 		procs[1].kill()
-		w.within(12*time.Second, "the survivor stays at its ceiling", func() bool { return leases[0].Stats().Unowned == 9 })
+		w.within(12*time.Second, "the survivor owns no more", func() bool { return leases[0].Stats().Unowned == 9 })
 		if n := len(shown(leases[0])); n != 3 {
 			w.failf("the survivor owns %d, above its ceiling of 3", n)
 		}
@@ -320,7 +320,9 @@ func TestPartitionsWaitForAClientThatRestarts(t *testing.T) {
 						case "freeze":
 							p.cutOff(true)
 						}
-						w.within(12*time.Second, "its partitions wait", func() bool { return slices.Equal(w.waiting(), numbers) })
+						w.within(12*time.Second, "its partitions wait", func() bool {
+							return slices.Equal(w.waiting(), numbers)
+						})
 						time.Sleep(grace - 20*time.Second)
 						if got := w.waiting(); !slices.Equal(got, numbers) {
 							w.failf("%v wait, not %v", got, numbers)
@@ -335,7 +337,8 @@ func TestPartitionsWaitForAClientThatRestarts(t *testing.T) {
 						}
 						w.within(heard, "it has its own", func() bool { return shows(leases[i]) == before[i] })
 						time.Sleep(2 * grace)
-						if after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}; !slices.Equal(after, before) {
+						after := []string{shows(leases[0]), shows(leases[1]), shows(leases[2])}
+						if !slices.Equal(after, before) {
 							w.failf("they owned %v, and then %v", before, after)
 						}
 					}

@@ -25,7 +25,8 @@ func TestAPlanOfManyMovesIsReadOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		l := w.inBatches("a").mustJoin("x", 1000)
 		w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
-		if plans, applies := w.count("snapshot"), w.count("apply"); plans != 1 || applies != 5 { // 64, 128, 256, 512 and the rest
+		plans, applies := w.count("snapshot"), w.count("apply")
+		if plans != 1 || applies != 5 { // 64, 128, 256, 512 and the rest
 			t.Errorf("%d plans, applied in %d batches", plans, applies)
 		}
 	})
@@ -58,7 +59,8 @@ func TestFailureBetweenBatchesPlansAgainAtOnce(t *testing.T) {
 			if op == "apply" {
 				applies++
 			}
-			return fault{err: errLocked, applied: true}, op == "apply" && applies == 2 // executed, but its answer is lost
+			executed := op == "apply" && applies == 2 // its answer is lost
+			return fault{err: errLocked, applied: true}, executed
 		})
 		l := a.mustJoin("x", 1000)
 		took := w.within(time.Second, "it owns all", func() bool { return len(l.Values()) == 1000 })
@@ -79,14 +81,17 @@ func TestWhatAnyBatchOfAPlanLeavesOverIsPlannedAgain(t *testing.T) {
 		w.within(engine.MinTTL, "it shows nothing", func() bool { return len(la.Values()) == 0 })
 		w.evict("a")
 		w.inBatches("b").mustJoin("x", 1000)
-		w.within(2*time.Second, "it owns all but the first", func() bool { owned, _ := w.owns("b", "x"); return owned == 999 })
+		w.within(2*time.Second, "it owns all but the first", w.recorded("b", 999))
 		plans := w.count("snapshot")
 		time.Sleep(10 * time.Second)
 		if n := w.count("snapshot") - plans; n < 10 || n > 20 {
 			t.Errorf("%d plans in 10 s in which nothing changed", n)
 		}
 		w.start("c", rare...).mustJoin("x", 1000)
-		w.within(time.Second, "a join is planned meanwhile", func() bool { _, meant := w.owns("c", "x"); return meant >= 499 })
+		w.within(time.Second, "a join is planned meanwhile", func() bool {
+			_, meant := w.owns("c", "x")
+			return meant >= 499
+		})
 		end()
 		w.within(time.Second+soon, "the first has another owner", func() (has bool) {
 			w.db.Look(func(t *fakestore.Tables, _ int64) { has = t.Clients[t.Partitions["x"][0].Owner].ID != "" })
@@ -153,7 +158,7 @@ func TestWhatOneClosesInBatchesGoesStraightToItsHeirs(t *testing.T) {
 			w.within(engine.MinTTL, "each owns half", func() bool { return len(l.Values()) == 600 })
 		}
 		if moved, n := w.epochs("x")-before, w.count("apply")-applies; moved != 400 || n > 0 {
-			t.Errorf("%d changes of owners, not one for each of 400 partitions; %d plans were applied meanwhile", moved, n)
+			t.Errorf("%d changes of owners, not one for each of 400 partitions; %d plans applied meanwhile", moved, n)
 		}
 	})
 }
@@ -164,7 +169,8 @@ func TestASessionThatIsGoneDoesNotReleaseAgainAndAgain(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		var leases []*pgleases.Lease
 		for _, id := range []string{"a", "b"} {
-			leases = append(leases, w.start(id, pgleases.WithTTL(10*time.Second)).mustJoin("x", 6, pgleases.WithHandoffDelay(0)))
+			p := w.start(id, pgleases.WithTTL(10*time.Second))
+			leases = append(leases, p.mustJoin("x", 6, pgleases.WithHandoffDelay(0)))
 		}
 		for _, l := range leases {
 			w.within(10*time.Second, "each owns half", func() bool { return len(l.Values()) == 3 })

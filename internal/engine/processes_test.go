@@ -42,7 +42,8 @@ type handle struct {
 // start opens a client.
 func (w *world) start(id string, opts ...pgleases.Option) *proc {
 	w.mu.Lock()
-	p := &proc{w: w, id: id, name: fmt.Sprintf("%s#%d", id, len(w.procs)+1), leases: make(map[string]*pgleases.Lease), weight: make(map[string]int)}
+	p := &proc{w: w, id: id, name: fmt.Sprintf("%s#%d", id, len(w.procs)+1)}
+	p.leases, p.weight = make(map[string]*pgleases.Lease), make(map[string]int)
 	w.procs = append(w.procs, p)
 	w.mu.Unlock()
 	opts = append(p.options(), opts...)
@@ -54,7 +55,7 @@ func (w *world) start(id string, opts ...pgleases.Option) *proc {
 		cancel()
 		if err == nil {
 			p.set(func(p *proc) { p.c, p.began = c, time.Now() })
-			p.engine().Batches(1 + w.n(4)) // so that plans and releases take more than one statement, although there are few partitions
+			p.engine().Batches(1 + w.n(4)) // so that plans and releases of few partitions take several statements
 			return p
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -70,7 +71,7 @@ func (w *world) options(id string) []pgleases.Option {
 
 func (p *proc) options() []pgleases.Option {
 	w := p.w
-	return []pgleases.Option{pgleases.WithClientID(p.id), pgleases.WithLogger(slog.New(&eventLog{w: w, name: p.name})), bridge.On(&engine.Double{
+	double := bridge.On(&engine.Double{
 		Connect: func(ctx context.Context) (engine.Conn, error) {
 			c, err := w.connect(ctx, p.name)
 			if err != nil {
@@ -85,7 +86,9 @@ func (p *proc) options() []pgleases.Option {
 			}
 			return nil
 		},
-	}).(pgleases.Option)}
+	}).(pgleases.Option)
+	log := slog.New(&eventLog{w: w, name: p.name})
+	return []pgleases.Option{pgleases.WithClientID(p.id), pgleases.WithLogger(log), double}
 }
 
 // engine returns the engine of the process's client.

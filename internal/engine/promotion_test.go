@@ -15,7 +15,7 @@ import (
 func (w *world) pair(partitions int) (a, b *proc, la, lb *pgleases.Lease) {
 	a, b = w.start("a"), w.start("b")
 	la, lb = a.mustJoin("x", partitions), b.mustJoin("x", partitions)
-	w.within(5*time.Second, "each owns half", func() bool { return len(la.Values()) == partitions/2 && len(lb.Values()) == partitions/2 })
+	w.within(5*time.Second, "each owns half", each(partitions/2, la, lb))
 	return a, b, la, lb
 }
 
@@ -82,7 +82,7 @@ func TestReturnToOldPrimaryIsHandledAsFailover(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, _, la, lb := w.pair(8)
 		comeBack := w.failOver()
-		w.within(2*time.Second, "all is owned again", func() bool { return len(la.Values()) == 4 && len(lb.Values()) == 4 })
+		w.within(2*time.Second, "all is owned again", each(4, la, lb))
 		if err := a.c.Close(context.Background()); err != nil { // so the owners are others than the old primary knows
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestReturnToOldPrimaryIsHandledAsFailover(t *testing.T) {
 			w.db.Look(func(tables *fakestore.Tables, _ int64) { generation = tables.Server.Generation })
 			return generation > 0 && w.accepted()
 		})
-		w.within(20*time.Second, "all is owned", func() bool { return len(ll.Values()) == 4 && len(lb.Values()) == 4 })
+		w.within(20*time.Second, "all is owned", each(4, ll, lb))
 	})
 }
 
@@ -108,18 +108,20 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b, la, lb := w.pair(8)
 		comeBack := w.failOver()
+		earlier := func(p pgleases.Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 }
 		var seen []pgleases.Partition
 		w.within(heard, "all is owned under the new generation", func() bool {
 			seen = append(shown(la), shown(lb)...)
-			return len(seen) == 8 && !slices.ContainsFunc(seen, func(p pgleases.Partition) bool { return store.ServerGenerationOf(p.Epoch) == 0 })
+			return len(seen) == 8 && !slices.ContainsFunc(seen, earlier)
 		})
 
 		comeBack()
 		for _, p := range []*proc{a, b} {
 			p.cutOff(true)
 		}
-		w.mu.Lock()
-		w.ledger, w.highest = make(map[place]map[int64]int64), make(map[place]int64) // what a client finds that knows of no earlier server
+		w.mu.Lock() // what a client finds that knows of no earlier server
+		w.ledger = make(map[place]map[int64]int64)
+		w.highest = make(map[place]int64)
 		w.mu.Unlock()
 		w.db.Boot()
 		lc := w.start("c").mustJoin("x", 8)
@@ -134,10 +136,13 @@ func TestOldPrimaryIsRejectedWhenOthersReturn(t *testing.T) {
 		for _, p := range []*proc{a, b} {
 			p.cutOff(false)
 		}
-		w.within(20*time.Second, "a client that knows better logs it", func() bool { return w.logged("rejected a server that is behind one seen before") > 0 })
+		w.within(20*time.Second, "a client that knows better logs it",
+			w.logs("rejected a server that is behind one seen before"))
 		w.within(20*time.Second, "accepted again", w.accepted)
 		above := func(p pgleases.Partition) bool {
-			return !slices.ContainsFunc(seen, func(before pgleases.Partition) bool { return before.Number == p.Number && before.Epoch >= p.Epoch })
+			return !slices.ContainsFunc(seen, func(before pgleases.Partition) bool {
+				return before.Number == p.Number && before.Epoch >= p.Epoch
+			})
 		}
 		w.within(20*time.Second, "all is owned above all that was seen", func() bool {
 			now := slices.Concat(shown(la), shown(lb), shown(lc))
@@ -161,7 +166,8 @@ func TestGenerationAcceptedByAnotherIsLearned(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 		}
 		time.Sleep(30 * time.Second)
-		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.AcceptedTimeline = -1 }) // new_server_generation
+		// The SQL function new_server_generation does this.
+		w.db.Edit(func(tables *fakestore.Tables, _ int64) { tables.Server.AcceptedTimeline = -1 })
 		time.Sleep(time.Minute)
 		if !w.accepted() {
 			t.Fatal("it is not accepted")
@@ -208,11 +214,10 @@ func TestUnnoticedPromotionCostsOnePlan(t *testing.T) {
 		a := w.start("a")
 		a.mustJoin("x", 2)
 		time.Sleep(10 * time.Second)
-		beats := w.count("heartbeat")
-		w.within(10*time.Second, "a heartbeat, so that the next one is far", func() bool { return w.count("heartbeat") > beats })
+		w.nextBeat(10 * time.Second) // so that the next one is far
 		w.promote(0, true)
 		plans, applies := w.count("snapshot"), w.count("apply")
-		beats = w.count("heartbeat")
+		beats := w.count("heartbeat")
 		l := a.mustJoin("y", 3)
 		w.within(time.Second, "a plan is refused", func() bool { return w.count("apply") > applies })
 		w.within(aMoment, "it is asked what server it is", func() bool { return w.count("heartbeat") > beats })

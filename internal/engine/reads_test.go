@@ -10,7 +10,12 @@ import (
 
 // Each row is one partition: what the client has of it, what the database says, and what follows.
 func TestCompare(t *testing.T) {
-	const current, earlier = int64(7) << 32, int64(6) << 32
+	const (
+		earlier = int64(6) << 32
+		current = int64(7) << 32
+		next    = current + 1
+		later   = next + 1
+	)
 	board := owned.NewBoard("orders", owned.Invalid(time.Now()), func() {})
 	has := func(epoch int64, change ...func(*assignment)) *assignment {
 		a := &assignment{ownership: board.Own(owned.Invalid(time.Now()), 1, epoch)}
@@ -21,9 +26,7 @@ func TestCompare(t *testing.T) {
 	}
 	drains := func(a *assignment) { a.state = draining }
 	fences := func(a *assignment) { a.state = fencing }
-	fencedAt := func(epoch int64) func(*assignment) {
-		return func(a *assignment) { a.state, a.raised = fenced, epoch }
-	}
+	raised := func(a *assignment) { a.state, a.raised = fenced, next }
 	ended := func(a *assignment) { board.End([]*owned.Ownership{a.ownership}, errorsOfTests.DrainTimeout) }
 	const accepted, passesOn = 1, 2
 	for name, test := range map[string]struct {
@@ -33,33 +36,34 @@ func TestCompare(t *testing.T) {
 		state int
 		want  string
 	}{
-		"nothing, nowhere":                             {nil, 0, false, accepted, ""},
-		"as before":                                    {has(current), current, false, accepted, ""},
-		"new":                                          {nil, current, false, accepted, "gained"},
-		"new, on a server that is not accepted":        {nil, current, false, 0, ""},
-		"new, and on its way to another":               {nil, current, true, accepted, "passing"},
-		"new, of an earlier generation":                {nil, earlier, false, accepted, "passing"},
-		"new, in a lease that is left":                 {nil, current, false, accepted | passesOn, "passing"},
-		"wanted elsewhere":                             {has(current), current, true, accepted, "wanted"},
-		"wanted elsewhere, and draining":               {has(current, drains), current, true, accepted, ""},
-		"wanted elsewhere, on a server not accepted":   {has(current), current, true, 0, "wanted"},
-		"of an earlier generation":                     {has(earlier), earlier, false, accepted, "outdated"},
-		"of an earlier generation, and moving":         {has(earlier), earlier, true, accepted, "outdated"},
-		"of an earlier generation, and ended":          {has(earlier, drains, ended), earlier, true, accepted, ""},
-		"lost":                                         {has(current), 0, false, accepted, "lost"},
-		"lost, on a server that is not accepted":       {has(current), 0, false, 0, "lost"},
-		"lost, and gained anew":                        {has(current), current + 1, false, accepted, "lost gained"},
-		"lost, and gained anew, not accepted":          {has(current), current + 1, false, 0, "lost"},
-		"released":                                     {has(current, drains), 0, false, accepted, "released"},
-		"released, and gained anew":                    {has(current, drains), current + 1, false, accepted, "released gained"},
-		"raised by a fence":                            {has(current, fences), current + 1, true, accepted, "fenced"},
-		"not reached by the fence":                     {has(current, fences), current, true, accepted, ""},
-		"released under a fence whose answer was lost": {has(current, fences), 0, false, accepted, "released"},
-		"set back by a server that lost the fence":     {has(current+1, fences), current, false, accepted, "released gained"},
-		"fenced before":                                {has(current, fencedAt(current+1)), current + 1, true, accepted, ""},
-		"fenced before, and released":                  {has(current, fencedAt(current+1)), current + 2, false, accepted, "released gained"},
+		"nothing, nowhere":                           {nil, 0, false, accepted, ""},
+		"as before":                                  {has(current), current, false, accepted, ""},
+		"new":                                        {nil, current, false, accepted, "gained"},
+		"new, on a server that is not accepted":      {nil, current, false, 0, ""},
+		"new, and on its way to another":             {nil, current, true, accepted, "passing"},
+		"new, of an earlier generation":              {nil, earlier, false, accepted, "passing"},
+		"new, in a lease that is left":               {nil, current, false, accepted | passesOn, "passing"},
+		"wanted elsewhere":                           {has(current), current, true, accepted, "wanted"},
+		"wanted elsewhere, and draining":             {has(current, drains), current, true, accepted, ""},
+		"wanted elsewhere, on a server not accepted": {has(current), current, true, 0, "wanted"},
+		"of an earlier generation":                   {has(earlier), earlier, false, accepted, "outdated"},
+		"of an earlier generation, and moving":       {has(earlier), earlier, true, accepted, "outdated"},
+		"of an earlier generation, and ended":        {has(earlier, drains, ended), earlier, true, accepted, ""},
+		"lost":                                       {has(current), 0, false, accepted, "lost"},
+		"lost, on a server that is not accepted":     {has(current), 0, false, 0, "lost"},
+		"lost, and gained anew":                      {has(current), next, false, accepted, "lost gained"},
+		"lost, and gained anew, not accepted":        {has(current), next, false, 0, "lost"},
+		"released":                                   {has(current, drains), 0, false, accepted, "released"},
+		"released, and gained anew":                  {has(current, drains), next, false, accepted, "released gained"},
+		"raised by a fence":                          {has(current, fences), next, true, accepted, "fenced"},
+		"not reached by the fence":                   {has(current, fences), current, true, accepted, ""},
+		"released under a fence without an answer":   {has(current, fences), 0, false, accepted, "released"},
+		"set back by a server that lost the fence":   {has(next, fences), current, false, accepted, "released gained"},
+		"fenced before":                              {has(current, raised), next, true, accepted, ""},
+		"fenced before, and released":                {has(current, raised), later, false, accepted, "released gained"},
 	} {
-		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{{Partition: 9, Epoch: current}}} // with a partition number that no client's code has written
+		another := store.Owned{Partition: 9, Epoch: current} // a number that no client's code has written
+		r := store.LeaseRead{Name: "orders", ServerGeneration: 7, Owned: []store.Owned{another}}
 		if test.epoch != 0 {
 			r.Owned = append(r.Owned, store.Owned{Partition: 1, Epoch: test.epoch, Moving: test.moves})
 		}
@@ -69,7 +73,8 @@ func TestCompare(t *testing.T) {
 			what string
 			n    int
 		}{
-			{"fenced", len(c.fenced)}, {"released", len(c.released)}, {"lost", len(c.lost)}, {"wanted", len(c.wanted)}, {"outdated", len(c.outdated)},
+			{"fenced", len(c.fenced)}, {"released", len(c.released)}, {"lost", len(c.lost)},
+			{"wanted", len(c.wanted)}, {"outdated", len(c.outdated)},
 			{"gained", len(c.gained)}, {"passing", len(c.passing)},
 		} {
 			for range of.n {

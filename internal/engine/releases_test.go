@@ -16,7 +16,10 @@ func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b, c := w.start("a"), w.start("b"), w.start("c")
 		leases := []*pgleases.Lease{a.mustJoin("x", 9), b.mustJoin("x", 9)}
-		w.within(10*time.Second, "they own all", func() bool { return len(shown(leases[0]))+len(shown(leases[1])) == 9 })
+		both := func(a, b *pgleases.Lease) func() bool {
+			return func() bool { return len(shown(a))+len(shown(b)) == 9 }
+		}
+		w.within(10*time.Second, "they own all", both(leases[0], leases[1]))
 		time.Sleep(5 * time.Second)
 		w.failing(a, "release", 1, fault{err: errBroken, broken: true})
 		leases = append(leases, c.mustJoin("x", 9))
@@ -26,7 +29,7 @@ func TestAReleaseThatFailedBeforeLeavesCloseItsHeirs(t *testing.T) {
 		time.Sleep(5 * time.Second)
 		applied := w.count("apply")
 		testkit.OK(t, a.c.Close(patiently(w.t)))
-		w.within(200*time.Millisecond, "the others own all", func() bool { return len(shown(leases[1]))+len(shown(leases[2])) == 9 })
+		w.within(200*time.Millisecond, "the others own all", both(leases[1], leases[2]))
 		if n := w.count("apply") - applied; n > 0 {
 			t.Errorf("%d plans were applied", n)
 		}

@@ -45,15 +45,15 @@ func TestFrozenClientOfAReplacedLeaseStaysOut(t *testing.T) {
 			}
 		}
 		w.wait(l.Done())
-		if old.c.Err() != nil || w.passes("x", before) {
-			t.Errorf("the client ended with %v; a guard of the replaced lease passes: %v", old.c.Err(), w.passes("x", before))
+		if passes := w.passes("x", before); old.c.Err() != nil || passes {
+			t.Errorf("the client ended with %v; a guard of the replaced lease passes: %v", old.c.Err(), passes)
 		}
 		if n := w.logged(`lease ended lease=x cause=lease was replaced by "y"`); n != 1 {
 			t.Errorf("it is logged %d times", n)
 		}
 		time.Sleep(time.Minute)
 		if _, n := w.rows(); n != 0 || len(shown(successor)) != 4 {
-			t.Errorf("the replaced lease has %d partitions, and the client of its successor shows %s", n, shows(successor))
+			t.Errorf("the replaced lease has %d partitions, the client of its successor shows %s", n, shows(successor))
 		}
 		if _, err := old.c.Lease(patiently(t), "x", 2); !errors.Is(err, pgleases.ErrLeaseReplaced) {
 			t.Errorf("Lease: %v", err)

@@ -22,8 +22,12 @@ import (
 // is inspected. Its partition moves as if it had returned, and Run returns.
 func TestRunOfCallbacksThatMisbehave(t *testing.T) {
 	for name, callback := range map[string]func(context.Context) error{
-		"ends its goroutine":               func(context.Context) error { runtime.Goexit(); return nil },
-		"ends its goroutine when asked to": func(ctx context.Context) error { <-ctx.Done(); runtime.Goexit(); return nil },
+		"ends its goroutine": func(context.Context) error { runtime.Goexit(); return nil },
+		"ends its goroutine when asked to": func(ctx context.Context) error {
+			<-ctx.Done()
+			runtime.Goexit()
+			return nil
+		},
 		"returns an error that panics": func(ctx context.Context) error {
 			<-ctx.Done()
 			var err *net.DNSError
@@ -76,7 +80,10 @@ func TestRunOutlivesTheMethodsOfErrors(t *testing.T) {
 					var calls atomic.Int64
 					ended := make(chan error, 1)
 					go func() {
-						ended <- l.Run(ctx, func(context.Context, pgleases.Partition) error { calls.Add(1); return failure })
+						ended <- l.Run(ctx, func(context.Context, pgleases.Partition) error {
+							calls.Add(1)
+							return failure
+						})
 					}()
 					w.within(10*time.Second, "it is called again", func() bool { return calls.Load() >= 2 })
 					cancel()
@@ -110,9 +117,15 @@ func TestFailuresOfManyCallbacksAreOneLine(t *testing.T) {
 		<-done
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		errors := slices.DeleteFunc(w.events, func(line string) bool { return !strings.Contains(line, "ERROR pgleases: callback failed lease=x ") })
-		for _, want := range []string{`partitions=\[0-6,9-299\] count=\d{3,4} error=guard partition \d+: pgleases: not the owner asked_to_end=false`,
-			`partitions=\[7\] count=\d error=no paper asked_to_end=false`, `partitions=\[8\] count=1 error=no ink asked_to_end=true`} {
+		errors := slices.DeleteFunc(w.events, func(line string) bool {
+			return !strings.Contains(line, "ERROR pgleases: callback failed lease=x ")
+		})
+		const notOwner = `guard partition \d+: pgleases: not the owner`
+		for _, want := range []string{
+			`partitions=\[0-6,9-299\] count=\d{3,4} error=` + notOwner + ` asked_to_end=false`,
+			`partitions=\[7\] count=\d error=no paper asked_to_end=false`,
+			`partitions=\[8\] count=1 error=no ink asked_to_end=true`,
+		} {
 			if !slices.ContainsFunc(errors, regexp.MustCompile(want+"$").MatchString) {
 				t.Errorf("none of %q is %s", errors, want)
 			}
@@ -146,7 +159,10 @@ func TestErrorAfterLossIsAWarning(t *testing.T) {
 		defer w.mu.Unlock()
 		nilPointer := "the callback returned a *net.DNSError whose methods cannot be called: panic: " +
 			"runtime error: invalid memory address or nil pointer dereference"
-		for _, want := range []string{"[0] count=1 error=terminating connection (SQLSTATE 25P03)", "[1] count=1 error=" + nilPointer} {
+		for _, want := range []string{
+			"[0] count=1 error=terminating connection (SQLSTATE 25P03)",
+			"[1] count=1 error=" + nilPointer,
+		} {
 			want = failedAfter + want + " cause=" + wrap.Text(pgleases.ErrTrustLost)
 			if all := strings.Join(w.events, "\n"); !strings.Contains(all, want) || strings.Contains(all, "ERROR") {
 				t.Errorf("there is an error, or no %s in\n%s", want, all)

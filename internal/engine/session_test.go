@@ -8,16 +8,18 @@ import (
 // Heartbeats come once in an interval. Those of many clients are far apart after one that they may
 // have sent together.
 func TestHeartbeatsOfManyClientsAreFarApart(t *testing.T) {
-	const interval = 2 * time.Second
+	const interval, half = 2 * time.Second, time.Second
 	now := time.Now()
 	for what, c := range map[string]struct {
 		before         func(s *session)
 		earliest, most time.Duration
 	}{
-		"in calm":                  {func(*session) {}, interval * 99 / 100, interval / 100},
-		"after a new connection":   {func(s *session) { s.beatNow() }, interval / 2, interval / 2},
-		"after a failure":          {func(s *session) { s.beatLost(s.renewal, interval, now) }, interval / 2, interval / 2},
-		"after a server's silence": {func(s *session) { s.beatAnswered(now.Add(-interval), now, interval) }, interval / 2, interval / 2},
+		"in calm":                {func(*session) {}, interval * 99 / 100, interval / 100},
+		"after a new connection": {func(s *session) { s.beatNow() }, half, half},
+		"after a failure":        {func(s *session) { s.beatLost(s.renewal, interval, now) }, half, half},
+		"after a server's silence": {func(s *session) {
+			s.beatAnswered(now.Add(-interval), now, interval)
+		}, half, half},
 	} {
 		first, last := 2*interval, time.Duration(0)
 		for range 1000 {

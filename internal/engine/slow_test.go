@@ -54,14 +54,18 @@ func TestWaitForTheDeadIsLogged(t *testing.T) {
 				ctx, cancel := context.WithCancel(context.Background())
 				ended := make(chan error, 1)
 				go func() {
-					ended <- again.Run(ctx, func(ctx context.Context, _ pgleases.Partition) error { <-ctx.Done(); return nil })
+					ended <- again.Run(ctx, func(ctx context.Context, _ pgleases.Partition) error {
+						<-ctx.Done()
+						return nil
+					})
 				}()
-				const line = "INFO pgleases: standing by, other clients own all partitions lease=x owners=a free_by_if_dead="
-				w.within(1500*time.Millisecond, "it says for whom it waits", func() bool { return len(w.linesWith(line)) == 1 })
+				const line = "INFO pgleases: standing by, other clients own all partitions " +
+					"lease=x owners=a free_by_if_dead="
+				w.within(1500*time.Millisecond, "it says for whom it waits", w.once(line))
 				w.within(time.Minute, "it owns all", func() bool { return again.Stats().Owned == partitions })
-				free := began.Add(8 * time.Second).Format(time.DateTime)
-				if time.Since(began) > 8*time.Second || len(w.linesWith(line+free)) != 1 || len(w.linesWith("standing by")) != 1 {
-					w.failf("after %v, not by %s: %q", time.Since(began), free, w.linesWith("standing by"))
+				took, free := time.Since(began), began.Add(8*time.Second).Format(time.DateTime)
+				if took > 8*time.Second || !w.once(line+free)() || !w.once("standing by")() {
+					w.failf("after %v, not by %s: %q", took, free, w.linesWith("standing by"))
 				}
 				cancel()
 				<-ended
@@ -88,7 +92,9 @@ func TestEarlyReturnOfLeaderIsLogged(t *testing.T) {
 		w.within(time.Second, "it is logged", func() bool { return w.logged(line) == 1 })
 		stop()
 		<-ended
-		b, stop, ended := w.start("b").elect(leader.Callbacks{OnStartedLeading: func(ctx context.Context) { <-ctx.Done() }})
+		b, stop, ended := w.start("b").elect(leader.Callbacks{
+			OnStartedLeading: func(ctx context.Context) { <-ctx.Done() },
+		})
 		w.within(5*time.Second, "b leads", b.IsLeader)
 		stop()
 		<-ended

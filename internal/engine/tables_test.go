@@ -59,17 +59,17 @@ func TestOtherTablesHaveNoTwoOwners(t *testing.T) {
 					time.Sleep(7 * time.Second)
 					c, d := w.start("c"), w.start("d")
 					lc, ld := c.mustJoin("x", 16), d.mustJoin("x", 16)
-					w.within(10*time.Second, "each owns its share", func() bool { return len(lc.Values()) == 4 && len(ld.Values()) == 4 })
+					w.within(10*time.Second, "each owns its share", each(4, lc, ld))
 					if err := a.c.Close(context.Background()); err != nil { // the dump does not know who has its share
 						t.Fatal(err)
 					}
-					w.within(10*time.Second, "the others own all", func() bool { return len(lb.Values())+len(lc.Values())+len(ld.Values()) == 16 })
+					owned := func() bool { return seen(lb, lc, ld) == 16 }
+					w.within(10*time.Second, "the others own all", owned)
 					<-la.Done()
 
 					w.replace(way(w, dump), []*proc{b, c, d}, late)
 					replaced := time.Now()
-					w.within(10*time.Second, "a client says so", func() bool { return w.logged("the database has other tables than before") > 0 })
-					owned := func() bool { return len(lb.Values())+len(lc.Values())+len(ld.Values()) == 16 }
+					w.within(10*time.Second, "a client says so", w.logs("the database has other tables than before"))
 					w.within(time.Minute, "all is owned again", owned)
 					if took := time.Since(replaced); took < 6*time.Second {
 						t.Errorf("owned again after %v, which is less than the TTL", took)
@@ -89,7 +89,7 @@ func TestLateClientAcceptsOtherTables(t *testing.T) {
 		a.cutOff(true)
 		w.within(time.Minute, "b owns all", func() bool { return len(lb.Values()) == 8 })
 		a.cutOff(false)
-		w.within(time.Minute, "both own half", func() bool { return len(la.Values()) == 4 && len(lb.Values()) == 4 })
+		w.within(time.Minute, "both own half", each(4, la, lb))
 		if w.logged("rejected a server") > 0 {
 			t.Error("the late client rejected the server")
 		}
@@ -102,8 +102,8 @@ func TestTablesThatComeBackAreAcceptedAnew(t *testing.T) {
 		a, b, la, lb := w.pair(8)
 		before := w.copyOf()
 		w.replace(fakestore.Installed(), []*proc{a, b}, 0)
-		w.within(time.Minute, "all is owned", func() bool { return len(la.Values())+len(lb.Values()) == 8 })
+		w.within(time.Minute, "all is owned", func() bool { return seen(la, lb) == 8 })
 		w.replace(before, []*proc{a, b}, time.Second)
-		w.within(time.Minute, "all is owned again", func() bool { return len(la.Values())+len(lb.Values()) == 8 && w.accepted() })
+		w.within(time.Minute, "all is owned again", func() bool { return seen(la, lb) == 8 && w.accepted() })
 	})
 }

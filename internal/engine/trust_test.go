@@ -39,7 +39,9 @@ func (w *world) feel(there, back time.Duration) *pulse {
 }
 
 func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
-	for _, delay := range []struct{ there, back time.Duration }{{0, 0}, {time.Millisecond, time.Millisecond}, {1500 * time.Millisecond, 0}, {0, 1700 * time.Millisecond}} {
+	for _, delay := range []struct{ there, back time.Duration }{
+		{0, 0}, {time.Millisecond, time.Millisecond}, {1500 * time.Millisecond, 0}, {0, 1700 * time.Millisecond},
+	} {
 		t.Run(fmt.Sprint(delay), func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				a := w.start("a", pgleases.WithPolling())
@@ -89,7 +91,7 @@ func TestTrustEndsAMarginBeforeTheTTL(t *testing.T) {
 
 func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", pgleases.WithPolling(), pgleases.WithTTL(6*time.Second), pgleases.WithHeartbeat(3*time.Second))
+		a := w.start("a", polling(6*time.Second, 3*time.Second)...)
 		l := a.owning("x", 1)
 		time.Sleep(10 * time.Second)
 		old := inside(l).Board.Look()
@@ -106,7 +108,8 @@ func TestAnswerAfterTheDeadlineStartsNewValidity(t *testing.T) {
 		}
 		again, _ := l.Partition(0)
 		if o.Context().Err() == nil || again.Epoch <= o.Epoch {
-			t.Errorf("after the break the epoch is %d, before it was %d; the context says %v", again.Epoch, o.Epoch, o.Context().Err())
+			t.Errorf("after the break the epoch is %d, before it was %d; the context says %v",
+				again.Epoch, o.Epoch, o.Context().Err())
 		}
 	})
 }

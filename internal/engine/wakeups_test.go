@@ -21,9 +21,13 @@ import (
 // The engine wakes up for each thing that becomes due. Here heartbeats are minutes apart and no
 // notification arrives: if the engine does not wake up for something, that is minutes late.
 
-// rare are the options of a client with a heartbeat every five minutes, which the database does not
-// wake.
-var rare = []pgleases.Option{pgleases.WithTTL(10 * time.Minute), pgleases.WithHeartbeat(5 * time.Minute), pgleases.WithPolling()}
+// polling are the options of a client that the database does not wake.
+func polling(ttl, heartbeat time.Duration) []pgleases.Option {
+	return []pgleases.Option{pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat), pgleases.WithPolling()}
+}
+
+// rare are those of a client with a heartbeat every five minutes.
+var rare = polling(10*time.Minute, 5*time.Minute)
 
 // soon is the maximum time of the statements of a simulated database together, with the spread of
 // their times.
@@ -83,7 +87,7 @@ func TestTheEngineWakesUpForAHandoffAfterItsDelay(t *testing.T) {
 		l.Values()
 		w.ok(l.SetWeight(patiently(w.t), 0))
 		w.within(2*time.Second, "it drains", func() bool { return shows(l) == "-" })
-		took := w.within(time.Minute, "it is handed over", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+		took := w.within(time.Minute, "it is handed over", w.recorded("a", 0))
 		if took < delay-soon || took > delay+soon {
 			w.failf("handed over after %v, not %v", took, delay)
 		}
@@ -102,7 +106,7 @@ func TestEngineWakesToReleaseAfterGuard(t *testing.T) {
 		go func() { closed <- p.c.Close(context.Background()) }()
 		time.Sleep(2 * time.Second)
 		end()
-		w.within(soon, "it is released", func() bool { owned, _ := w.owns("a", "x"); return owned == 0 })
+		w.within(soon, "it is released", w.recorded("a", 0))
 		w.ok(<-closed)
 	})
 }
@@ -143,7 +147,9 @@ func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
 		const ttl = time.Second
 		b := w.start("b", pgleases.WithTTL(ttl), pgleases.WithPolling())
 		lb := b.mustJoin("x", 2)
-		w.within(10*time.Minute, "each owns one", func() bool { return shows(l) != "0-1" && shows(lb) != "-" }) // at the heartbeat of a
+		w.within(10*time.Minute, "each owns one, after a heartbeat of a", func() bool {
+			return shows(l) != "0-1" && shows(lb) != "-"
+		})
 		time.Sleep(10 * time.Second)
 		b.kill()
 		w.within(ttl+soon, "the crashed one's partition is taken over", func() bool { return shows(l) == "0-1" })
@@ -156,10 +162,9 @@ func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 		t.Run(fmt.Sprint(failures, " failures"), func(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				p, _ := w.alone()
-				time.Sleep(11 * time.Minute) // it has watched the clock for longer than its TTL, on the server that goes
+				time.Sleep(11 * time.Minute) // it watches the server that goes for longer than its TTL
 				w.promote(0, false)
-				before := w.count("heartbeat")
-				w.within(6*time.Minute, "a heartbeat finds the new timeline", func() bool { return w.count("heartbeat") > before })
+				w.nextBeat(6 * time.Minute) // it finds the new timeline
 				w.failing(p, "accept", failures, fault{err: errLocked})
 				took := w.within(20*time.Minute, "accepted", w.accepted)
 				if took < want-soon || took > want+soon {
@@ -194,8 +199,9 @@ func TestTheEngineWakesUpForTheDrainTimeout(t *testing.T) {
 		w.ok(l.SetWeight(patiently(w.t), 0))
 		w.start("b", rare...).mustJoin("x", 2)
 		<-hold.Context().Done()
-		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(context.Cause(hold.Context()), pgleases.ErrDrainTimeout) {
-			w.failf("the hold ended after %v: %v", took, context.Cause(hold.Context()))
+		cause := context.Cause(hold.Context())
+		if took := time.Since(began); took > timeout+2*time.Second || !errors.Is(cause, pgleases.ErrDrainTimeout) {
+			w.failf("the hold ended after %v: %v", took, cause)
 		}
 	})
 }
@@ -208,7 +214,7 @@ func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 		closed := make(chan error, 1)
 		go func() { closed <- p.c.Close(context.Background()) }()
 		for _, after := range []time.Duration{30 * time.Second, 30 * time.Second} { // 30 s, then twice as long
-			took := w.within(time.Hour, "it warns", func() bool { return w.logged("handoff waits for work") > 0 })
+			took := w.within(time.Hour, "it warns", w.logs("handoff waits for work"))
 			if took < after-soon || took > after+soon {
 				w.failf("it warned after %v, not %v", took, after)
 			}
@@ -225,23 +231,24 @@ func TestTheEngineWakesUpToWarnOfAHandoffThatWaits(t *testing.T) {
 func TestHandoffThatIsLostWaitsForWorkNoLonger(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a := w.start("a")
+		const waitsNoLonger, ended = "handoff no longer waits for work", "work on lost partitions ended"
 		l := a.owning("x", 2)
 		hold := l.Hold(context.Background())
 		w.ok(l.SetWeight(context.Background(), 1))
 		b := w.start("b")
 		b.mustJoin("x", 2)
-		w.within(time.Minute, "it waits", func() bool { return len(w.linesWith("handoff waits for work")) == 1 })
+		w.within(time.Minute, "it waits", w.once("handoff waits for work"))
 		a.cutOff(true)
-		w.within(time.Minute, "b has all", func() bool { owned, _ := w.owns("b", "x"); return owned == 2 })
+		w.within(time.Minute, "b has all", w.recorded("b", 2))
 		a.cutOff(false)
-		w.within(time.Minute, "the work goes on", func() bool { return len(w.linesWith("work goes on after")) == 1 })
-		if n := len(w.linesWith("handoff no longer waits for work")); n != 1 {
+		w.within(time.Minute, "the work goes on", w.once("work goes on after"))
+		if n := len(w.linesWith(waitsNoLonger)); n != 1 {
 			w.failf("it is logged %d times that the handoff waits no longer", n)
 		}
 		hold.Release()
-		w.within(time.Second, "it has ended", func() bool { return len(w.linesWith("work on lost partitions ended lease=x")) == 1 })
+		w.within(time.Second, "it has ended", w.once(ended+" lease=x"))
 		w.ok(a.c.Close(context.Background()))
-		if n := len(w.linesWith("handoff no longer waits for work")) + len(w.linesWith("work on lost partitions ended")); n != 2 {
+		if n := len(w.linesWith(waitsNoLonger)) + len(w.linesWith(ended)); n != 2 {
 			w.failf("there are %d ends", n)
 		}
 	})
@@ -263,7 +270,8 @@ func TestWorkAfterRunsContextEndsWithDrainTimeout(t *testing.T) {
 		}()
 		<-begun
 		cancel()
-		if took := w.within(time.Hour, "it warns", func() bool { return w.logged("Run waits for work lease=x partitions=[0] for=30s") > 0 }); took < engine.WarnAfter-soon || took > engine.WarnAfter+soon {
+		took := w.within(time.Hour, "it warns", w.logs("Run waits for work lease=x partitions=[0] for=30s"))
+		if took < engine.WarnAfter-soon || took > engine.WarnAfter+soon {
 			w.failf("it warned after %v, not %v", took, engine.WarnAfter)
 		}
 		began := time.Now()
@@ -295,7 +303,9 @@ func TestPartitionMovesThoughWorkAfterRunsContextGoesOn(t *testing.T) {
 		<-begun
 		cancel()
 		began := time.Now()
-		w.within(time.Minute, "the partitions moved", func() bool { return l.Stats().Losses.DrainTimeout == 2 && len(l.Values()) == 2 })
+		w.within(time.Minute, "the partitions moved", func() bool {
+			return l.Stats().Losses.DrainTimeout == 2 && len(l.Values()) == 2
+		})
 		if took := time.Since(began); took > timeout+soon {
 			w.failf("the partitions moved after %v, not %v", took, timeout)
 		}
@@ -313,7 +323,7 @@ func (w *world) withUnread() (lease *pgleases.Lease, other *proc) {
 	lease = a.owning("x", 4, pgleases.WithHandoffDelay(0))
 	time.Sleep(3 * time.Second)
 	b.mustJoin("x", 4, pgleases.WithHandoffDelay(0))
-	w.within(5*time.Second, "b has two in the database", func() bool { n, _ := w.owns("b", "x"); return n == 2 })
+	w.within(5*time.Second, "b has two in the database", w.recorded("b", 2))
 	return lease, b
 }
 
@@ -362,16 +372,16 @@ func TestTheEngineWakesUpToGiveUpClosing(t *testing.T) {
 // the watch lasts.
 func TestEvictionWorksWithImpreciseClock(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		a := w.start("a", pgleases.WithTTL(time.Minute), pgleases.WithHeartbeat(200*time.Millisecond), pgleases.WithPolling())
+		a := w.start("a", polling(time.Minute, 200*time.Millisecond)...)
 		la := a.mustJoin("x", 2)
 		time.Sleep(time.Second)
 		w.failing(a, "heartbeat", 1, fault{after: 700 * time.Millisecond})
 		const ttl = 2 * time.Second
 		b := w.start("b", pgleases.WithTTL(ttl), pgleases.WithPolling())
 		lb := b.mustJoin("x", 2)
-		w.within(5*time.Second, "each owns one", func() bool { return len(la.Values()) == 1 && len(lb.Values()) == 1 })
+		w.within(5*time.Second, "each owns one", each(1, la, lb))
 		b.kill()
-		w.within(ttl+2*time.Second, "the crashed one's partition is taken over", func() bool { return len(la.Values()) == 2 })
+		w.within(ttl+2*time.Second, "the crashed one's partition is taken over", each(2, la))
 	})
 }
 
@@ -392,12 +402,22 @@ func (w *world) owns(id, lease string) (owned, meant int) {
 	return owned, meant
 }
 
+// recorded returns whether the database has a client as the owner of n partitions of lease x.
+func (w *world) recorded(id string, n int) func() bool {
+	return func() bool {
+		owned, _ := w.owns(id, "x")
+		return owned == n
+	}
+}
+
 // evict removes a client's session, as another client does that found it expired.
 func (w *world) evict(id string) {
 	w.db.Edit(func(t *fakestore.Tables, _ int64) {
 		session := sessionOf(t, id)
 		delete(t.Clients, session)
-		maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool { return m.Session == session })
+		maps.DeleteFunc(t.Members, func(m fakestore.Member, _ fakestore.Membership) bool {
+			return m.Session == session
+		})
 	})
 }
 
@@ -411,6 +431,11 @@ func (w *world) linesWith(what string) (lines []string) {
 		}
 	}
 	return lines
+}
+
+// once returns whether clients have logged a text in one line.
+func (w *world) once(text string) func() bool {
+	return func() bool { return len(w.linesWith(text)) == 1 }
 }
 
 // logged returns how often clients have logged a text. If they have, it forgets all lines until now.
@@ -428,11 +453,17 @@ func (w *world) logged(what string) (n int) {
 	return n
 }
 
+// logs returns whether clients have logged a text. If they have, it forgets all lines until now.
+func (w *world) logs(text string) func() bool {
+	return func() bool { return w.logged(text) > 0 }
+}
+
 func TestBlockedJoinDelaysNothingElse(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		a, b := w.start("a", pgleases.WithPolling()), w.start("b", pgleases.WithPolling())
 		a.owning("x", 2, pgleases.WithHandoffDelay(0))
-		w.inject(func(client, op string) (fault, bool) { // the lease's row is locked, and the join's wait for it times out
+		// The lease's row is locked, and the join's wait for it times out.
+		w.inject(func(client, op string) (fault, bool) {
 			return fault{before: 500 * time.Millisecond, err: errLocked}, client == a.name && op == "join"
 		})
 		ctx, giveUp := context.WithCancel(context.Background())
@@ -507,7 +538,9 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 			time.Sleep(500 * time.Millisecond)
 			other, err := w.db.Connect()
 			if err == nil {
-				_, _, err = other.Register(context.Background(), store.Registration{Session: store.RandomID(), ID: "a", Process: store.RandomID(), TTL: time.Second})
+				_, _, err = other.Register(context.Background(), store.Registration{
+					Session: store.RandomID(), ID: "a", Process: store.RandomID(), TTL: time.Second,
+				})
 			}
 			w.ok(err)
 		}()
@@ -550,7 +583,7 @@ func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 		w.inject(nil)
 		next := procs[1].mustJoin("x", 1)
 		procs[0].kill()
-		w.within(ttl+ttl/3+time.Second, "the crashed one's partition is taken over", func() bool { return len(next.Values()) == 1 })
+		w.within(ttl+ttl/3+time.Second, "the crashed one's partition is taken over", each(1, next))
 	})
 }
 
@@ -577,7 +610,8 @@ func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
 func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		b := w.start("b", rare...)
-		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond}) // until the plan of the other, and not for long after it
+		// Until the plan of the other, and not for long after it.
+		w.failing(b, "join", 1, fault{err: errLocked, applied: true, after: 350 * time.Millisecond})
 		var l *pgleases.Lease
 		done := make(chan struct{})
 		go func() { l = b.join(context.Background(), "x", 2); close(done) }()
@@ -586,7 +620,8 @@ func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
 		if l == nil {
 			t.Fatal("it has not joined")
 		}
-		if took := w.within(time.Minute, "it owns all", func() bool { return len(l.Values()) == 2 }); took > 50*time.Millisecond { // the next plan is due in 100
+		took := w.within(time.Minute, "it owns all", each(2, l))
+		if took > 50*time.Millisecond { // the next plan is due in 100
 			t.Errorf("after %v", took)
 		}
 	})

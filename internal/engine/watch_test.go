@@ -41,7 +41,8 @@ type watcher struct {
 
 func newWatcher(ttl time.Duration) *watcher {
 	opened := time.Now()
-	return &watcher{watch: newWatch(opened, ttl), opened: opened, run: store.Incarnation{Timeline: 1, Started: 1, Marker: 1}}
+	run := store.Incarnation{Timeline: 1, Started: 1, Marker: 1}
+	return &watcher{watch: newWatch(opened, ttl), opened: opened, run: run}
 }
 
 // beat sends a heartbeat at a true time, with these durations there and back.
@@ -107,8 +108,10 @@ func TestCutoffEvictsOnlySessionsSilentForATTL(t *testing.T) {
 				cutoff, clock := w.cutoffAt(evict), w.clock.at(evict)
 				for _, h := range heard {
 					expires := w.clock.at(h) + victims
-					if silent := evict - h; h <= evict && clock >= cutoff && expires < cutoff && silent < victims-drift {
-						t.Fatalf("a victim that was heard %v ago, with TTL %v, is condemned by a watch of %v", silent, victims, lasts)
+					condemned := h <= evict && clock >= cutoff && expires < cutoff
+					if silent := evict - h; condemned && silent < victims-drift {
+						t.Fatalf("a victim heard %v ago, with TTL %v, is condemned by a watch of %v",
+							silent, victims, lasts)
 					}
 				}
 			}
@@ -131,7 +134,9 @@ func TestAWatchGrowsWithTime(t *testing.T) {
 
 func TestAWatchBeginsAnewWhenTheClockSteps(t *testing.T) {
 	t.Parallel()
-	for _, by := range []time.Duration{-time.Hour, -time.Second, -400 * time.Millisecond, 400 * time.Millisecond, time.Second, time.Hour} {
+	for _, by := range []time.Duration{
+		-time.Hour, -time.Second, -400 * time.Millisecond, 400 * time.Millisecond, time.Second, time.Hour,
+	} {
 		w := newWatcher(6 * time.Second) // tolerates 150 ms
 		w.clock.steps = []clockStep{{19 * time.Second, by}}
 		w.beats(15)
@@ -179,7 +184,11 @@ func TestAWatchWithoutSightingsForATTLIsNone(t *testing.T) {
 
 func TestAWatchIsOfOneRunOfTheServer(t *testing.T) {
 	t.Parallel()
-	for _, next := range []store.Incarnation{{Timeline: 2, Started: 1, Marker: 1}, {Timeline: 1, Started: 2, Marker: 1}, {Timeline: 1, Started: 1, Marker: 2}} {
+	for _, next := range []store.Incarnation{
+		{Timeline: 2, Started: 1, Marker: 1},
+		{Timeline: 1, Started: 2, Marker: 1},
+		{Timeline: 1, Started: 1, Marker: 2},
+	} {
 		w := newWatcher(6 * time.Second)
 		w.beats(5)
 		w.run = next
@@ -226,14 +235,18 @@ func TestAWatchOutlivesDrift(t *testing.T) {
 
 func TestAWatchStaysSmall(t *testing.T) {
 	t.Parallel()
-	for period, length := range map[time.Duration]time.Duration{2 * time.Second: 4 * time.Hour, 50 * time.Millisecond: MaxTTL + 5*time.Minute} {
+	for period, length := range map[time.Duration]time.Duration{
+		2 * time.Second:       4 * time.Hour,
+		50 * time.Millisecond: MaxTTL + 5*time.Minute,
+	} {
 		w := newWatcher(6 * time.Second)
 		for at := time.Duration(0); at < length; at += period {
 			w.beat(at, time.Millisecond, time.Millisecond)
 		}
 		most := int((MaxTTL + 2*time.Minute) / sightingEvery) // it keeps those of MaxTTL and a minute
 		if n, room := len(w.seen), cap(w.seen); n > most || room > 3*most {
-			t.Errorf("%d sightings and room for %d after %v of heartbeats every %v: want at most %d", n, room, length, period, most)
+			t.Errorf("%d sightings and room for %d after %v of heartbeats every %v, want at most %d",
+				n, room, length, period, most)
 		}
 		if got := w.lastsAt(length); got < MaxTTL {
 			t.Errorf("the watch lasts %v after %v: no client with a TTL of %v could be evicted", got, length, MaxTTL)

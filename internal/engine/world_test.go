@@ -32,7 +32,7 @@ const (
 	traceLength = 600
 	keepStates  = 30
 	longTTL     = 20 * time.Second
-	worldEnds   = 6 * time.Hour // of simulated time: the longest test takes 63 minutes, and one that hangs would never end
+	worldEnds   = 6 * time.Hour // of simulated time; the longest test takes 63 minutes
 )
 
 // calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up
@@ -70,7 +70,7 @@ type world struct {
 	working      map[workKey]int                       // callbacks and holds on it
 	odds         float64                               // of a fault
 	extra        func(client, op string) (fault, bool) // faults of one test
-	lagging      bool                                  // the database may have lost ownerships: its state is not compared
+	lagging      bool                                  // ownerships may be lost: its state is not compared
 	evicted      int
 	injected     map[string]int // faults by kind
 	took         time.Duration  // until all was right
@@ -92,9 +92,14 @@ type workKey struct {
 func newWorld(t testing.TB, seed uint64) *world {
 	w := &world{
 		t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), began: time.Now(), db: fakestore.New(),
-		conns: make(map[*faultyConn]struct{}), calls: make(map[string]int), about: make(map[string]int), beats: make(map[int64]time.Time),
-		ledger: make(map[place]map[int64]int64), highest: make(map[place]int64),
-		working: make(map[workKey]int), injected: make(map[string]int),
+		conns:    make(map[*faultyConn]struct{}),
+		calls:    make(map[string]int),
+		about:    make(map[string]int),
+		beats:    make(map[int64]time.Time),
+		ledger:   make(map[place]map[int64]int64),
+		highest:  make(map[place]int64),
+		working:  make(map[workKey]int),
+		injected: make(map[string]int),
 	}
 	w.db.Step(27 * 365 * 24 * time.Hour) // a bubble begins in 2000, generations in 2020
 	w.db.Keep = keepStates
@@ -103,7 +108,9 @@ func newWorld(t testing.TB, seed uint64) *world {
 	w.db.Renewed = w.renewed
 	ends := worldEnds + 2*stepsOfTrouble**troubles
 	limit := time.AfterFunc(ends, func() {
-		panic(fmt.Sprintf("%s: %s\n\nand the test was still running after %v of simulated time; its goroutines:\n\n%s", t.Name(), cmp.Or(w.failed, "it found no fault"), ends, bubble()))
+		found := cmp.Or(w.failed, "it found no fault")
+		panic(fmt.Sprintf("%s: %s\n\nand the test was still running after %v of simulated time; its goroutines:\n\n%s",
+			t.Name(), found, ends, bubble()))
 	})
 	t.Cleanup(func() { limit.Stop() })
 	return w
@@ -115,7 +122,8 @@ func bubble() string {
 	stacks := strings.Split(string(buffer[:runtime.Stack(buffer, true)]), "\n\n")
 	header, _, _ := strings.Cut(stacks[0], "\n") // goroutine 9 [running, synctest bubble 7]:
 	_, name, _ := strings.Cut(header, ", ")
-	return strings.Join(slices.DeleteFunc(stacks[1:], func(s string) bool { return !strings.Contains(s, name) }), "\n\n")
+	others := slices.DeleteFunc(stacks[1:], func(s string) bool { return !strings.Contains(s, name) })
+	return strings.Join(others, "\n\n")
 }
 
 // executed checks the world after a statement.
@@ -208,7 +216,9 @@ func (w *world) failf(format string, args ...any) {
 	}
 	w.failed = fmt.Sprintf("seed %d, after %v: %s", w.seed, time.Since(w.began), fmt.Sprintf(format, args...))
 	name, _, _ := strings.Cut(w.t.Name(), "/")
-	w.t.Errorf("%s\n%s\nit usually fails again, maybe at another time: go test -run '^%s$' ./internal/engine -first-seed %d -seeds 1", w.failed, strings.Join(w.events, "\n"), name, w.seed)
+	again := fmt.Sprintf("go test -run '^%s$' ./internal/engine -first-seed %d -seeds 1", name, w.seed)
+	w.t.Errorf("%s\n%s\nit usually fails again, maybe at another time: %s",
+		w.failed, strings.Join(w.events, "\n"), again)
 }
 
 // ok fails the world at an error.
@@ -254,7 +264,8 @@ func (w *world) faults(client, op string) fault {
 		}
 	}
 	w.mu.Unlock()
-	f := fault{before: w.span(100*time.Microsecond, time.Millisecond), after: w.span(100*time.Microsecond, time.Millisecond)}
+	passes := func() time.Duration { return w.span(100*time.Microsecond, time.Millisecond) }
+	f := fault{before: passes(), after: passes()}
 	if p == nil {
 		return f
 	}
@@ -310,8 +321,9 @@ func (w *world) faults(client, op string) fault {
 
 // statementFaults are the faults of single statements, in the order of faults.
 var statementFaults = []string{
-	"lock timeout", "connection lost before", "connection lost after", "lock timeout after it was executed", "statement delayed",
-	"answer delayed", "statement delayed, not canceled", "answer delayed, not canceled", "slow statement",
+	"lock timeout", "connection lost before", "connection lost after", "lock timeout after it was executed",
+	"statement delayed", "answer delayed", "statement delayed, not canceled", "answer delayed, not canceled",
+	"slow statement",
 }
 
 // inflict counts a fault.
@@ -416,9 +428,32 @@ func (w *world) within(limit time.Duration, what string, holds func() bool) time
 			w.failf("not within %v: %s", limit, what)
 			w.t.FailNow() // in a world that has failed, what the test does next would not end
 		}
-		time.Sleep(max(time.Millisecond, time.Since(began)/10_000)) // of ten minutes, each millisecond would take half a minute of ours
+		// Of ten minutes, each millisecond would take half a minute of ours.
+		time.Sleep(max(time.Millisecond, time.Since(began)/10_000))
 	}
 	return time.Since(began)
+}
+
+// nextBeat waits for another heartbeat.
+func (w *world) nextBeat(limit time.Duration) {
+	w.t.Helper()
+	before := w.count("heartbeat")
+	w.within(limit, "another heartbeat", func() bool { return w.count("heartbeat") > before })
+}
+
+// seen returns how many partitions readers of the leases see.
+func seen(leases ...*pgleases.Lease) (n int) {
+	for _, l := range leases {
+		n += len(l.Values())
+	}
+	return n
+}
+
+// each returns whether readers of each of the leases see n partitions.
+func each(n int, leases ...*pgleases.Lease) func() bool {
+	return func() bool {
+		return !slices.ContainsFunc(leases, func(l *pgleases.Lease) bool { return seen(l) != n })
+	}
 }
 
 // wait waits for a channel, or for the end of a test that has failed.
