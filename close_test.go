@@ -51,7 +51,7 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 	}
 	for call, err := range map[string]error{
 		"Wait":      l.Wait(t.Context()),
-		"Run":       l.Run(t.Context(), func(context.Context, pgleases.Partition) error { t.Error("a callback was called"); return nil }),
+		"Run":       l.Run(t.Context(), neverCalled(t)),
 		"Guard":     l.Guard(t.Context(), nil, pgleases.Partition{}),
 		"GuardSQL":  l.GuardSQL(t.Context(), nil, pgleases.Partition{}),
 		"SetWeight": l.SetWeight(t.Context(), 2),
@@ -62,7 +62,8 @@ func closedFor(t *testing.T, c *pgleases.Client, l *pgleases.Lease, want error) 
 	}
 	if c.Err() != nil {
 		testkit.Receive(t, "Done is closed", c.Done())
-		if _, err := c.Lease(t.Context(), l.Name(), l.NumPartitions()); !errors.Is(err, want) || !errors.Is(c.Err(), want) {
+		_, err := c.Lease(t.Context(), l.Name(), l.NumPartitions())
+		if !errors.Is(err, want) || !errors.Is(c.Err(), want) {
 			t.Errorf("Lease returned %v and Err %v, not %v", err, c.Err(), want)
 		}
 		if s := c.Stats(); s.Trust != 0 || s.Leases != 0 || s.Owned != 0 || s.Draining != 0 || s.Listening {
@@ -83,7 +84,7 @@ func TestCloseHandsOverWhatIsFreeWithoutItsHandoffDelay(t *testing.T) {
 		c = newClient(t, pool, pgleases.WithClientID("a"))
 		a = joined(t, c, "work", partitions, pgleases.WithHandoffDelay(time.Hour))
 	})
-	until(t, "each owns half", func() bool { return slices.Equal(owned(a, b), []int{8, 8}) }, a, b) // and Values was read
+	untilShared(t, "each owns half", []int{8, 8}, a, b) // and Values was read
 	p := ownership(t, a, a.Values()[0])
 	before := connections(t, pool)
 	began := time.Now()
@@ -139,7 +140,8 @@ func TestCloseWaitsForWorkAndHandsOverTheRestMeanwhile(t *testing.T) {
 	p := ownership(t, a, 2)
 	b := joined(t, cb, "work", 4, pgleases.WithWeight(0))
 	testkit.OK(t, b.SetWeight(t.Context(), 1)) // the wait for a handoff is included
-	testkit.Becomes(t, pool, "a is asked for half", 2, `SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
+	testkit.Becomes(t, pool, "a is asked for half", 2, `
+		SELECT count(*) FROM pgleases.status WHERE owner = 'b' OR moving_to = 'b'`)
 	done := make(chan error, 1)
 	go func() { done <- ca.Close(context.Background()) }()
 	until(t, "a shows nothing, b owns what is free", func() bool {
@@ -207,9 +209,8 @@ func TestCloseWithEndedContextReleasesAndListsTheRest(t *testing.T) {
 			}
 			until(t, "b owns what is free", func() bool { return slices.Equal(numbers(b), []int{0, 1}) }, b)
 			t.Logf("Close returned %v after its context had ended: %v", time.Since(began), err)
-			if !errors.Is(err, why) || !strings.Contains(err.Error(), `"work"`) || !strings.Contains(err.Error(), "2-3") {
-				t.Errorf("Close returned %v, not %v with the lease and 2-3", err, why)
-			}
+			wraps(t, "Close", err, why)
+			refused(t, "Close", err, `"work"`, "2-3")
 			wraps(t, "an ownership in work ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 			if got := numbers(b); !slices.Equal(got, []int{0, 1}) {
 				t.Errorf("what was in work moved at once: b owns %v, not 0 and 1", got)
@@ -247,9 +248,8 @@ func TestCloseEndsHandoffsWithTheirOwnCause(t *testing.T) {
 		testkit.OK(t, l.SetWeight(t.Context(), 0))
 		untilOwns(t, l, 0)
 		err := closes(t, c, canceled(nil))
-		if cause := context.Cause(hold.Context()); !errors.Is(err, context.Canceled) || !errors.Is(cause, pgleases.ErrClosed) {
-			t.Errorf("Close returned %v, not %v; the hold ended with %v, not %v", err, context.Canceled, cause, pgleases.ErrClosed)
-		}
+		wraps(t, "Close", err, context.Canceled)
+		wraps(t, "the end of the hold", context.Cause(hold.Context()), pgleases.ErrClosed)
 		hold.Release()
 	}
 }
@@ -278,7 +278,8 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 		c := newClient(t, pool)
 		for i := range 8 {
 			all.Go(func() {
-				if l, err := c.Lease(context.Background(), fmt.Sprint(i%4), 4); err != nil && !errors.Is(err, pgleases.ErrClosed) {
+				l, err := c.Lease(context.Background(), fmt.Sprint(i%4), 4)
+				if err != nil && !errors.Is(err, pgleases.ErrClosed) {
 					t.Error(err)
 				} else if err == nil {
 					err = errors.Join(l.Run(context.Background(), untilAsked), l.Wait(context.Background()))
@@ -294,10 +295,9 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 		all.Wait()
 	})
 	team.gone()
-	until(t, "nothing is left", func() bool {
-		return connections(t, pool) == 0 &&
-			testkit.Value[int](t, pool, `SELECT (SELECT count(*) FROM pgleases.clients) + (SELECT count(*) FROM pgleases.members)`) == 0
-	})
+	testkit.Until(t, "all connections end", func() bool { return connections(t, pool) == 0 })
+	testkit.Becomes(t, pool, "no rows are left", 0, `
+		SELECT (SELECT count(*) FROM pgleases.clients) + (SELECT count(*) FROM pgleases.members)`)
 	if n := testkit.Value[int](t, pool, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`); n != 0 {
 		t.Errorf("%d partitions have an owner that is gone", n)
 	}
@@ -359,7 +359,7 @@ func TestLeaveGivesBackOneLeaseAndKeepsTheOthers(t *testing.T) {
 	if again == a {
 		t.Error("joined anew, the lease is the one that was left")
 	}
-	until(t, "each owns half", func() bool { return slices.Equal(owned(again, b), []int{2, 2}) }, again, b)
+	untilShared(t, "each owns half", []int{2, 2}, again, b)
 	closedFor(t, ca, a, pgleases.ErrClosed)
 }
 
@@ -407,7 +407,7 @@ func TestLeaveWaitsForWorkAndLeaseForLeave(t *testing.T) {
 	if again == nil || again == a {
 		t.Fatal("it is the lease that was left")
 	}
-	until(t, "shares are by weight", func() bool { return slices.Equal(owned(again, b), []int{3, 1}) }, again, b)
+	untilShared(t, "shares are by weight", []int{3, 1}, again, b)
 	wraps(t, "the ownership ended with", context.Cause(p.Context()), pgleases.ErrClosed)
 }
 
@@ -468,7 +468,7 @@ func TestCloseAndLeaveInCallbackNameThePartition(t *testing.T) {
 					if own {
 						time.Sleep(time.Hour)
 						if s := lease.Stats(); s.Draining != 1 || len(returned) > 0 {
-							t.Errorf("what the other callbacks had was not handed over, or it returned before its context ended: %+v", s)
+							t.Errorf("what the others had was not handed over, or it returned too early: %+v", s)
 						}
 						cancel(why)
 					}

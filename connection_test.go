@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -60,10 +59,12 @@ func TestOwnConnectionUsesThePoolsConfig(t *testing.T) {
 	if n := named("mine"); n != 1 {
 		t.Errorf("%d connections are from WithConnConfig, not 1", n)
 	}
-	testkit.Execute(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name IN ('mine', 'by token')
+	testkit.Execute(t, pool, `
+		SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name IN ('mine', 'by token')
 		AND datname = current_database() AND pid <> pg_backend_pid()`)
 	until(t, "they connected again", func() bool {
-		return direct.Stats().Reconnects == 1 && c.Stats().Reconnects == 1 && named("mine") == 1 && named("by token") >= 1
+		reconnected := direct.Stats().Reconnects == 1 && c.Stats().Reconnects == 1
+		return reconnected && named("mine") == 1 && named("by token") >= 1
 	})
 }
 
@@ -221,7 +222,8 @@ func TestPoolFunctionsMayNotReturn(t *testing.T) {
 				for len(calls) > 0 {
 					<-calls
 				}
-				testkit.Execute(t, db, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`,
+				testkit.Execute(t, db, `
+					SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`,
 					config.RuntimeParams["application_name"])
 				testkit.Receive(t, "the client connects", calls)
 				testkit.Receive(t, "it connects once more", calls)
@@ -258,7 +260,8 @@ func byDefault(t *testing.T, url, setting, value string) {
 	t.Helper()
 	past, _ := pgtest.DirectURL(url)
 	config := testkit.Must(pgx.ParseConfig(past))(t)
-	testkit.Execute(t, ownersPool(t, past), fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value))
+	alter := fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", config.Database, setting, value)
+	testkit.Execute(t, ownersPool(t, past), alter)
 }
 
 // Without triggers no client learns that a lease has changed.
@@ -278,9 +281,15 @@ func TestSettingsOfARoleChangeNothing(t *testing.T) {
 	url := pgtest.FreshDatabase(t)
 	past, _ := pgtest.DirectURL(url)
 	owner := ownersPool(t, past)
-	testkit.Execute(t, owner, `CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END';
+	testkit.Execute(t, owner, `
+		CREATE FUNCTION public.late() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.3); RETURN NEW; END';
 		CREATE TRIGGER late BEFORE INSERT ON pgleases.members FOR EACH ROW EXECUTE FUNCTION public.late()`)
-	settings := map[string]string{"default_transaction_isolation": "serializable", "default_transaction_deferrable": "on", "statement_timeout": "200ms", "idle_session_timeout": "200ms"}
+	settings := map[string]string{
+		"default_transaction_isolation":  "serializable",
+		"default_transaction_deferrable": "on",
+		"statement_timeout":              "200ms",
+		"idle_session_timeout":           "200ms",
+	}
 	if testkit.Value[int](t, owner, "SELECT current_setting('server_version_num')::int") >= 170000 {
 		settings["transaction_timeout"] = "200ms"
 	}
@@ -293,12 +302,13 @@ func TestSettingsOfARoleChangeNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience/4)
 	defer cancel()
 	for i := range cs {
-		cs[i] = newClient(t, testkit.Pool(t, url), book.option(), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
+		cs[i] = newClient(t, testkit.Pool(t, url),
+			book.option(), pgleases.WithHeartbeat(time.Second), pgleases.WithoutMigration())
 		joining.Go(func() { leases[i], errs[i] = cs[i].Lease(ctx, "work", 9, pgleases.WithHandoffDelay(0)) })
 	}
 	joining.Wait()
 	testkit.OK(t, errors.Join(errs...))
-	until(t, "the shares are even", func() bool { return slices.Equal(owned(leases...), []int{3, 3, 3}) }, leases...)
+	untilShared(t, "the shares are even", []int{3, 3, 3}, leases...)
 	beats(t, cs[0], 2) // and each other one beats meanwhile
 	for i, l := range leases {
 		guarded(t, owner, l, ownership(t, l, l.Values()[0]))
@@ -323,7 +333,8 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 	}
 	var book logbook
 	c := newClient(t, testkit.Pool(t, url), pgleases.WithFastFailover(), book.option())
-	testkit.Becomes(t, owner, "its connection holds a lock", 1, "SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'")
+	testkit.Becomes(t, owner, "its connection holds a lock", 1, `
+		SELECT count(*) FROM pg_locks JOIN pgleases.presences AS p USING (pid) WHERE locktype = 'advisory'`)
 	conn := testkit.Must(owner.Acquire(t.Context()))(t)
 	defer conn.Release()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -333,7 +344,9 @@ func TestAStrangerAtAClientsLockIsLogged(t *testing.T) {
 		ended <- err
 	}()
 	stranger := fmt.Sprintf("server_pid=%d", conn.Conn().PgConn().PID())
-	testkit.Until(t, "it is logged", func() bool { return len(book.lines("fast failover may take the TTL", stranger)) > 0 })
+	testkit.Until(t, "it is logged", func() bool {
+		return len(book.lines("fast failover may take the TTL", stranger)) > 0
+	})
 	beats(t, c, 5) // it checks ten times a second
 	cancel()
 	testkit.Receive(t, "the stranger ends", ended)

@@ -16,7 +16,8 @@ func TestOnlyPgxIsNeeded(t *testing.T) {
 	}
 	const own = "github.com/pgleases/pgleases"
 	pgx := []string{
-		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2", "github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
+		"github.com/jackc/pgx/v5", "github.com/jackc/puddle/v2",
+		"github.com/jackc/pgpassfile", "github.com/jackc/pgservicefile",
 		"golang.org/x/sync", "golang.org/x/text",
 	}
 	tests := map[string]struct {

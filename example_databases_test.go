@@ -88,8 +88,9 @@ func Example_databases() {
 	}
 	for _, customer := range []string{"customer-1", "customer-2", "customer-3"} {
 		n := shardFor(customer, len(shards))
+		partition := shards[n].lease.PartitionFor(customer)
 		shipped, err := shards[n].ship(ctx, customer)
-		fmt.Println(customer, "in shard", n, "partition", shards[n].lease.PartitionFor(customer), "shipped:", shipped, err)
+		fmt.Println(customer, "in shard", n, "partition", partition, "shipped:", shipped, err)
 	}
 	// Output:
 	// customer-1 in shard 1 partition 71 shipped: 1 <nil>

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"strings"
 	"testing"
 	"time"
 
@@ -47,12 +46,11 @@ var _ = func(ctx context.Context, lease *pgleases.Lease, work worker) error {
 
 func TestRecoveredPanicIsError(t *testing.T) {
 	t.Parallel()
-	err := recovered(logged(func(context.Context, pgleases.Partition) error { panic("out of range") }))(t.Context(), pgleases.Partition{})
-	if err == nil || !strings.Contains(err.Error(), "out of range") || !strings.Contains(err.Error(), "example_middleware_test.go") {
-		t.Errorf("a panic became %v", err)
-	}
+	ends := func(work worker) error { return recovered(logged(work))(t.Context(), pgleases.Partition{}) }
+	err := ends(func(context.Context, pgleases.Partition) error { panic("out of range") })
+	refused(t, "a panic", err, "out of range", "example_middleware_test.go")
 	failure := errors.New("no disk")
-	err = recovered(logged(func(context.Context, pgleases.Partition) error { return failure }))(t.Context(), pgleases.Partition{})
+	err = ends(func(context.Context, pgleases.Partition) error { return failure })
 	if !errors.Is(err, failure) {
 		t.Errorf("an error became %v", err)
 	}

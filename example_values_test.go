@@ -21,7 +21,8 @@ func (c *cache) keep(ctx context.Context, pool *pgxpool.Pool, partitions []int) 
 	for _, p := range partitions {
 		n, known := c.customers[p]
 		if !known {
-			if err := pool.QueryRow(ctx, "SELECT count(DISTINCT customer) FROM orders WHERE partition = $1", p).Scan(&n); err != nil {
+			const count = "SELECT count(DISTINCT customer) FROM orders WHERE partition = $1"
+			if err := pool.QueryRow(ctx, count, p).Scan(&n); err != nil {
 				return err
 			}
 		}

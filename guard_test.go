@@ -26,6 +26,7 @@ import (
 // Behind a pooler that keeps no prepared statements for its clients, the error names the remedy.
 func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 	t.Parallel()
+	const advice = "default_query_exec_mode=exec"
 	pool := testkit.Pool(t, pgtest.OwnerURL(direct(t)), func(c *pgxpool.Config) { c.MaxConns = 2 })
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	client := newClient(t, pool)
@@ -35,7 +36,8 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 	jobs, err := schedule.NewEnqueuer(pool, "g")
 	testkit.OK(t, err)
 	manager := testkit.Must(schedule.Manage(t.Context(), pool, "g"))(t)
-	kind := schedule.InTx(testkit.Must(schedule.New(t.Context(), client, pool, "g"))(t), "x", func(context.Context, pgx.Tx, schedule.Run[int]) error { return nil })
+	s := testkit.Must(schedule.New(t.Context(), client, pool, "g"))(t)
+	kind := schedule.InTx(s, "x", func(context.Context, pgx.Tx, schedule.Run[int]) error { return nil })
 	inTx := func(use func(pgx.Tx) error) func() error {
 		return func() error { return pgx.BeginFunc(t.Context(), pool, use) }
 	}
@@ -58,9 +60,11 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 			_, err := schedule.JobsOf[int](jobs, "x").EnqueueTx(t.Context(), tx, 1)
 			return err
 		}),
-		"schedule in a transaction": inTx(func(tx pgx.Tx) error { return kind.PutTx(t.Context(), tx, "x", 1, schedule.Every(time.Hour)) }),
-		"get":                       func() error { _, err := manager.Get(t.Context(), "x"); return found(err) },
-		"get a job":                 func() error { _, err := manager.Job(t.Context(), 0); return found(err) },
+		"schedule in a transaction": inTx(func(tx pgx.Tx) error {
+			return kind.PutTx(t.Context(), tx, "x", 1, schedule.Every(time.Hour))
+		}),
+		"get":       func() error { _, err := manager.Get(t.Context(), "x"); return found(err) },
+		"get a job": func() error { _, err := manager.Job(t.Context(), 0); return found(err) },
 	} {
 		testkit.OK(t, use())
 		for _, conn := range pool.AcquireAllIdle(t.Context()) {
@@ -68,17 +72,18 @@ func TestALostPreparedStatementNamesTheRemedy(t *testing.T) {
 			testkit.OK(t, err)
 			conn.Release()
 		}
-		if err := use(); err == nil || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+		if err := use(); err == nil || !strings.Contains(err.Error(), advice) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	testkit.OK(t, pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error { // another client of the pooler's has prepared it
+	// Another client of the pooler's has prepared it.
+	testkit.OK(t, pool.AcquireFunc(t.Context(), func(conn *pgxpool.Conn) error {
 		for range 2 {
 			_, err = conn.Conn().PgConn().Prepare(t.Context(), "twice", "SELECT 1", nil)
 		}
 		return nil
 	}))
-	if err := store.Advised(err); store.Code(err) != "42P05" || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+	if err := store.Advised(err); store.Code(err) != "42P05" || !strings.Contains(err.Error(), advice) {
 		t.Errorf("a statement that is prepared twice: %v", err)
 	}
 }
@@ -171,12 +176,15 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 	for _, mode := range testkit.Modes(url) {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			pool := testkit.Pool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			pool := testkit.Pool(t, pgtest.MigratedDatabase(t), func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode
+			})
 			db := stdlib.OpenDBFromPool(pool)
 			defer db.Close()
 			ca, cb := newClient(t, pool, pgleases.WithClientID("a")), newClient(t, pool, pgleases.WithClientID("b"))
-			a, b := joined(t, ca, `w"o'rk\`, 4, pgleases.WithHandoffDelay(0)), joined(t, cb, `w"o'rk\`, 4, pgleases.WithHandoffDelay(0))
-			until(t, "each owns half", func() bool { return slices.Equal(owned(a, b), []int{2, 2}) }, a, b)
+			a := joined(t, ca, `w"o'rk\`, 4, pgleases.WithHandoffDelay(0))
+			b := joined(t, cb, `w"o'rk\`, 4, pgleases.WithHandoffDelay(0))
+			untilShared(t, "each owns half", []int{2, 2}, a, b)
 			for _, l := range []*pgleases.Lease{a, b} {
 				for _, n := range l.Values() {
 					p := ownership(t, l, n)
@@ -190,7 +198,7 @@ func TestAllOfAClientsLifeGoesOnInEveryModeOfPgx(t *testing.T) {
 				}
 			}
 			testkit.OK(t, a.SetWeight(t.Context(), 3))
-			until(t, "shares follow the weight", func() bool { return slices.Equal(owned(a, b), []int{3, 1}) }, a, b)
+			untilShared(t, "shares follow the weight", []int{3, 1}, a, b)
 			shut(t, ca)
 			untilOwns(t, b, 4)
 		})
@@ -203,14 +211,17 @@ func TestGuardLowersTheIdleLimitToTheTrustThatIsLeft(t *testing.T) {
 	pool, ca, _, a := twoClients(t, 1)
 	p := ownership(t, a, 0)
 	testkit.OK(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		testkit.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0"))(t) // a role may have less
+		// A role may have less.
+		testkit.Must(tx.Exec(t.Context(), "SET LOCAL idle_in_transaction_session_timeout = 0"))(t)
 		began, trust := time.Now(), ca.Stats().Trust
 		for range 2 { // the second finds what the first has set, and does not raise it
 			testkit.OK(t, a.Guard(t.Context(), tx, p))
 			least := int((trust - time.Since(began)) / time.Millisecond) // a heartbeat in between makes it more
 			largest := int(calmTTL / time.Millisecond * 19 / 20)         // the margin is 5 %
 			var now int
-			testkit.OK(t, tx.QueryRow(t.Context(), `SELECT (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::int`).Scan(&now))
+			testkit.OK(t, tx.QueryRow(t.Context(), `
+				SELECT (extract(epoch FROM current_setting('idle_in_transaction_session_timeout')::interval) * 1000)::int
+			`).Scan(&now))
 			if now < least || now > largest {
 				t.Errorf("%d ms are set: the trust of %d to %d was due", now, least, largest)
 			}

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -78,6 +77,13 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	url := closedURL(t)
 	pool := testkit.Must(pgxpool.New(t.Context(), url))(t)
 	defer pool.Close()
+	metadata := func(pairs ...string) []pgleases.Option {
+		of := make(map[string]string)
+		for pair := range slices.Chunk(pairs, 2) {
+			of[pair[0]] = pair[1]
+		}
+		return []pgleases.Option{pgleases.WithMetadata(of)}
+	}
 	for _, c := range []struct {
 		what    string
 		options []pgleases.Option
@@ -85,9 +91,12 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 	}{
 		{"empty option", []pgleases.Option{{}}, []string{"option", "empty"}},
 		{"empty client ID", []pgleases.Option{pgleases.WithClientID("")}, []string{"client ID", `""`}},
-		{"client ID of 300 bytes", []pgleases.Option{pgleases.WithClientID(tooLong)}, []string{"client ID", `"xxx`, "300"}},
-		{"client ID with NUL", []pgleases.Option{pgleases.WithClientID("a\x00b")}, []string{"client ID", `"a\x00b"`, "NUL"}},
-		{"client ID not UTF-8", []pgleases.Option{pgleases.WithClientID(notUTF8)}, []string{"client ID", `"abc\xff"`, "UTF-8"}},
+		{"client ID of 300 bytes", []pgleases.Option{pgleases.WithClientID(tooLong)},
+			[]string{"client ID", `"xxx`, "300"}},
+		{"client ID with NUL", []pgleases.Option{pgleases.WithClientID("a\x00b")},
+			[]string{"client ID", `"a\x00b"`, "NUL"}},
+		{"client ID not UTF-8", []pgleases.Option{pgleases.WithClientID(notUTF8)},
+			[]string{"client ID", `"abc\xff"`, "UTF-8"}},
 		{"TTL of 0", []pgleases.Option{pgleases.WithTTL(0)}, []string{"TTL 0s", "1s"}},
 		{"TTL below 0", []pgleases.Option{pgleases.WithTTL(-time.Second)}, []string{"TTL -1s", "1s"}},
 		{"TTL of 10 ms", []pgleases.Option{pgleases.WithTTL(10 * time.Millisecond)}, []string{"TTL 10ms", "1s"}},
@@ -95,19 +104,24 @@ func TestBadClientOptionsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 		{"heartbeat of 0", []pgleases.Option{pgleases.WithHeartbeat(0)}, []string{"heartbeat 0s"}},
 		{"heartbeat below 0", []pgleases.Option{pgleases.WithHeartbeat(-time.Second)}, []string{"heartbeat -1s"}},
 		{"heartbeat of 1 ns", []pgleases.Option{pgleases.WithHeartbeat(1)}, []string{"heartbeat 1ns"}},
-		{"heartbeat above half the TTL", []pgleases.Option{pgleases.WithTTL(4 * time.Second), pgleases.WithHeartbeat(2*time.Second + 1)},
+		{"heartbeat above half the TTL",
+			[]pgleases.Option{pgleases.WithTTL(4 * time.Second), pgleases.WithHeartbeat(2*time.Second + 1)},
 			[]string{"heartbeat 2.000000001s", "half the TTL", "2s"}},
-		{"the same, the other way round", []pgleases.Option{pgleases.WithHeartbeat(5 * time.Second), pgleases.WithTTL(6 * time.Second)},
+		{"the same, the other way round",
+			[]pgleases.Option{pgleases.WithHeartbeat(5 * time.Second), pgleases.WithTTL(6 * time.Second)},
 			[]string{"heartbeat 5s", "half the TTL", "3s"}},
-		{"metadata of 1,025 bytes", []pgleases.Option{pgleases.WithMetadata(map[string]string{"a": strings.Repeat("x", 1000), "b": strings.Repeat("x", 23)})},
+		{"metadata of 1,025 bytes", metadata("a", strings.Repeat("x", 1000), "b", strings.Repeat("x", 23)),
 			[]string{"metadata", "1025 bytes", "at most 1024"}},
-		{"metadata with NUL", []pgleases.Option{pgleases.WithMetadata(map[string]string{"a": "\x00"})}, []string{"metadata", `"a"`, "NUL"}},
-		{"metadata not UTF-8", []pgleases.Option{pgleases.WithMetadata(map[string]string{notUTF8: ""})}, []string{"metadata", `"abc\xff"`, "UTF-8"}},
+		{"metadata with NUL", metadata("a", "\x00"), []string{"metadata", `"a"`, "NUL"}},
+		{"metadata not UTF-8", metadata(notUTF8, ""), []string{"metadata", `"abc\xff"`, "UTF-8"}},
 		{"empty schema", []pgleases.Option{pgleases.WithSchema("")}, []string{"schema", `""`}},
-		{"schema of 64 bytes", []pgleases.Option{pgleases.WithSchema(strings.Repeat("s", 64))}, []string{"schema", `"sss`, "64", "63"}},
+		{"schema of 64 bytes", []pgleases.Option{pgleases.WithSchema(strings.Repeat("s", 64))},
+			[]string{"schema", `"sss`, "64", "63"}},
 		{"schema with NUL", []pgleases.Option{pgleases.WithSchema("a\x00b")}, []string{"schema", `"a\x00b"`, "NUL"}},
-		{"schema not UTF-8", []pgleases.Option{pgleases.WithSchema(notUTF8)}, []string{"schema", `"abc\xff"`, "UTF-8"}},
-		{"a bad schema after a good one", []pgleases.Option{pgleases.WithSchema("good"), pgleases.WithSchema("")}, []string{"schema", `""`}},
+		{"schema not UTF-8", []pgleases.Option{pgleases.WithSchema(notUTF8)},
+			[]string{"schema", `"abc\xff"`, "UTF-8"}},
+		{"a bad schema after a good one", []pgleases.Option{pgleases.WithSchema("good"), pgleases.WithSchema("")},
+			[]string{"schema", `""`}},
 	} {
 		client, err := pgleases.NewClient(t.Context(), pool, c.options...)
 		refused(t, "NewClient: "+c.what, err, c.texts...)
@@ -144,7 +158,8 @@ func TestMigrateAndSchemaRejectUnrelatedOptions(t *testing.T) {
 		"WithConnConfig":   pgleases.WithConnConfig(pool.Config().ConnConfig),
 	} {
 		options := []pgleases.Option{pgleases.WithSchema("s"), option}
-		refused(t, "Migrate", pgleases.Migrate(t.Context(), pool, options...), name+" means nothing to Migrate", "only WithSchema does")
+		err := pgleases.Migrate(t.Context(), pool, options...)
+		refused(t, "Migrate", err, name+" means nothing to Migrate", "only WithSchema does")
 		ddl, err := pgleases.Schema(options...)
 		refused(t, "Schema", err, name+" means nothing to Schema", "only WithSchema does")
 		if ddl != "" {
@@ -176,8 +191,10 @@ func TestBadLeaseInputIsRefusedAndLeavesNothing(t *testing.T) {
 		{"name with NUL", "a\x00b", 4, nil, []string{"lease name", `"a\x00b"`, "NUL"}},
 		{"name not UTF-8", notUTF8, 4, nil, []string{"lease name", `"abc\xff"`, "UTF-8"}},
 		{"empty option", "orders", 4, []pgleases.LeaseOption{{}}, []string{`"orders"`, "option", "empty"}},
-		{"weight of -1", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(-1)}, []string{`"orders"`, "weight -1", "0 to 1000"}},
-		{"weight of 1,001", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(1001)}, []string{`"orders"`, "weight 1001", "0 to 1000"}},
+		{"weight of -1", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(-1)},
+			[]string{`"orders"`, "weight -1", "0 to 1000"}},
+		{"weight of 1,001", "orders", 4, []pgleases.LeaseOption{pgleases.WithWeight(1001)},
+			[]string{`"orders"`, "weight 1001", "0 to 1000"}},
 		{"negative handoff delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithHandoffDelay(-time.Second)},
 			[]string{`"orders"`, "handoff delay -1s"}},
 		{"negative rebalance delay", "orders", 4, []pgleases.LeaseOption{pgleases.WithRebalanceDelay(-time.Second)},
@@ -213,7 +230,8 @@ func TestTheLongestNamesWork(t *testing.T) {
 	client := newClient(t, pool, pgleases.WithClientID(name), pgleases.WithSchema(schema))
 	lease := joined(t, client, name, 4, pgleases.WithWeight(1000))
 	untilOwns(t, lease, 4)
-	if got := testkit.Value[int](t, pool, "SELECT count(*) FROM "+schema+".status WHERE owner = $1 AND lease = $1", name); got != 4 {
+	query := "SELECT count(*) FROM " + schema + ".status WHERE owner = $1 AND lease = $1"
+	if got := testkit.Value[int](t, pool, query, name); got != 4 {
 		t.Errorf("the view shows %d partitions, not 4", got)
 	}
 }
@@ -314,7 +332,8 @@ func TestMissingRightsErrorNamesTheSchema(t *testing.T) {
 	role, password := "pgleases_test_"+strings.ToLower(rand.Text()), rand.Text()
 	testkit.Execute(t, pool, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", role, password))
 	t.Cleanup(func() { // before the database goes
-		_, err := pool.Exec(context.Background(), fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role), pgx.QueryExecModeSimpleProtocol)
+		drop := fmt.Sprintf("DROP OWNED BY %[1]s; DROP ROLE %[1]s", role)
+		_, err := pool.Exec(context.Background(), drop, pgx.QueryExecModeSimpleProtocol)
 		if err != nil {
 			t.Error(err)
 		}
@@ -344,7 +363,8 @@ func TestMissingRightsErrorNamesTheSchema(t *testing.T) {
 	testkit.Execute(t, pool, "GRANT USAGE ON SCHEMA pgleases TO "+role)
 	err = open()
 	refused(t, "no right to read the version", err, `schema "pgleases"`, "permission denied")
-	testkit.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role+"; UPDATE pgleases.schema_version SET version = 0")
+	testkit.Execute(t, pool, "GRANT SELECT ON pgleases.schema_version TO "+role)
+	testkit.Execute(t, pool, "UPDATE pgleases.schema_version SET version = 0")
 	err = open()
 	refused(t, "too old, and no right to migrate it", err, "version 0", "needs 1", "pgleases.Migrate", "SQLSTATE 42501",
 		fmt.Sprintf("role %q may not create or change it", role))
@@ -361,8 +381,12 @@ func TestNoPoolAndNoServerAreErrors(t *testing.T) {
 	refused(t, "nil pool", err, "pool is nil")
 	refused(t, "nil pool", pgleases.Migrate(t.Context(), nil), "pool is nil")
 
-	for connString, wrong := range map[string]string{"postgres://%zz": "percent-encoded", "port=x": "invalid port", "postgres://host:port/": "invalid port",
-		"mysql://localhost": "invalid keyword/value"} {
+	for connString, wrong := range map[string]string{
+		"postgres://%zz":        "percent-encoded",
+		"port=x":                "invalid port",
+		"postgres://host:port/": "invalid port",
+		"mysql://localhost":     "invalid keyword/value",
+	} {
 		_, err := pgleases.Open(t.Context(), connString)
 		refused(t, connString, err, "open client: cannot read the connection string", wrong)
 	}
@@ -387,9 +411,18 @@ func TestErrorsHideThePassword(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for _, url := range []string{"postgres://u:se/cret@127.0.0.1:1/d", "postgres://u:se#cret@127.0.0.1:1/d", "postgres://u:se%cret@127.0.0.1:1/d", "postgres://u:se@cret@127.0.0.1:1/d",
-		"postgres://u:se@cret@127.0.0.1:1,127.0.0.1:2/d", "postgres://u:cret@127.0.0.1:no/d", "postgres://u:cret@127.0.0.1:1/d", "host=127.0.0.1 port=no password=cret",
-		"host=127.0.0.1 password = cret port=no", "host=127.0.0.1 port=1 password='se cret'"} {
+	for _, url := range []string{
+		"postgres://u:se/cret@127.0.0.1:1/d",
+		"postgres://u:se#cret@127.0.0.1:1/d",
+		"postgres://u:se%cret@127.0.0.1:1/d",
+		"postgres://u:se@cret@127.0.0.1:1/d",
+		"postgres://u:se@cret@127.0.0.1:1,127.0.0.1:2/d",
+		"postgres://u:cret@127.0.0.1:no/d",
+		"postgres://u:cret@127.0.0.1:1/d",
+		"host=127.0.0.1 port=no password=cret",
+		"host=127.0.0.1 password = cret port=no",
+		"host=127.0.0.1 port=1 password='se cret'",
+	} {
 		_, err := pgleases.Open(ctx, url)
 		secret("Open "+url, err)
 		config, err := pgxpool.ParseConfig(url)
@@ -454,7 +487,9 @@ func answersLate(conn net.Conn, after time.Duration) {
 		return
 	}
 	time.Sleep(after)
-	backend.Send(&pgproto3.ErrorResponse{Severity: "FATAL", Code: "57P03", Message: "the database system is starting up"})
+	backend.Send(&pgproto3.ErrorResponse{
+		Severity: "FATAL", Code: "57P03", Message: "the database system is starting up",
+	})
 	_ = backend.Flush() // an error: the client has given up
 }
 
@@ -481,10 +516,7 @@ func TestAContextThatHasEndedAlready(t *testing.T) {
 	if got := testkit.Value[int](t, pool, "SELECT weight FROM pgleases.members WHERE lease = 'idle'"); got != 0 {
 		t.Errorf("the weight is %d, not 0", got)
 	}
-	wraps(t, "Run", idle.Run(ended, func(context.Context, pgleases.Partition) error {
-		t.Error("a callback was called")
-		return nil
-	}), errCause)
+	wraps(t, "Run", idle.Run(ended, neverCalled(t)), errCause)
 
 	busy := joined(t, client, "busy", 4)
 	untilOwns(t, busy, 4)
@@ -542,7 +574,8 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 			"GuardSQL": guardSQL(t, db, lease, partition),
 		} {
 			wraps(t, call+": "+what, err, pgleases.ErrNotOwner)
-			refused(t, call+": "+what, err, `"orders"`, fmt.Sprintf("partition %d ", partition.Number), fmt.Sprintf("epoch %d", partition.Epoch))
+			refused(t, call+": "+what, err, `"orders"`,
+				fmt.Sprintf("partition %d ", partition.Number), fmt.Sprintf("epoch %d", partition.Epoch))
 		}
 	}
 	// One that was stored and read back is as good as the one that was got.
@@ -557,7 +590,8 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 	refused(t, "a transaction that has ended", err, `"orders"`)
 
 	// A transaction that reads only cannot lock, and says so.
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error { return lease.Guard(ctx, tx, p) })
+	readOnly := pgx.TxOptions{AccessMode: pgx.ReadOnly}
+	err = pgx.BeginTxFunc(ctx, pool, readOnly, func(tx pgx.Tx) error { return lease.Guard(ctx, tx, p) })
 	refused(t, "a read-only transaction", err, `"orders"`, "read-only")
 	if store.Code(err) != "25006" || errors.Is(err, pgleases.ErrNotOwner) {
 		t.Errorf("a read-only transaction: %v, not SQLSTATE 25006 alone", err)
@@ -574,7 +608,8 @@ func TestGuardRefusesWhatIsNoOwnershipOfTheLease(t *testing.T) {
 
 func TestAPartitionThatIsOfNoLeaseIsHarmless(t *testing.T) {
 	t.Parallel()
-	if got := fmt.Sprint(pgleases.Partition{}, pgleases.Partition{Number: 7, Epoch: 1 << 32}); got != "0@0 7@4294967296" {
+	got := fmt.Sprint(pgleases.Partition{}, pgleases.Partition{Number: 7, Epoch: 1 << 32})
+	if got != "0@0 7@4294967296" {
 		t.Errorf("partitions are printed as %q", got)
 	}
 	wraps(t, "the zero Partition's context", context.Cause(pgleases.Partition{}.Context()), pgleases.ErrNotOwner)
@@ -583,8 +618,12 @@ func TestAPartitionThatIsOfNoLeaseIsHarmless(t *testing.T) {
 // The texts of the TTL's limits follow the code.
 func TestTextsNameTheLimits(t *testing.T) {
 	limits := strings.ReplaceAll(fmt.Sprintf("%v to %v", engine.MinTTL, engine.MaxTTL), "m0s", "m")
-	for file, text := range map[string]string{"options.go": "valid values are " + limits, "cmd/pgleases/run.go": "keeps its partitions: " + limits + `"`} {
-		if content := testkit.Must(os.ReadFile(file))(t); !strings.Contains(strings.ReplaceAll(string(content), "\n// ", " "), text) {
+	for file, text := range map[string]string{
+		"options.go":          "valid values are " + limits,
+		"cmd/pgleases/run.go": "keeps its partitions: " + limits + `"`,
+	} {
+		content := strings.ReplaceAll(readFile(t, file), "\n// ", " ")
+		if !strings.Contains(content, text) {
 			t.Errorf("%s does not say %q", file, text)
 		}
 	}

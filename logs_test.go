@@ -24,7 +24,8 @@ func TestEveryLineOfTheLogIsDocumented(t *testing.T) {
 	page := readFile(t, "docs/logs.md")
 	documented := make(map[string]bool)
 	message := ""
-	for _, line := range regexp.MustCompile("(?m)^### `(.+)`$|^(DEBUG|INFO|WARN|ERROR)(?:, with (.+))?\\.$").FindAllStringSubmatch(page, -1) {
+	sections := regexp.MustCompile("(?m)^### `(.+)`$|^(DEBUG|INFO|WARN|ERROR)(?:, with (.+))?\\.$")
+	for _, line := range sections.FindAllStringSubmatch(page, -1) {
 		if line[1] != "" {
 			message = line[1]
 			continue

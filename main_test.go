@@ -50,7 +50,9 @@ func ownersPool(t testing.TB, url string) *pgxpool.Pool {
 }
 
 // joined joins a lease.
-func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
+func joined(
+	t testing.TB, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption,
+) *pgleases.Lease {
 	t.Helper()
 	l, err := c.Lease(t.Context(), name, partitions, opts...)
 	if err != nil {
@@ -79,6 +81,12 @@ func owned(leases ...*pgleases.Lease) []int {
 		counts[i] = len(l.Values())
 	}
 	return counts
+}
+
+// untilShared waits until the leases own these numbers of partitions.
+func untilShared(t testing.TB, what string, want []int, leases ...*pgleases.Lease) {
+	t.Helper()
+	until(t, what, func() bool { return slices.Equal(owned(leases...), want) }, leases...)
 }
 
 // closes returns what Close returned, which must not wait for ever.
@@ -221,6 +229,14 @@ func run(t testing.TB, l *pgleases.Lease, fn func(context.Context, pgleases.Part
 func untilAsked(ctx context.Context, _ pgleases.Partition) error {
 	<-ctx.Done()
 	return nil
+}
+
+// neverCalled is a callback that fails the test.
+func neverCalled(t testing.TB) func(context.Context, pgleases.Partition) error {
+	return func(context.Context, pgleases.Partition) error {
+		t.Error("a callback was called")
+		return nil
+	}
 }
 
 // canceled is a context that has ended.

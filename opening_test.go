@@ -25,7 +25,8 @@ type opening struct {
 func openLocked(t *testing.T, ctx context.Context, pool *pgxpool.Pool, query string, heartbeat time.Duration) opening {
 	t.Helper()
 	shut(t, newClient(t, pool, pgleases.WithClientID("a"))) // so the ID has a row
-	newClient(t, pool, pgleases.WithTTL(2*calmTTL))         // beside a longer TTL a registration needs the server's row too
+	// Beside a longer TTL a registration needs the server's row too.
+	newClient(t, pool, pgleases.WithTTL(2*calmTTL))
 	tx := testkit.Must(ownersPool(t, pool.Config().ConnString()).Begin(t.Context()))(t)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	if tag, err := tx.Exec(t.Context(), query); err != nil || tag.RowsAffected() != 1 {
@@ -122,9 +123,13 @@ func TestMigrationUnderLiveClients(t *testing.T) {
 	share := joined(t, b, "work", 4)
 	c := newClient(t, pool, pgleases.WithClientID("c"))
 	until(t, "each owns half", func() bool { return len(a.Values()) == 2 && len(share.Values()) == 2 }, a, share)
-	const owners = "SELECT string_agg(concat_ws(' ', partition, owner, epoch), ', ' ORDER BY partition) FROM pgleases.partitions WHERE lease = 'work'"
+	const owners = `SELECT string_agg(concat_ws(' ', partition, owner, epoch), ', ' ORDER BY partition)
+		FROM pgleases.partitions WHERE lease = 'work'`
 	before := testkit.Value[string](t, owner, owners)
-	testkit.Execute(t, owner, `UPDATE pgleases.schema_version SET version = 0; DROP VIEW pgleases.locks_status; DROP INDEX pgleases.partitions_owner;
+	testkit.Execute(t, owner, `
+		UPDATE pgleases.schema_version SET version = 0;
+		DROP VIEW pgleases.locks_status;
+		DROP INDEX pgleases.partitions_owner;
 		DROP FUNCTION pgleases.lock_list(text, text, int)`)
 
 	long := testkit.Must(owner.Begin(t.Context()))(t)
@@ -132,7 +137,8 @@ func TestMigrationUnderLiveClients(t *testing.T) {
 	testkit.Must(long.Exec(t.Context(), "LOCK TABLE pgleases.leases IN ROW EXCLUSIVE MODE"))(t)
 	migrated := make(chan error, 1)
 	go func() { migrated <- pgleases.Migrate(t.Context(), owner) }()
-	testkit.Becomes(t, owner, "the migration waits", true, "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'pgleases.leases'::regclass)")
+	testkit.Becomes(t, owner, "the migration waits", true, `
+		SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'pgleases.leases'::regclass)`)
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	if _, err := c.Lease(ctx, "other", 1); err != nil { // it writes to that table
@@ -147,8 +153,11 @@ func TestMigrationUnderLiveClients(t *testing.T) {
 	if len(a.Values()) != 2 || len(share.Values()) != 2 {
 		t.Errorf("the clients believe that they own %v and %v", a.Values(), share.Values())
 	}
-	made := testkit.Value[bool](t, owner, `SELECT version = 1 AND to_regclass('pgleases.locks_status') IS NOT NULL AND to_regclass('pgleases.partitions_owner') IS NOT NULL
-		AND to_regproc('pgleases.lock_list') IS NOT NULL FROM pgleases.schema_version`)
+	made := testkit.Value[bool](t, owner, `
+		SELECT version = 1 AND to_regclass('pgleases.locks_status') IS NOT NULL
+			AND to_regclass('pgleases.partitions_owner') IS NOT NULL
+			AND to_regproc('pgleases.lock_list') IS NOT NULL
+		FROM pgleases.schema_version`)
 	if !made {
 		t.Error("the schema is not what it should be after the migration")
 	}

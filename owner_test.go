@@ -37,8 +37,11 @@ func TestOwnerHasEpochAndMetadata(t *testing.T) {
 		if _, is := a.Partition(n); is {
 			want, id, has = metadata, "a", a
 		}
-		if p := ownership(t, has, n); err != nil || !owned || owner.ID != id || owner.Epoch != p.Epoch || !maps.Equal(owner.Metadata, want) {
-			t.Errorf("the owner of %d is %+v, %v, %v; want %s, epoch %d, metadata %v", n, owner, owned, err, id, p.Epoch, want)
+		p := ownership(t, has, n)
+		isOwner := owned && owner.ID == id && owner.Epoch == p.Epoch && maps.Equal(owner.Metadata, want)
+		if err != nil || !isOwner {
+			t.Errorf("the owner of %d is %+v, %v, %v; want %s, epoch %d, metadata %v",
+				n, owner, owned, err, id, p.Epoch, want)
 		}
 		if owner.AsOf.Before(asked) || owner.AsOf.After(time.Now()) {
 			t.Errorf("an answer of %v is as of %v", asked, owner.AsOf)
@@ -47,9 +50,11 @@ func TestOwnerHasEpochAndMetadata(t *testing.T) {
 			t.Errorf("among all owners, that of %d is %+v, not %+v", n, of, owner)
 		}
 	}
-	key := "customer-1"
-	if owner, owned, err := b.OwnerOf(t.Context(), key); err != nil || !owned || owner.ID != all[b.PartitionFor(key)].ID {
-		t.Errorf("the owner of a key is %+v, %v, %v; want that of partition %d, %+v", owner, owned, err, b.PartitionFor(key), all[b.PartitionFor(key)])
+	partition := b.PartitionFor("customer-1")
+	owner, owned, err := b.OwnerOf(t.Context(), "customer-1")
+	if err != nil || !owned || owner.ID != all[partition].ID {
+		t.Errorf("the owner of a key is %+v, %v, %v; want that of partition %d, %+v",
+			owner, owned, err, partition, all[partition])
 	}
 }
 
@@ -205,7 +210,8 @@ func TestOwnerWaitsForAConnection(t *testing.T) {
 	}
 	answered := make(chan error, 1)
 	go func() {
-		for err := errors.New(""); err != nil && t.Context().Err() == nil; { // the connection may still be on its way down
+		// The connection may still be on its way down.
+		for err := errors.New(""); err != nil && t.Context().Err() == nil; {
 			_, _, err = l.Owner(t.Context(), 0)
 			if err == nil {
 				answered <- nil

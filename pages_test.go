@@ -87,7 +87,9 @@ func Example_changingN() {
 	join := func() (*pgleases.Lease, error) {
 		for {
 			replaced := false
-			err := pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pgleases.leases WHERE name = 'orders' AND successor = 'orders-256')`).Scan(&replaced)
+			err := pool.QueryRow(ctx, `SELECT EXISTS (
+				SELECT FROM pgleases.leases WHERE name = 'orders' AND successor = 'orders-256'
+			)`).Scan(&replaced)
 			if err != nil {
 				return nil, err
 			}
@@ -124,7 +126,8 @@ func headed(t *testing.T) (headings []string, blocks map[string]string) {
 	t.Helper()
 	blocks = make(map[string]string)
 	text := readFile(t, "docs/queries.md") + readFile(t, "docs/operations.md") + readFile(t, "docs/restore.md")
-	if before, rest, found := strings.Cut(text, "\n## Schedules and jobs at night\n"); found { // package schedule has a test of these
+	// Package schedule has a test of these.
+	if before, rest, found := strings.Cut(text, "\n## Schedules and jobs at night\n"); found {
 		_, after, _ := strings.Cut(rest, "\n## ")
 		text = before + "\n## " + after
 	}
@@ -159,6 +162,9 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 		untilOwns(t, l, 6)
 	}
 	headings, blocks := headed(t)
+	differ := []string{ // from run to run
+		"oldest", "heartbeat_age", "expires_at", "draining", "host", "dead_for", "open_for", "query", "at", "tx", "id",
+	}
 	run := func(heading string) []string {
 		t.Helper()
 		if blocks[heading] == "" {
@@ -171,9 +177,9 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 		lines, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (string, error) {
 			var words []string
 			for i, v := range row.RawValues() {
-				if name := row.FieldDescriptions()[i].Name; slices.Contains([]string{"oldest", "heartbeat_age", "expires_at",
-					"draining", "host", "dead_for", "open_for", "query", "at", "tx", "id"}, name) || name == "pid" && heading != "Open transactions" {
-					continue // differs from run to run
+				name := row.FieldDescriptions()[i].Name
+				if slices.Contains(differ, name) || name == "pid" && heading != "Open transactions" {
+					continue
 				}
 				words = append(words, string(v))
 			}
@@ -190,14 +196,27 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 			t.Errorf("%s shows %q, not %q", heading, got, want)
 		}
 	}
-	calm := []string{"Unbalanced", "Draining for long", "Expired clients", "Open transactions", "Locked tables", "Who holds which lock", "Locks awaited for long"}
+	calm := []string{
+		"Unbalanced",
+		"Draining for long",
+		"Expired clients",
+		"Open transactions",
+		"Locked tables",
+		"Who holds which lock",
+		"Locks awaited for long",
+	}
 	for _, heading := range calm {
 		tells(heading)
 	}
 	tells("Who owns what", "orders worker-1 6", "orders worker-2 6", "reports  2")
 	happened := run("What happened")
-	if slices.Reverse(happened); !slices.Equal(happened[:4], []string{"joined reports  gone   ", "given reports  gone {[0,2)}  ", "handed over reports gone  {[0,2)}  ",
-		"left reports gone    "}) {
+	slices.Reverse(happened)
+	if !slices.Equal(happened[:4], []string{
+		"joined reports  gone   ",
+		"given reports  gone {[0,2)}  ",
+		"handed over reports gone  {[0,2)}  ",
+		"left reports gone    ",
+	}) {
 		t.Errorf("first happened %q", happened[:4])
 	}
 	until(t, "a reader of the events sees all", func() bool { return slices.Equal(run("Follow the events"), happened) })
@@ -234,14 +253,17 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	untilOwns(t, b, 4)
 	until(t, "the first was asked", func() bool { return len(numbers(a)) == 4 })
 	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET asked_at = asked_at - interval '1 minute'`)
-	testkit.Execute(t, pool, `INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+	testkit.Execute(t, pool, `
+		INSERT INTO pgleases.clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
 		VALUES (1, 'expired', 1, clock_timestamp() - interval '1 hour', interval '10 minutes', 'host', 1, now())`)
-	testkit.Execute(t, pool, `UPDATE pgleases.partitions SET owner = 1, owner_id = 'expired' WHERE lease = 'reports' AND partition = 1`)
+	testkit.Execute(t, pool, `
+		UPDATE pgleases.partitions SET owner = 1, owner_id = 'expired' WHERE lease = 'reports' AND partition = 1`)
 	idle := testkit.Must(pool.Begin(t.Context()))(t)
 	defer func() { _ = idle.Rollback(context.Background()) }()
 	pid := idle.Conn().PgConn().PID()
 
-	tells("Who owns what", "orders worker-1 6", "orders worker-2 4", "orders worker-3 2", "reports expired 1", "reports  1")
+	tells("Who owns what",
+		"orders worker-1 6", "orders worker-2 4", "orders worker-3 2", "reports expired 1", "reports  1")
 	tells("Unbalanced", "orders worker-1 6 4.00", "orders worker-3 2 4.00")
 	tells("Partitions without an owner", "reports 0 gone ", "reports 1 expired ")
 	var draining []string
@@ -255,26 +277,38 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 		t.Errorf("it shows that %q drain, not %q", got, draining)
 	}
 	got := run("Heartbeats")
-	if slices.Sort(got); !slices.Equal(got, []string{"expired 00:10:00", "worker-1 00:01:00", "worker-2 00:01:00", "worker-3 00:01:00"}) {
+	slices.Sort(got)
+	if !slices.Equal(got, []string{
+		"expired 00:10:00",
+		"worker-1 00:01:00",
+		"worker-2 00:01:00",
+		"worker-3 00:01:00",
+	}) {
 		t.Errorf("the heartbeats are of %q", got)
 	}
-	if first := testkit.Value[string](t, pool, "SELECT client FROM ("+strings.TrimSuffix(blocks["Heartbeats"], ";")+") AS all_clients LIMIT 1"); first != "expired" {
+	heartbeats := strings.TrimSuffix(blocks["Heartbeats"], ";")
+	oldest := "SELECT client FROM (" + heartbeats + ") AS all_clients LIMIT 1"
+	if first := testkit.Value[string](t, pool, oldest); first != "expired" {
 		t.Errorf("the oldest heartbeat is of %s", first)
 	}
 	tells("Expired clients", "expired")
 	testkit.Must(idle.Exec(t.Context(), "LOCK TABLE pgleases.schema_version IN SHARE MODE"))(t)
-	tells("Locked tables", testkit.Value[string](t, pool, "SELECT session_user::text")+"  schema_version ShareLock idle in transaction")
-	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, testkit.Value[string](t, pool, "SELECT session_user::text")))
+	user := testkit.Value[string](t, pool, "SELECT session_user::text")
+	tells("Locked tables", user+"  schema_version ShareLock idle in transaction")
+	tells("Open transactions", fmt.Sprintf("%d %s  idle in transaction", pid, user))
 
 	tellsOf := func(pid uint32) bool {
-		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool { return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid)) })
+		return slices.ContainsFunc(run("Old snapshots"), func(line string) bool {
+			return strings.HasPrefix(line, fmt.Sprintf("session %d ", pid))
+		})
 	}
 	if tellsOf(pid) {
 		t.Error("a transaction without a snapshot is shown as if it had one")
 	}
 	report := testkit.Must(pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: pgx.RepeatableRead}))(t)
 	defer func() { _ = report.Rollback(context.Background()) }()
-	if _, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status"); err != nil || !tellsOf(report.Conn().PgConn().PID()) {
+	_, err := report.Exec(t.Context(), "SELECT count(*) FROM pgleases.status")
+	if err != nil || !tellsOf(report.Conn().PgConn().PID()) {
 		t.Errorf("it does not tell of the report that has a snapshot: %v", err)
 	}
 
@@ -296,7 +330,8 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	again := client("worker-3")
 	untilOwns(t, lease(again, "orders", 12), 4)
 
-	if _, err := pool.Exec(t.Context(), blocks["Drop a lease"]); err == nil || !strings.Contains(err.Error(), "live members") {
+	_, err = pool.Exec(t.Context(), blocks["Drop a lease"])
+	if err == nil || !strings.Contains(err.Error(), "live members") {
 		t.Errorf("a lease with members was dropped: %v", err)
 	}
 	for _, c := range []*pgleases.Client{one, two, again} {
@@ -304,12 +339,15 @@ func TestQueriesForOperatorsReturnTheState(t *testing.T) {
 	}
 	run("Drop a lease")
 	tells("Who owns what", "reports expired 1", "reports  1")
-	testkit.Execute(t, pool, "SELECT pgleases.freeze('reports', 'at night', 'joe'); SELECT pgleases.pause('reports', 'for an hour', 'joe')")
-	testkit.Execute(t, pool, "UPDATE pgleases.overrides SET until = now() - interval '1 minute' WHERE verb = 'pause'") // no client runs that deletes it
+	testkit.Execute(t, pool, `
+		SELECT pgleases.freeze('reports', 'at night', 'joe');
+		SELECT pgleases.pause('reports', 'for an hour', 'joe');
+		UPDATE pgleases.overrides SET until = now() - interval '1 minute' WHERE verb = 'pause'`) // no client deletes it
 	tells("Overrides", "freeze reports   at night joe ("+role+") infinity 1")
 
-	tested := append(calm, "Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover", "Evict a client",
-		"Drop a lease", "New server generation", "Overrides", "What happened", "Follow the events")
+	tested := append(calm,
+		"Old snapshots", "Who owns what", "Partitions without an owner", "Heartbeats", "After a failover",
+		"Evict a client", "Drop a lease", "New server generation", "Overrides", "What happened", "Follow the events")
 	for _, heading := range headings {
 		if !slices.Contains(tested, heading) {
 			t.Errorf("nothing tests %q", heading)
@@ -351,41 +389,50 @@ func TestEachRoleOfThePageMayDoItsPart(t *testing.T) {
 	renamed := regexp.MustCompile(`pgleases_(owner|app|reader|operator)\b`)
 	sql := func(text string) string { return renamed.ReplaceAllString(text, "pgleases_${1}"+suffix) }
 	blocks := codeBlocks(t, "docs/roles.md", "sql")
-	purposes := regexp.MustCompile(`(?m)^    pgleases grants pgleases_(\w+) --for ([\w-]+)$`).FindAllStringSubmatch(readFile(t, "docs/roles.md"), -1)
+	commands := regexp.MustCompile(`(?m)^    pgleases grants pgleases_(\w+) --for ([\w-]+)$`)
+	purposes := commands.FindAllStringSubmatch(readFile(t, "docs/roles.md"), -1)
 	if len(blocks) != 4 || len(purposes) != 4 {
 		t.Fatalf("%d blocks of SQL and %d commands on the page", len(blocks), len(purposes))
+	}
+	execute := func(pool *pgxpool.Pool, query string) {
+		t.Helper()
+		testkit.Execute(t, pool, query, pgx.QueryExecModeSimpleProtocol)
 	}
 	as := func(name string) *pgxpool.Pool {
 		return testkit.Pool(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = role(name) })
 	}
 	t.Cleanup(func() { // before the database goes
 		for _, name := range []string{"operator", "reader", "app", "owner"} {
-			testkit.Execute(t, super, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)), pgx.QueryExecModeSimpleProtocol)
+			execute(super, fmt.Sprintf("DROP OWNED BY %[1]s CASCADE; DROP ROLE %[1]s", role(name)))
 		}
 	})
-	testkit.Execute(t, super, sql(blocks[0]), pgx.QueryExecModeSimpleProtocol)
+	execute(super, sql(blocks[0]))
 	owner := as("owner")
 	testkit.OK(t, consumer.Migrate(t.Context(), owner))
-	testkit.Execute(t, owner, sql(blocks[3]), pgx.QueryExecModeSimpleProtocol) // PUBLIC gives no rights
+	execute(owner, sql(blocks[3])) // PUBLIC gives no rights
 	for _, p := range purposes {
-		testkit.Execute(t, owner, testkit.Must(admin.Grants(role(p[1]), "pgleases", admin.Purpose(p[2])))(t), pgx.QueryExecModeSimpleProtocol)
+		execute(owner, testkit.Must(admin.Grants(role(p[1]), "pgleases", admin.Purpose(p[2])))(t))
 	}
 	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4}
-	testkit.Execute(t, super, consumer.TableSQL("mail", "", queue)+"; INSERT INTO public.outbox (customer, payload) VALUES ('c', '1');"+sql(blocks[1]+";"+blocks[2]), pgx.QueryExecModeSimpleProtocol)
+	execute(super, consumer.TableSQL("mail", "", queue))
+	execute(super, "INSERT INTO public.outbox (customer, payload) VALUES ('c', '1')")
+	execute(super, sql(blocks[1]+";"+blocks[2]))
 
 	app := as("app")
 	a := joined(t, newClient(t, app, pgleases.WithoutMigration()), "work", 4)
 	untilOwns(t, a, 4)
 	guarded(t, app, a, ownership(t, a, 0))
 	handle := consumer.Each(func(context.Context, pgx.Tx, consumer.Row[struct{}]) error { return nil })
-	c := testkit.Must(consumer.New(t.Context(), newClient(t, app, pgleases.WithoutMigration()), app, "mail", queue, handle, consumer.WithoutMigration()))(t)
+	other := newClient(t, app, pgleases.WithoutMigration())
+	c := testkit.Must(consumer.New(t.Context(), other, app, "mail", queue, handle, consumer.WithoutMigration()))(t)
 	testkit.OK(t, c.RunUntilEmpty(t.Context()))
 	operator := testkit.Must(admin.New(as("operator")))(t)
 	ofMail := testkit.Must(consumer.Manage(t.Context(), as("operator"), "mail", consumer.WithReason("why", "")))(t)
 	testkit.Must(ofMail.Pause(t.Context()))(t)
 	testkit.OK(t, operator.Apply(t.Context(), admin.Change{Verb: admin.VerbFreeze, Subject: "work", Reason: "why"}))
 	reader := as("reader")
-	if all := testkit.Must(testkit.Must(admin.New(reader))(t).Consumers(t.Context()))(t); len(all) != 1 || *all[0].Waiting != 0 || all[0].PausedAt.IsZero() {
+	all := testkit.Must(testkit.Must(admin.New(reader))(t).Consumers(t.Context()))(t)
+	if len(all) != 1 || *all[0].Waiting != 0 || all[0].PausedAt.IsZero() {
 		t.Errorf("consumers, as the reader sees them: %+v", all)
 	}
 	_, queries := headed(t)
@@ -433,7 +480,8 @@ func shipGuarded(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease,
 		if err := lease.Guard(ctx, tx, partition); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE partition = $1 AND NOT shipped", partition.Number)
+		_, err := tx.Exec(ctx, "UPDATE orders SET shipped = true WHERE partition = $1 AND NOT shipped",
+			partition.Number)
 		return err
 	})
 }
@@ -571,7 +619,8 @@ func Example_schedule() {
 		if err != nil {
 			return err
 		}
-		mail := schedule.AtLeastOnce(s, "mail", send, schedule.WithMaxAttempts(12, schedule.Backoff(time.Minute, time.Hour)))
+		retries := schedule.WithMaxAttempts(12, schedule.Backoff(time.Minute, time.Hour))
+		mail := schedule.AtLeastOnce(s, "mail", send, retries)
 		order := func(ctx context.Context, tx pgx.Tx) error {
 			_, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}) // the job exists only if tx commits
 			return err
@@ -731,9 +780,11 @@ func TestSQLPageIsTheComments(t *testing.T) {
 	testkit.OK(t, pgleases.Migrate(t.Context(), pool))
 	testkit.OK(t, schedule.Migrate(t.Context(), pool))
 	testkit.OK(t, consumer.Migrate(t.Context(), pool))
-	text := "# SQL reference\n\nThis page describes the views, functions and tables of the schema `pgleases`, for queries of your own. [Queries](queries.md) has some that are ready. " +
-		"[Upgrades](stability.md) says which of them are stable. The page is made from the comments in the schema, by `go test -run SQLPage . -write`." +
-		testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
+	const head = "# SQL reference\n\n" +
+		"This page describes the views, functions and tables of the schema `pgleases`, for queries of your own. " +
+		"[Queries](queries.md) has some that are ready. [Upgrades](stability.md) says which of them are stable. " +
+		"The page is made from the comments in the schema, by `go test -run SQLPage . -write`."
+	text := head + testkit.Value[string](t, pool, commentsOfTheSchema) + "\n"
 	testkit.SameAsFile(t, sqlPage, text, *write, "it is not what the comments say: go test -run SQLPage . -write")
 }
 
@@ -741,9 +792,11 @@ func TestMonitoringPageNamesEachStat(t *testing.T) {
 	t.Parallel()
 	_, table, _ := strings.Cut(readFile(t, "docs/monitoring.md"), "\n## Stats of a client\n")
 	table, _, _ = strings.Cut(table, "\n## ")
-	fields := append(reflect.VisibleFields(reflect.TypeFor[pgleases.Stats]()), reflect.VisibleFields(reflect.TypeFor[pgleases.Losses]())...)
-	for _, f := range fields {
-		if f.Name != "LeaseStats" && f.Name != "Losses" && !strings.Contains(table, "`"+f.Name+"`") && !strings.Contains(table, "`Losses."+f.Name+"`") {
+	stats := reflect.VisibleFields(reflect.TypeFor[pgleases.Stats]())
+	losses := reflect.VisibleFields(reflect.TypeFor[pgleases.Losses]())
+	named := func(field string) bool { return strings.Contains(table, "`"+field+"`") }
+	for _, f := range append(stats, losses...) {
+		if f.Name != "LeaseStats" && f.Name != "Losses" && !named(f.Name) && !named("Losses."+f.Name) {
 			t.Errorf("docs/monitoring.md does not name %s", f.Name)
 		}
 	}
@@ -753,7 +806,8 @@ func TestMonitoringPageNamesEachStat(t *testing.T) {
 // the text that the section begins with.
 func errorsOnPage(page, pkg string) map[string]bool {
 	all := make(map[string]bool)
-	for _, section := range regexp.MustCompile("(?m)^### `"+pkg+"\\.(Err\\w+)`\n\n`(.+)`$").FindAllStringSubmatch(page, -1) {
+	sections := regexp.MustCompile("(?m)^### `" + pkg + "\\.(Err\\w+)`\n\n`(.+)`$")
+	for _, section := range sections.FindAllStringSubmatch(page, -1) {
 		all[section[1]+": "+section[2]] = true
 	}
 	return all
@@ -799,9 +853,12 @@ func TestErrorsPageIsComplete(t *testing.T) {
 		t.Errorf("only %d errors found", found)
 	}
 	raised, listed := make(map[string]bool), make(map[string]bool)
-	for _, pattern := range []string{"sql/schema/*.sql", "schedule/sql/*.sql", "schedule/sql/*/*.sql", "consumer/sql/*.sql", "fence/*.sql"} {
+	errCode := regexp.MustCompile(`ERRCODE = '(P[A-Z]\d+)'`)
+	for _, pattern := range []string{
+		"sql/schema/*.sql", "schedule/sql/*.sql", "schedule/sql/*/*.sql", "consumer/sql/*.sql", "fence/*.sql",
+	} {
 		for _, file := range testkit.Must(filepath.Glob(pattern))(t) {
-			for _, code := range regexp.MustCompile(`ERRCODE = '(P[A-Z]\d+)'`).FindAllStringSubmatch(readFile(t, file), -1) {
+			for _, code := range errCode.FindAllStringSubmatch(readFile(t, file), -1) {
 				raised[code[1]] = true
 			}
 		}

@@ -24,8 +24,9 @@ import (
 // These files have one Example each, which go doc shows as the function main of a whole program.
 var (
 	programs = []string{
-		"lock/example_program_test.go", "lock/example_report_test.go", "leader/example_test.go", "fence/example_program_test.go",
-		"schedule/example_program_test.go", "schedule/example_jobs_test.go", "consumer/example_test.go",
+		"lock/example_program_test.go", "lock/example_report_test.go", "leader/example_test.go",
+		"fence/example_program_test.go", "schedule/example_program_test.go", "schedule/example_jobs_test.go",
+		"consumer/example_test.go",
 	}
 	exampleOfProgram = regexp.MustCompile(`(?m)^func Example\w*\(\) \{$`)
 	packageOfTest    = regexp.MustCompile(`(?m)^package \w+_test$`)
@@ -38,14 +39,18 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	compiled := "\n"
 	sources := append([]string{
 		"pages_test.go", "lock/example_do_test.go", "lock/example_election_test.go", "lock/example_test.go",
-		"fence/recipes_test.go", "schedule/example_test.go", "schedule/example_long_test.go", "schedule/example_databasesql_test.go", "schedule/scheduletest/docs_test.go",
-		"consumer/example_around_test.go", "consumer/example_atleastonce_test.go", "consumer/example_table_test.go", "consumer/program_test.go",
-		"example_middleware_test.go", "example_state_test.go", "leader/example_exit_test.go", "leader/example_probes_test.go",
+		"fence/recipes_test.go", "schedule/example_test.go", "schedule/example_long_test.go",
+		"schedule/example_databasesql_test.go", "schedule/scheduletest/docs_test.go",
+		"consumer/example_around_test.go", "consumer/example_atleastonce_test.go",
+		"consumer/example_table_test.go", "consumer/program_test.go",
+		"example_middleware_test.go", "example_state_test.go",
+		"leader/example_exit_test.go", "leader/example_probes_test.go",
 		"proof/migrations/migrations_test.go", "pgleasestest/example_test.go", "pgleasesprom/example_test.go",
 		"examples/calls/main.go", "examples/dashboard/main.go", "examples/first/main.go", "examples/gorm/main.go",
 		"examples/kubernetes/main.go", "examples/otel/main.go", "examples/lock/main.go",
 		"examples/partners/main.go", "examples/quickstart/main.go", "examples/router/main.go",
-		"examples/service/main.go", "examples/service/loading_test.go", "examples/river/move_test.go", "examples/state/main.go",
+		"examples/service/main.go", "examples/service/loading_test.go", "examples/river/move_test.go",
+		"examples/state/main.go",
 		"adapters/gocron/example_test.go", "adapters/cron/example_test.go", "adapters/clientgo/example_test.go",
 	}, programs...)
 	for _, source := range sources {
@@ -60,7 +65,8 @@ func TestPagesShowCompiledCode(t *testing.T) {
 	check := func(page, block string) {
 		found++
 		if !strings.Contains(compiled, "\n"+strings.Join(trimmedLines(block), "\n")+"\n") {
-			t.Errorf("%s: not a part of what is compiled: change the same lines in one of %s:\n%s", page, strings.Join(sources, ", "), block)
+			t.Errorf("%s: not a part of what is compiled: change the same lines in one of %s:\n%s",
+				page, strings.Join(sources, ", "), block)
 		}
 	}
 	for _, page := range pages(t) {
@@ -68,7 +74,10 @@ func TestPagesShowCompiledCode(t *testing.T) {
 			check(page, block)
 		}
 	}
-	for _, page := range []string{"adapters/gocron/doc.go", "adapters/cron/doc.go", "adapters/clientgo/doc.go", "fence/fence.go", "consumer/doc.go"} {
+	for _, page := range []string{
+		"adapters/gocron/doc.go", "adapters/cron/doc.go", "adapters/clientgo/doc.go",
+		"fence/fence.go", "consumer/doc.go",
+	} {
 		text := readFile(t, page)
 		for _, block := range regexp.MustCompile(`(?m)(?:^//\t.*\n)+`).FindAllString(text, -1) {
 			check(page, strings.TrimSpace(strings.ReplaceAll(block, "//\t", "")))
@@ -81,10 +90,13 @@ func TestPagesShowCompiledCode(t *testing.T) {
 
 func TestPagesShowSQLThatRuns(t *testing.T) {
 	t.Parallel()
+	tested := []string{ // they have tests of their own
+		"docs/operations.md", "docs/restore.md", "docs/queries.md", "docs/roles.md", "docs/fence.md",
+	}
 	found := 0
 	for _, page := range pages(t) {
-		if slices.Contains([]string{"docs/operations.md", "docs/restore.md", "docs/queries.md", "docs/roles.md", "docs/fence.md"}, page) {
-			continue // they have tests of their own
+		if slices.Contains(tested, page) {
+			continue
 		}
 		blocks := codeBlocks(t, page, "sql")
 		if len(blocks) == 0 {
@@ -108,14 +120,18 @@ func TestPagesShowSQLThatRuns(t *testing.T) {
 func TestLookOfMovingPageReadsItsIndex(t *testing.T) {
 	t.Parallel()
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
-	testkit.Execute(t, pool, strings.Join(codeBlocks(t, "docs/moving.md", "sql"), "\n"), pgx.QueryExecModeSimpleProtocol)
-	testkit.Execute(t, pool, `INSERT INTO items (customer, done_at) SELECT 'customer-' || n, CASE WHEN n % 2 = 0 THEN now() END FROM generate_series(1, 20000) AS n;
+	blocks := strings.Join(codeBlocks(t, "docs/moving.md", "sql"), "\n")
+	testkit.Execute(t, pool, blocks, pgx.QueryExecModeSimpleProtocol)
+	testkit.Execute(t, pool, `
+		INSERT INTO items (customer, done_at)
+		SELECT 'customer-' || n, CASE WHEN n % 2 = 0 THEN now() END FROM generate_series(1, 20000) AS n;
 		ANALYZE items`, pgx.QueryExecModeSimpleProtocol)
 	look := regexp.MustCompile(`(?m)^    (SELECT id FROM items .*)$`).FindStringSubmatch(readFile(t, "docs/moving.md"))
 	if look == nil {
 		t.Fatal("the page has no look")
 	}
-	rows := testkit.Must(pool.Query(t.Context(), "EXPLAIN "+strings.ReplaceAll(look[1], "$1", "(SELECT 7)")))(t) // as a parameter, its value is not known
+	query := strings.ReplaceAll(look[1], "$1", "(SELECT 7)") // as a parameter, its value is not known
+	rows := testkit.Must(pool.Query(t.Context(), "EXPLAIN "+query))(t)
 	plan := strings.Join(testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t), "\n")
 	if !strings.Contains(plan, " using items_partition_for_") || strings.Contains(plan, "Sort") {
 		t.Errorf("the plan is\n%s", plan)
@@ -126,7 +142,9 @@ func TestLookOfMovingPageReadsItsIndex(t *testing.T) {
 func TestTestsThatPagesNameAreThere(t *testing.T) {
 	t.Parallel()
 	code := ""
-	for _, pattern := range []string{"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go", "*/*/*/*/*_test.go"} {
+	for _, pattern := range []string{
+		"*_test.go", "*/*_test.go", "*/*/*_test.go", "*/*/*/*_test.go", "*/*/*/*/*_test.go",
+	} {
 		files := testkit.Must(filepath.Glob(pattern))(t)
 		for _, file := range files {
 			code += readFile(t, file)
@@ -234,7 +252,9 @@ func TestDocumentedPartitionsOfKeysHold(t *testing.T) {
 			!strings.Contains(document, line) {
 			t.Errorf("doc.go lacks the line %q", line)
 		}
-		for n, want := range map[int]int{1: vector.ofOne, 128: vector.of128, 1000: vector.of1000, 65536: vector.ofGreates} {
+		for n, want := range map[int]int{
+			1: vector.ofOne, 128: vector.of128, 1000: vector.of1000, 65536: vector.ofGreates,
+		} {
 			var got int
 			err := pool.QueryRow(t.Context(), "SELECT pgleases.partition_for($1, $2)", pgx.QueryExecModeSimpleProtocol,
 				vector.key, n).Scan(&got)
@@ -289,7 +309,9 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 		"Run":  func(ctx context.Context, pool *pgxpool.Pool, lease *pgleases.Lease) { _ = shipEach(ctx, pool, lease) },
 	}
 	ends := map[string]func(*testing.T, *pgxpool.Pool, *pgleases.Client, *pgleases.Lease){
-		"the client is closed": func(t *testing.T, _ *pgxpool.Pool, c *pgleases.Client, _ *pgleases.Lease) { shut(t, c) },
+		"the client is closed": func(t *testing.T, _ *pgxpool.Pool, c *pgleases.Client, _ *pgleases.Lease) {
+			shut(t, c)
+		},
 		"the lease is left": func(t *testing.T, _ *pgxpool.Pool, _ *pgleases.Client, l *pgleases.Lease) {
 			if err := l.Leave(t.Context()); err != nil {
 				t.Error(err)
@@ -307,7 +329,8 @@ func TestThePrintedLoopsEndWithTheirLease(t *testing.T) {
 		for what, end := range ends {
 			t.Run(way+", "+what, func(t *testing.T) {
 				t.Parallel()
-				client := newClient(t, pool, pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(50*time.Millisecond))
+				client := newClient(t, pool,
+					pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(50*time.Millisecond))
 				lease := joined(t, client, t.Name(), 4, pgleases.WithHandoffDelay(0))
 				if lease.Err() != nil {
 					t.Errorf("a living lease has the error %v", lease.Err())

@@ -24,7 +24,8 @@ func checkPlan(leases []planLease, plans [][]int32) error {
 		return fmt.Errorf("%d plans for %d leases", len(plans), len(leases))
 	}
 	for i := range leases {
-		for _, check := range []func(*planLease, []int32) error{checkComplete, checkShares, checkMoves, checkPreferred} {
+		checks := []func(*planLease, []int32) error{checkComplete, checkShares, checkMoves, checkPreferred}
+		for _, check := range checks {
 			if err := check(&leases[i], plans[i]); err != nil {
 				return fmt.Errorf("lease %d: %w", i, err)
 			}
@@ -94,7 +95,8 @@ func checkMoves(l *planLease, to []int32) error {
 	before, after := countOwned(l, l.current), countOwned(l, to)
 	for p, m := range l.current {
 		if m >= 0 && to[p] != m && before[m] <= after[m] {
-			return fmt.Errorf("partition %d is taken from member %d, which has %d and should have %d", p, m, before[m], after[m])
+			return fmt.Errorf("partition %d is taken from member %d, which has %d and should have %d",
+				p, m, before[m], after[m])
 		}
 	}
 	return nil
@@ -339,10 +341,15 @@ func drawTeam(t *rapid.T, leases, partitions, members int) []planLease {
 	all := make([]planLease, rapid.IntRange(1, leases).Draw(t, "leases"))
 	for i := range all {
 		n := rapid.IntRange(1, partitions).Draw(t, "partitions")
-		all[i] = planLease{members: teamOf(m), current: drawOwners(t, "current", n, busy), preferred: drawOwners(t, "preferred", n, m)}
+		all[i].members = teamOf(m)
+		all[i].current = drawOwners(t, "current", n, busy)
+		all[i].preferred = drawOwners(t, "preferred", n, m)
 	}
 	return all
 }
+
+// unowned returns n partitions without an owner.
+func unowned(n int) []int32 { return slices.Repeat([]int32{-1}, n) }
 
 // teamOf returns n members of weight 1.
 func teamOf(n int) []planMember {
@@ -391,7 +398,8 @@ func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
 				order[m] = m
 			}
 			order = rapid.Permutation(order).Draw(t, "order")
-			s := planLease{members: make([]planMember, len(order)), current: slices.Clone(l.current), preferred: slices.Clone(l.preferred)}
+			s := planLease{members: make([]planMember, len(order))}
+			s.current, s.preferred = slices.Clone(l.current), slices.Clone(l.preferred)
 			for m, place := range order {
 				s.members[place] = l.members[m]
 			}
@@ -420,8 +428,9 @@ func TestPlanDoesNotDependOnTheOrderOfMembers(t *testing.T) {
 }
 
 func TestPlanLeavesItsInputAlone(t *testing.T) {
-	l := planLease{members: teamOf(3), current: []int32{0, 0, 0, -1}, preferred: []int32{-1, 1, 2, 0}}
-	before := planLease{members: slices.Clone(l.members), current: slices.Clone(l.current), preferred: slices.Clone(l.preferred)}
+	current, preferred := []int32{0, 0, 0, -1}, []int32{-1, 1, 2, 0}
+	l := planLease{members: teamOf(3), current: current, preferred: preferred}
+	before := planLease{members: teamOf(3), current: slices.Clone(current), preferred: slices.Clone(preferred)}
 	plan([]planLease{l})
 	if fmt.Sprint(l) != fmt.Sprint(before) {
 		t.Errorf("input is %v, was %v", l, before)
@@ -430,8 +439,9 @@ func TestPlanLeavesItsInputAlone(t *testing.T) {
 
 func TestPlanWithoutAnyoneToOwn(t *testing.T) {
 	for name, l := range map[string]planLease{
-		"no members":         {current: []int32{-1, -1}},
-		"all weights 0":      {members: []planMember{{"a", 0}, {"b", 0}}, current: []int32{0, -1, 1}, preferred: []int32{1, 0, -1}},
+		"no members": {current: []int32{-1, -1}},
+		"all weights 0": {members: []planMember{{"a", 0}, {"b", 0}},
+			current: []int32{0, -1, 1}, preferred: []int32{1, 0, -1}},
 		"no partitions":      {members: teamOf(2)},
 		"no preferred owner": {members: []planMember{{"a", 0}}, current: []int32{0}, preferred: []int32{-1}},
 	} {
@@ -559,7 +569,8 @@ func TestPlanJoinOfAnEleventhMoves11Of128(t *testing.T) {
 
 func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
 	for _, size := range []struct{ leases, partitions, clients int }{
-		{1, 1000, 10}, {1, 128, 10}, {1, 16, 5}, {1, 1, 3}, {100, 1, 4}, {30, 1, 4}, {7, 10, 4}, {20, 33, 8}, {3, 100, 2},
+		{1, 1000, 10}, {1, 128, 10}, {1, 16, 5}, {1, 1, 3},
+		{100, 1, 4}, {30, 1, 4}, {7, 10, 4}, {20, 33, 8}, {3, 100, 2},
 	} {
 		for _, m := range teamOf(size.clients) {
 			id := m.id
@@ -581,11 +592,16 @@ func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
 			c.weights[id] = 1
 			got := c.rebalance(t)
 			// If shares are not whole numbers, a member that returns may be due 1 less than it had.
-			if got > due || got < due-max(1, size.leases) || size.leases*size.partitions%size.clients == 0 && size.leases == 1 && got != due {
+			least := due - max(1, size.leases)
+			if whole := size.leases*size.partitions%size.clients == 0; whole && size.leases == 1 {
+				least = due
+			}
+			if got > due || got < least {
 				t.Errorf("%v: %s returned to %d of its %d", size, id, got, due)
 			}
 			if lost := due - got; c.differ(before) != lost {
-				t.Errorf("%v: %s returned to %d of its %d, and %d partitions are elsewhere", size, id, got, due, c.differ(before))
+				t.Errorf("%v: %s returned to %d of its %d, and %d partitions are elsewhere",
+					size, id, got, due, c.differ(before))
 			}
 		}
 	}
@@ -596,7 +612,7 @@ func TestPlanGivesAClientThatReturnsItsOwn(t *testing.T) {
 func TestPlanGivesAClientThatReturnsBeforeAnyPlanItsOwn(t *testing.T) {
 	before := []int32{0, 0, 1, 1, 2, 2, 2, 3, 3, 3}
 	for gone := range int32(4) {
-		l := planLease{members: teamOf(4), current: slices.Clone(before), preferred: slices.Repeat([]int32{-1}, 10)}
+		l := planLease{members: teamOf(4), current: slices.Clone(before), preferred: unowned(10)}
 		for p, m := range before {
 			if m == gone {
 				l.current[p], l.preferred[p] = -1, gone
@@ -627,11 +643,12 @@ func TestPlanLetsMembersTakeTurns(t *testing.T) {
 	}{
 		{1, -1, 2}, {1, 0, 2}, {2, 0, 2}, {3, -1, 2}, {5, 0, 0},
 	} {
-		l := planLease{members: teamOf(4), joined: []int64{30, 20, 10, 40},
-			current: slices.Repeat([]int32{-1}, test.partitions), preferred: slices.Repeat([]int32{test.preferred}, test.partitions)}
+		l := planLease{members: teamOf(4), joined: []int64{30, 20, 10, 40}, current: unowned(test.partitions)}
+		l.preferred = slices.Repeat([]int32{test.preferred}, test.partitions)
 		to := plan([]planLease{l})[0]
 		if n := countOwned(&l, to); n[test.gets] != test.partitions/4+1 {
-			t.Errorf("%d partitions that prefer %d go to %v: not one more to %d", test.partitions, test.preferred, to, test.gets)
+			t.Errorf("%d partitions that prefer %d go to %v: not one more to %d",
+				test.partitions, test.preferred, to, test.gets)
 		}
 	}
 }
@@ -707,13 +724,14 @@ func checkAll(leases []planLease) error {
 			teams[key] = append(teams[key], i)
 		}
 	}
+	idle := func(m planMember) bool { return m.weight == 0 }
+	same := func(a, b planMember) bool { return a.id == b.id }
 	for _, numbers := range teams {
 		var some []planLease
 		var done [][]int32
 		for _, i := range numbers {
 			l := leases[i]
-			if slices.ContainsFunc(l.members, func(m planMember) bool { return m.weight == 0 }) ||
-				!slices.EqualFunc(l.members, leases[numbers[0]].members, func(a, b planMember) bool { return a.id == b.id }) {
+			if slices.ContainsFunc(l.members, idle) || !slices.EqualFunc(l.members, leases[numbers[0]].members, same) {
 				some = nil // cheaperCycle wants members that all work, in one order, and the whole team
 				break
 			}
@@ -741,7 +759,7 @@ func BenchmarkPlan(b *testing.B) {
 	balanced := func(leases, partitions, members int) []planLease {
 		all := make([]planLease, leases)
 		for i := range all {
-			all[i] = planLease{members: teamOf(members), current: slices.Repeat([]int32{-1}, partitions), preferred: slices.Repeat([]int32{-1}, partitions)}
+			all[i] = planLease{members: teamOf(members), current: unowned(partitions), preferred: unowned(partitions)}
 		}
 		for i, to := range plan(all) {
 			all[i].current = to
@@ -749,13 +767,15 @@ func BenchmarkPlan(b *testing.B) {
 		return all
 	}
 	for _, size := range []struct{ leases, partitions, members int }{
-		{1, 1000, 100}, {1, 10_000, 1000}, {1, 100_000, 1000}, {1, 99_999, 1000}, {1000, 1, 100}, {1000, 1, 1000}, {100, 64, 100}, {1000, 150, 100},
+		{1, 1000, 100}, {1, 10_000, 1000}, {1, 100_000, 1000}, {1, 99_999, 1000},
+		{1000, 1, 100}, {1000, 1, 1000}, {100, 64, 100}, {1000, 150, 100},
 	} {
 		steady := balanced(size.leases, size.partitions, size.members)
 		change := func(owner func(lease, p int, m int32) int32) []planLease {
 			changed := slices.Clone(steady)
 			for i := range changed {
-				changed[i].current, changed[i].preferred = slices.Clone(steady[i].current), slices.Clone(steady[i].preferred)
+				changed[i].current = slices.Clone(steady[i].current)
+				changed[i].preferred = slices.Clone(steady[i].preferred)
 				for p, m := range steady[i].current {
 					if changed[i].current[p] = owner(i, p, m); changed[i].current[p] != m {
 						changed[i].preferred[p] = m
@@ -781,7 +801,8 @@ func BenchmarkPlan(b *testing.B) {
 			{"half-return", change(func(_, _ int, m int32) int32 { return m / 2 })},
 			{"random", change(func(int, int, int32) int32 { return rng.Int32N(int32(size.members)+1) - 1 })},
 		} {
-			b.Run(fmt.Sprintf("%dx%dx%d/%s", size.leases, size.partitions, size.members, scene.name), func(b *testing.B) {
+			name := fmt.Sprintf("%dx%dx%d/%s", size.leases, size.partitions, size.members, scene.name)
+			b.Run(name, func(b *testing.B) {
 				b.ReportAllocs()
 				for b.Loop() {
 					plan(scene.leases)
@@ -919,8 +940,10 @@ func TestPlanLeavesTheSameWithoutAnOwner(t *testing.T) {
 	}{
 		{"the highest numbers", 2, []int32{-1, -1, -1, -1, -1}, []int32{2, 2}, "0 0 1 1 -1"},
 		{"what stays with its owner is not taken from it", 2, []int32{-1, -1, 1, -1, 0}, []int32{2, 2}, "0 1 1 -1 0"},
-		{"what was without an owner stays so after a crash", 2, []int32{-1, -1, 0, 0, 1, 1, -1}, []int32{2, 2}, "-1 -1 0 0 1 1 -1"},
-		{"a member above its ceiling gives its highest numbers", 2, []int32{0, 0, 0, 0, 1}, []int32{2, 1}, "0 0 -1 -1 1"},
+		{"what was without an owner stays so after a crash",
+			2, []int32{-1, -1, 0, 0, 1, 1, -1}, []int32{2, 2}, "-1 -1 0 0 1 1 -1"},
+		{"a member above its ceiling gives its highest numbers",
+			2, []int32{0, 0, 0, 0, 1}, []int32{2, 1}, "0 0 -1 -1 1"},
 		{"what it gives goes where there is room", 2, []int32{0, 0, 0, 0, -1}, []int32{2, 1}, "0 0 1 -1 -1"},
 		{"a new member gets the lowest numbers", 3, []int32{-1, 0, 1, -1, -1}, []int32{1, 1, 1}, "2 0 1 -1 -1"},
 	} {
@@ -1008,7 +1031,8 @@ func TestPlanMovesNothingInARestart(t *testing.T) {
 			}
 			for i, to := range plan(leases) {
 				if !slices.Equal(to, leases[i].current) {
-					t.Fatalf("lease %d: while %v are away, %v instead of %v\n%+v", i, away, to, leases[i].current, leases[i])
+					t.Fatalf("lease %d: while %v are away, %v instead of %v\n%+v",
+						i, away, to, leases[i].current, leases[i])
 				}
 			}
 		}
@@ -1067,13 +1091,16 @@ func (l *overriddenLease) check(to []int32) error {
 		case to[p] >= 0 && rest.members[to[p]].weight == 0:
 			return fmt.Errorf("partition %d goes to member %d, which is cordoned", p, to[p])
 		}
-		rest.current, rest.preferred, moved = append(rest.current, m), append(rest.preferred, l.preferred[p]), append(moved, to[p])
+		rest.current = append(rest.current, m)
+		rest.preferred = append(rest.preferred, l.preferred[p])
+		moved = append(moved, to[p])
 		if !held && open || to[p] < 0 || to[p] == l.preferred[p] {
 			continue
 		}
 		for o, other := range rest.members { // it goes to the member that is furthest below its share
 			if other.weight > 0 && has[to[p]]*other.weight > (has[o]+1)*rest.members[to[p]].weight {
-				return fmt.Errorf("partition %d goes to member %d, which has %d, and not to %d, which has %d", p, to[p], has[to[p]], o, has[o])
+				return fmt.Errorf("partition %d goes to member %d, which has %d, and not to %d, which has %d",
+					p, to[p], has[to[p]], o, has[o])
 			}
 		}
 	}
@@ -1091,7 +1118,7 @@ func (l *overriddenLease) check(to []int32) error {
 func drawOverridden(t *rapid.T) overriddenLease {
 	l := overriddenLease{planLease: drawLease(t, 12, 6, 3), pinned: make(map[int]int32)}
 	if l.preferred == nil {
-		l.preferred = slices.Repeat([]int32{-1}, len(l.current))
+		l.preferred = unowned(len(l.current))
 	}
 	if rapid.Bool().Draw(t, "pins") {
 		for p, m := range drawOwners(t, "pinned", len(l.current), len(l.members)) {
@@ -1103,7 +1130,8 @@ func drawOverridden(t *rapid.T) overriddenLease {
 	l.frozen = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "frozen")
 	l.settles = rapid.SampledFrom([]bool{false, false, true}).Draw(t, "settles")
 	for _, m := range l.members {
-		l.cordoned = append(l.cordoned, rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned") && m.weight > 0)
+		cordoned := rapid.SampledFrom([]bool{false, false, true}).Draw(t, "cordoned")
+		l.cordoned = append(l.cordoned, cordoned && m.weight > 0)
 	}
 	return l
 }
@@ -1111,7 +1139,7 @@ func drawOverridden(t *rapid.T) overriddenLease {
 // ordered returns per member how many partitions it has, whatever its ceiling: by a pin, or because
 // a cordon or a freeze keeps it.
 func (l *overriddenLease) ordered() []int {
-	kept := slices.Repeat([]int32{-1}, len(l.current))
+	kept := unowned(len(l.current))
 	for p, m := range l.current {
 		works := m >= 0 && l.members[m].weight > 0
 		pin, pinned := l.pinned[p]
@@ -1139,7 +1167,8 @@ func (l *overriddenLease) checkCeilings(to []int32) error {
 		limited := ceiling > 0
 		switch {
 		case limited && n > max(ceiling, ordered[m]):
-			return fmt.Errorf("member %d has %d, above its ceiling of %d, of which an operator has ordered %d", m, n, ceiling, ordered[m])
+			return fmt.Errorf("member %d has %d, above its ceiling of %d, of which an operator has ordered %d",
+				m, n, ceiling, ordered[m])
 		case l.members[m].weight > 0 && !l.cordoned[m] && free > 0 && !(limited && n >= ceiling):
 			return fmt.Errorf("member %d has %d, and %d partitions have no owner", m, n, free)
 		case l.settles && !limited && l.members[m].weight > 0 && n < has[m] && len(l.pinned) == 0:
@@ -1179,12 +1208,15 @@ func TestPlanObeysOverrides(t *testing.T) {
 		applied := slices.Clone(leases)
 		for i := range leases {
 			applied[i].current = plans[i]
-			if l := leases[i]; overridden(fixed[i]) != (l.frozen || l.settles || len(l.pinned) > 0 || slices.Contains(l.cordoned, true)) {
+			l := leases[i]
+			has := l.frozen || l.settles || len(l.pinned) > 0 || slices.Contains(l.cordoned, true)
+			if overridden(fixed[i]) != has {
 				t.Fatalf("lease %d: overridden is %v\n%+v", i, overridden(fixed[i]), l)
 			}
 			if !overridden(fixed[i]) {
 				if !slices.Equal(plans[i], plain[0]) {
-					t.Fatalf("lease %d, of which nothing is overridden, depends on others: %v, not %v", i, plans[i], plain[0])
+					t.Fatalf("lease %d, of which nothing is overridden, depends on others: %v, not %v",
+						i, plans[i], plain[0])
 				}
 				plain = plain[1:]
 				continue

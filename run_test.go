@@ -44,7 +44,8 @@ func TestRunEndsInOrderWithItsContext(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.MigratedDatabase(t))
 	for what, stopped := range map[string]error{"no cause": nil, "a cause of its own": errors.New("terminated")} {
 		ctx, stop := context.WithCancelCause(t.Context())
-		err := pgleases.Run(ctx, pool, running(t, func(*pgleases.Client) { stop(stopped) }), pgleases.WithClientID("orderly"))
+		stops := func(*pgleases.Client) { stop(stopped) }
+		err := pgleases.Run(ctx, pool, running(t, stops), pgleases.WithClientID("orderly"))
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}

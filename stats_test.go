@@ -34,14 +34,18 @@ func TestStatsCountRefusalsFailuresAndLocks(t *testing.T) {
 		return errors.New("broken")
 	})
 	until(t, "both are counted", func() bool {
-		s := c.StatsByLease()
-		return s["a"].GuardRefusals == 1 && s["a"].CallbackFailures == 2 && s["b"] == b.Stats() && c.Stats().GuardRefusals == 1 && c.Stats().CallbackFailures == 2
+		all, byLease := c.Stats(), c.StatsByLease()
+		counted := all.GuardRefusals == 1 && all.CallbackFailures == 2
+		a := byLease["a"]
+		return counted && a.GuardRefusals == 1 && a.CallbackFailures == 2 && byLease["b"] == b.Stats()
 	})
 	if s := c.StatsByLease(); len(s) != 2 || s["a"].Owned != 1 || s["b"].GuardRefusals+s["b"].CallbackFailures != 0 {
 		t.Errorf("the stats by lease are %+v", s)
 	}
 	testkit.OK(t, b.Leave(t.Context()))
-	until(t, "the lease is gone", func() bool { return slices.Equal(slices.Collect(maps.Keys(c.StatsByLease())), []string{"a"}) })
+	until(t, "the lease is gone", func() bool {
+		return slices.Equal(slices.Collect(maps.Keys(c.StatsByLease())), []string{"a"})
+	})
 
 	held := testkit.Must(lock.New(c, pool).Acquire(t.Context(), "x"))(t)
 	waiting, give := context.WithCancel(t.Context())

@@ -25,8 +25,12 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 		delay time.Duration
 		paid  bool
 	}{
-		"Values": {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) { a.Values() }, 300 * time.Millisecond, true},
-		"Owns":   {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) { a.Owns(99) }, 300 * time.Millisecond, true},
+		"Values": {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) {
+			a.Values()
+		}, 300 * time.Millisecond, true},
+		"Owns": {func(_ *testing.T, _ *pgleases.Client, a *pgleases.Lease) {
+			a.Owns(99)
+		}, 300 * time.Millisecond, true},
 		"probes, ten a second": {func(t *testing.T, c *pgleases.Client, a *pgleases.Lease) {
 			go func() {
 				for probe := time.NewTicker(100 * time.Millisecond); t.Context().Err() == nil; <-probe.C {
@@ -57,7 +61,7 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 			}
 			for _, took := range delays(t, pool) {
 				if test.paid != (took >= test.delay) {
-					t.Errorf("%v from asked to handed over, the delay of %v being paid is %v", took, test.delay, test.paid)
+					t.Errorf("handed over after %v, the delay of %v being paid is %v", took, test.delay, test.paid)
 				}
 			}
 		})
@@ -67,7 +71,8 @@ func TestTheHandoffDelayIsPaidForWhatSomebodyReadOnly(t *testing.T) {
 // delays returns how long each handoff took, from the ask.
 func delays(t *testing.T, pool *pgxpool.Pool) []time.Duration {
 	t.Helper()
-	micros := testkit.Value[[]int64](t, pool, `SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
+	micros := testkit.Value[[]int64](t, pool, `
+		SELECT coalesce(array_agg((extract(epoch FROM at - asked_at) * 1000000)::bigint ORDER BY n), '{}')
 		FROM public.journal WHERE old_owner <> owner`)
 	if len(micros) != 2 {
 		t.Errorf("%d handoffs, not 2", len(micros))
@@ -181,7 +186,11 @@ func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 	l := joined(t, c, "work", 1)
 	untilOwns(t, l, 1)
 	p, changed := ownership(t, l, 0), l.Changed()
-	testkit.Execute(t, pool, `BEGIN; UPDATE pgleases.partitions SET epoch = epoch + 5; UPDATE pgleases.leases SET generation = generation + 1; COMMIT`)
+	testkit.Execute(t, pool, `
+		BEGIN;
+		UPDATE pgleases.partitions SET epoch = epoch + 5;
+		UPDATE pgleases.leases SET generation = generation + 1;
+		COMMIT`)
 	testkit.Receive(t, "Changed is closed", changed)
 	untilOwns(t, l, 1)
 	if now := ownership(t, l, 0); now.Epoch < p.Epoch+5 {
@@ -191,7 +200,8 @@ func TestChangedIsClosedWhenOnlyEpochsChange(t *testing.T) {
 }
 
 func TestReadingAllocatesNothing(t *testing.T) { // counts for the whole process: not in parallel
-	c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2)) // what it does itself counts too
+	// What it does itself counts too.
+	c := newClient(t, testkit.Pool(t, pgtest.MigratedDatabase(t)), pgleases.WithHeartbeat(calmTTL/2))
 	l := joined(t, c, "work", 64)
 	untilOwns(t, l, 64)
 	for name, read := range map[string]func(){

@@ -22,12 +22,16 @@ import (
 
 // twoClients returns two clients with short heartbeats, of which the first owns all of a lease and
 // the second has not joined.
-func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
+func twoClients(t *testing.T, partitions int, opts ...pgleases.LeaseOption) (
+	pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease,
+) {
 	t.Helper()
 	return twoClientsOn(t, pgtest.MigratedDatabase(t), partitions, opts...)
 }
 
-func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.LeaseOption) (pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease) {
+func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.LeaseOption) (
+	pool *pgxpool.Pool, ca, cb *pgleases.Client, a *pgleases.Lease,
+) {
 	t.Helper()
 	pool = testkit.Pool(t, url)
 	ca = newClient(t, pool, pgleases.WithClientID("a"), pgleases.WithHeartbeat(50*time.Millisecond))
@@ -40,7 +44,8 @@ func twoClientsOn(t *testing.T, url string, partitions int, opts ...pgleases.Lea
 // untilOwns waits until a lease owns that many partitions, without reading Values.
 func untilOwns(t testing.TB, l *pgleases.Lease, n int) {
 	t.Helper()
-	until(t, fmt.Sprintf("%q owns %d of %d partitions", l.Name(), n, l.NumPartitions()), func() bool { return len(numbers(l)) == n }, l)
+	what := fmt.Sprintf("%q owns %d of %d partitions", l.Name(), n, l.NumPartitions())
+	until(t, what, func() bool { return len(numbers(l)) == n }, l)
 }
 
 // numbers returns what a lease owns; unlike Values it does not count as a read.
@@ -86,7 +91,8 @@ func TestAHoldPinsWhatWasOwnedWhenItWasTaken(t *testing.T) {
 			t.Errorf("the hold is of %v, not 0 to 3", got)
 		}
 		testkit.OK(t, hold.Context().Err()) // a handoff does not end it
-		if s := lease.Client().Stats(); s.Draining != 2 || s.Owned != 2 || time.Since(s.DrainingSince).Round(time.Minute) != time.Hour {
+		s := lease.Client().Stats()
+		if s.Draining != 2 || s.Owned != 2 || time.Since(s.DrainingSince).Round(time.Minute) != time.Hour {
 			t.Errorf("two are owned and two drain, and the stats are %+v", s)
 		}
 		for _, n := range hold.Values() {
@@ -235,7 +241,10 @@ func TestFailedCallbackIsCalledAgainWithBackoff(t *testing.T) {
 		}()
 		time.Sleep(4 * time.Minute)
 		lease.Close()
-		for i, most := range []time.Duration{100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600, 100} { // begins again after the long call
+		for i, most := range []time.Duration{
+			100, 200, 400, 800, 1600, 3200, 6400, 12_800, 25_600,
+			100, // it begins again after the long call
+		} {
 			if most *= time.Millisecond; pauses[i] < most/2 || pauses[i] > most {
 				t.Errorf("pause %d of %v is not from %v to %v", i, pauses, most/2, most)
 			}
@@ -291,7 +300,8 @@ func TestErrorAfterTheEndIsLogged(t *testing.T) {
 	if err := testkit.Receive(t, "Run returns", j.done); err == nil || !strings.Contains(err.Error(), "time to go") {
 		t.Errorf("Run returned %v, not its context's cause", err)
 	}
-	if all, own := book.lines("callback failed"), book.lines("callback failed", "the tea is cold"); len(all) != 1 || len(own) != 1 {
+	all, own := book.lines("callback failed"), book.lines("callback failed", "the tea is cold")
+	if len(all) != 1 || len(own) != 1 {
 		t.Errorf("one error is not of the context, and these were logged: %q", all)
 	}
 }
@@ -340,7 +350,9 @@ func TestRunReturnsTheCauseAfterAllCallbacksReturned(t *testing.T) {
 		"client closed": {func(l *pgleasestest.Lease, _ context.CancelCauseFunc) error {
 			return l.Client().Close(context.Background())
 		}, pgleases.ErrClosed},
-		"lease left": {func(l *pgleasestest.Lease, _ context.CancelCauseFunc) error { return l.Leave(context.Background()) }, pgleases.ErrClosed},
+		"lease left": {func(l *pgleasestest.Lease, _ context.CancelCauseFunc) error {
+			return l.Leave(context.Background())
+		}, pgleases.ErrClosed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -414,7 +426,8 @@ func TestRunLogsOnceThatItStandsBy(t *testing.T) {
 	first.stop(nil)
 	testkit.OK(t, a.Leave(t.Context()))
 	untilOwns(t, b, 1)
-	if got := waits.lines("standing by"); len(got) != 1 || !strings.HasPrefix(got[0], line) || len(leads.lines("standing by")) > 0 {
-		t.Errorf("b logged %q, and the leader %q", got, leads.lines("standing by"))
+	got, ofLeader := waits.lines("standing by"), leads.lines("standing by")
+	if len(got) != 1 || !strings.HasPrefix(got[0], line) || len(ofLeader) > 0 {
+		t.Errorf("b logged %q, and the leader %q", got, ofLeader)
 	}
 }
