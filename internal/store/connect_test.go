@@ -28,7 +28,8 @@ func TestAReadOnlyServerIsLeft(t *testing.T) {
 	}
 	setReadOnly("on")
 	_, err := f.connector(time.Second).Connect(f.ctx, time.Second)
-	if !errors.Is(err, connect.ErrReadOnly) || !strings.Contains(err.Error(), "default_transaction_read_only is on, for the role, the database or the server") {
+	const why = "default_transaction_read_only is on, for the role, the database or the server"
+	if !errors.Is(err, connect.ErrReadOnly) || !strings.Contains(err.Error(), why) {
 		t.Fatalf("read-only server: %v", err)
 	}
 	f.ok(a.pg().Exec(f.ctx, "SET default_transaction_read_only = on"))
@@ -77,7 +78,8 @@ func TestAnyNumberOfSilentHostsIsPassedOver(t *testing.T) {
 		silent, err := net.Listen("tcp", "127.0.0.1:0") // whose queue takes connections that get no answer
 		f.ok(err)
 		defer silent.Close()
-		config.Fallbacks = append(config.Fallbacks, &pgconn.FallbackConfig{Host: "127.0.0.1", Port: uint16(silent.Addr().(*net.TCPAddr).Port)})
+		port := uint16(silent.Addr().(*net.TCPAddr).Port)
+		config.Fallbacks = append(config.Fallbacks, &pgconn.FallbackConfig{Host: "127.0.0.1", Port: port})
 	}
 	config.Host, config.Port = config.Fallbacks[0].Host, config.Fallbacks[0].Port
 	config.Fallbacks = append(config.Fallbacks[1:], live)
@@ -130,11 +132,14 @@ func TestApplicationHookChangesNoStatement(t *testing.T) {
 	}
 	conn := f.connect(NewConnector(config, nil, f.schema, time.Second))
 	expect(t, calls, 1, "calls of the hook")
-	f.ok(conn.Exec(f.ctx, "INSERT INTO public.seen VALUES (current_setting('search_path'), current_setting('transaction_isolation'))"))
-	expect(t, f.text("SELECT path || ': ' || level FROM public.seen"), "pg_catalog, pg_temp: read committed", "settings of a statement")
+	f.ok(conn.Exec(f.ctx, `
+		INSERT INTO public.seen VALUES (current_setting('search_path'), current_setting('transaction_isolation'))`))
+	got := f.text("SELECT path || ': ' || level FROM public.seen")
+	expect(t, got, "pg_catalog, pg_temp: read committed", "settings of a statement")
 	refused := errors.New("not this one")
 	config.AfterConnect = func(context.Context, *pgconn.PgConn) error { return refused }
-	if _, err := NewConnector(config, nil, f.schema, time.Second).Connect(f.ctx, time.Second); !errors.Is(err, refused) {
+	_, err := NewConnector(config, nil, f.schema, time.Second).Connect(f.ctx, time.Second)
+	if !errors.Is(err, refused) {
 		t.Error(err)
 	}
 }
@@ -143,14 +148,18 @@ func TestSettingsOfARoleAreNotThoseOfAClientsConnection(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	wanted := map[string][2]string{ // the role's, and the client's
-		"search_path": {"public", "pg_catalog, pg_temp"}, "default_transaction_isolation": {"serializable", "read committed"},
-		"statement_timeout": {"1s", "0"}, "idle_session_timeout": {"500ms", "0"}, "jit": {"on", "off"},
+		"search_path":                   {"public", "pg_catalog, pg_temp"},
+		"default_transaction_isolation": {"serializable", "read committed"},
+		"statement_timeout":             {"1s", "0"},
+		"idle_session_timeout":          {"500ms", "0"},
+		"jit":                           {"on", "off"},
 	}
 	if f.sql.PgConn().ParameterStatus("server_version") >= "17" {
 		wanted["transaction_timeout"] = [2]string{"1s", "0"}
 	}
+	database := pgx.Identifier{f.sql.Config().Database}.Sanitize()
 	for name, values := range wanted {
-		f.exec(fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", pgx.Identifier{f.sql.Config().Database}.Sanitize(), name, values[0]))
+		f.exec(fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'", database, name, values[0]))
 	}
 	conn := f.conn()
 	for name, values := range wanted {
@@ -203,8 +212,10 @@ func TestWhatCannotBeNotifiedIsWrittenAllTheSame(t *testing.T) {
 func TestAKeysPartitionServesAGeneratedColumnAndAnIndex(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
-	f.exec(`CREATE TABLE public.jobs (key text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 16)) STORED);
-		CREATE INDEX ON public.jobs (pgleases.partition_for(key, 128)); INSERT INTO public.jobs VALUES ('customer-42'), (NULL)`)
+	f.exec(`
+		CREATE TABLE public.jobs (key text, partition int GENERATED ALWAYS AS (pgleases.partition_for(key, 16)) STORED);
+		CREATE INDEX ON public.jobs (pgleases.partition_for(key, 128));
+		INSERT INTO public.jobs VALUES ('customer-42'), (NULL)`)
 	expect(t, f.text("SELECT partition FROM public.jobs WHERE key IS NOT NULL"), "5", "generated column")
 	f.exec("SET enable_seqscan = off")
 	plan := f.text("EXPLAIN SELECT FROM public.jobs WHERE pgleases.partition_for(key, 128) = 5")

@@ -13,7 +13,8 @@ import (
 // events returns the events since the last call: cause, lease, from, to, partitions.
 func (f *fixture) events() string {
 	f.Helper()
-	told := f.text(`SELECT cause, coalesce(lease, '-'), coalesce(from_id, '-') || '>' || coalesce(to_id, '-'), coalesce(partitions::text, '-')
+	told := f.text(`
+		SELECT cause, coalesce(lease, '-'), coalesce(from_id, '-') || '>' || coalesce(to_id, '-'), coalesce(partitions::text, '-')
 		FROM events ORDER BY id`)
 	f.exec("TRUNCATE events")
 	return told
@@ -83,19 +84,30 @@ func TestEventsOfOperatorsHaveAnActor(t *testing.T) {
 	f.grant("application", role)
 	a := f.client("a")
 	a.join("l", 4)
-	f.exec(`SELECT drain('a', 'why', 'maria', clock_timestamp() + interval '1 hour', force => true); SELECT pause('l', 'why', 'joe', clock_timestamp() + interval '1 hour')
-		; SELECT pin('l', 2, 'a', 'why', 'ann', clock_timestamp() + interval '1 hour')`)
+	f.exec(`
+		SELECT drain('a', 'why', 'maria', clock_timestamp() + interval '1 hour', force => true);
+		SELECT pause('l', 'why', 'joe', clock_timestamp() + interval '1 hour');
+		SELECT pin('l', 2, 'a', 'why', 'ann', clock_timestamp() + interval '1 hour')`)
 	f.exec("UPDATE overrides SET until = clock_timestamp() - interval '1 hour'; TRUNCATE events")
 	f.exec("SELECT end_overrides()")
-	expect(t, f.text("SELECT cause, split_part(actor, ' ', 1), reason FROM events ORDER BY cause"), strings.Join([]string{
-		"resume|joe|the override has expired", "undrain|maria|the override has expired", "unpin|ann|the override has expired"}, "\n"), "events of expired overrides")
+	expired := []string{
+		"resume|joe|the override has expired",
+		"undrain|maria|the override has expired",
+		"unpin|ann|the override has expired",
+	}
+	got := f.text("SELECT cause, split_part(actor, ' ', 1), reason FROM events ORDER BY cause")
+	expect(t, got, strings.Join(expired, "\n"), "events of expired overrides")
 
 	f.exec("SET ROLE " + role)
 	defer f.exec("RESET ROLE")
-	for _, cause := range []string{"joined", "left", "evicted", "handed over", "given", "accepted", "new generation", "no live client"} {
+	for _, cause := range []string{
+		"joined", "left", "evicted", "handed over", "given", "accepted", "new generation", "no live client",
+	} {
 		f.exec("INSERT INTO events (cause) VALUES ($1)", cause)
 	}
-	for _, cause := range []string{"drain", "undrain", "pause", "resume", "evict", "dropped", "replaced", "replaces", "Joined", "", "odd"} {
+	for _, cause := range []string{
+		"drain", "undrain", "pause", "resume", "evict", "dropped", "replaced", "replaces", "Joined", "", "odd",
+	} {
 		_, err := f.sql.Exec(f.ctx, "INSERT INTO events (cause) VALUES ($1)", cause)
 		if err == nil || !strings.Contains(err.Error(), `violates check constraint "events_actor"`) {
 			t.Errorf("an application inserts the event %q: %v", cause, err)
@@ -213,7 +225,9 @@ func TestAPlanOfManyMovesIsAnEventForEachPairOfClients(t *testing.T) {
 		targets[i] = sessions[i*7%4]
 	}
 	a.give("l", targets...)
-	expect(t, f.text(`SELECT count(*), count(DISTINCT to_id), (SELECT count(*) FROM events, unnest(partitions) AS r, generate_series(lower(r), upper(r) - 1))
+	expect(t, f.text(`
+		SELECT count(*), count(DISTINCT to_id),
+			(SELECT count(*) FROM events, unnest(partitions) AS r, generate_series(lower(r), upper(r) - 1))
 		FROM events WHERE cause = 'given'`), "4|4|2000", "rows, owners, partitions")
 	expect(t, value[int](f, `SELECT count(*) FROM partitions AS p WHERE NOT EXISTS (
 		SELECT FROM events AS e WHERE e.to_id = p.owner_id AND p.partition <@ e.partitions)`), 0, "partitions without an event")
@@ -227,12 +241,17 @@ func TestOldEventsGoInBatches(t *testing.T) {
 	f.grant("application", role)
 	f.runAs = role
 	c := f.client("c")
-	f.exec(`INSERT INTO events (at, cause, actor) SELECT now() - interval '31 days', 'old', 'test' FROM generate_series(1, 1200)`)
-	f.exec(`INSERT INTO events (at, cause, actor) SELECT now() - interval '29 days', 'young', 'test' FROM generate_series(1, 3)`)
+	f.exec(`
+		INSERT INTO events (at, cause, actor)
+		SELECT now() - interval '31 days', 'old', 'test' FROM generate_series(1, 1200);
+		INSERT INTO events (at, cause, actor)
+		SELECT now() - interval '29 days', 'young', 'test' FROM generate_series(1, 3)`)
 	for _, want := range []string{"200|3", "0|3", "0|3"} {
 		f.checkNow()
 		c.evict()
-		expect(t, f.text("SELECT count(*) FILTER (WHERE cause = 'old'), count(*) FILTER (WHERE cause = 'young') FROM events"), want, "old and young")
+		expect(t, f.text(`
+			SELECT count(*) FILTER (WHERE cause = 'old'), count(*) FILTER (WHERE cause = 'young') FROM events`,
+		), want, "old and young")
 	}
 	tx := testkit.Must(f.raw().Begin(f.ctx))(f)
 	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.events FOR UPDATE"))(f) // a check waits for no lock
@@ -268,10 +287,13 @@ func TestEventsThatAreDatedAheadKeepNoOthers(t *testing.T) {
 	f := newFixture(t)
 	c := f.client("c")
 	f.exec("INSERT INTO events (at, cause, actor) VALUES (now() + interval '10 years', 'ahead', 'test')")
-	f.exec("INSERT INTO events (at, cause, actor) VALUES (now() - interval '31 days', 'old', 'test'), (now() + interval '1 hour', 'a little ahead', 'test')")
+	f.exec(`
+		INSERT INTO events (at, cause, actor) VALUES (now() - interval '31 days', 'old', 'test');
+		INSERT INTO events (at, cause, actor) VALUES (now() + interval '1 hour', 'a little ahead', 'test')`)
 	f.checkNow()
 	c.evict()
-	expect(t, f.text("SELECT cause FROM events WHERE cause IN ('ahead', 'old', 'a little ahead')"), "a little ahead", "events that are kept")
+	kept := f.text("SELECT cause FROM events WHERE cause IN ('ahead', 'old', 'a little ahead')")
+	expect(t, kept, "a little ahead", "events that are kept")
 }
 
 // A dump has the transaction numbers of its server, which have no meaning on another server: new
@@ -281,24 +303,32 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	c := f.client("c")
-	f.exec(`INSERT INTO events (tx, cause, actor, at) OVERRIDING SYSTEM VALUE SELECT (900000000000 + n)::text::xid8, 'old ' || n, 'test', now() - CASE WHEN n < 3 THEN interval '31 days' ELSE '0' END
+	f.exec(`
+		INSERT INTO events (tx, cause, actor, at) OVERRIDING SYSTEM VALUE
+		SELECT (900000000000 + n)::text::xid8, 'old ' || n, 'test', now() - CASE WHEN n < 3 THEN interval '31 days' ELSE '0' END
 		FROM generate_series(1, 4) AS n`)
-	f.exec("INSERT INTO events (tx, id, cause, actor) OVERRIDING SYSTEM VALUE SELECT '0', id, 'of a third', 'test' FROM events WHERE cause = 'old 4'") // whose ids began anew
+	// Its ids began anew.
+	f.exec(`
+		INSERT INTO events (tx, id, cause, actor) OVERRIDING SYSTEM VALUE
+		SELECT '0', id, 'of a third', 'test' FROM events WHERE cause = 'old 4'`)
 	f.exec("INSERT INTO events (cause, actor) VALUES ('new', 'test')")
 	for range 2 {
 		f.checkNow()
 		c.evict()
-		expect(t, f.text("SELECT cause, tx::text = '0' FROM events ORDER BY tx, id"), "old 3|true\nof a third|true\nnew|false\nold 4|false", "events, in order")
+		got := f.text("SELECT cause, tx::text = '0' FROM events ORDER BY tx, id")
+		expect(t, got, "old 3|true\nof a third|true\nnew|false\nold 4|false", "events, in order")
 		expect(t, len(c.evict().IDs), 0, "evicted")
 	}
 	run := c.run()
 	f.expire(f.client("expired"), f.client("other"))
 	clock := c.beat().Clock
-	end := f.lock("INSERT INTO events (cause) VALUES ('given')") // so that the check's own number is beyond those of its snapshot
+	// The check's own number is then beyond those of its snapshot.
+	end := f.lock("INSERT INTO events (cause) VALUES ('given')")
 	evicted := testkit.Must(c.Evict(f.ctx, clock, 10*time.Minute, usualTTL, run))(f)
 	end()
 	expect(t, len(evicted.IDs), 2, "evicted")
-	expect(t, f.text("SELECT cause FROM events WHERE tx = '0' ORDER BY id"), "old 3\nof a third", "events that come first: not those that the check writes itself")
+	got := f.text("SELECT cause FROM events WHERE tx = '0' ORDER BY id")
+	expect(t, got, "old 3\nof a third", "events that come first: not those that the check writes itself")
 }
 
 // By ids alone it would miss the events of a transaction that commits after one that began later.
@@ -325,7 +355,8 @@ func TestEventsCommittedLateAreFollowed(t *testing.T) {
 		t.Fatalf("it has read%s while one below is under way", before)
 	}
 	commit()
-	f.until("all are seen", func() bool { return read() == " first late early" }) // once other tests' transactions have ended, too
+	// Once other tests' transactions have ended, too.
+	f.until("all are seen", func() bool { return read() == " first late early" })
 }
 
 // An event that is written while a check waits is not taken for one of another server, although its

@@ -32,7 +32,7 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 		if fmt.Sprint(got.IDs, got.ToPlan) != "[b] [l]" || !got.Made || got.CheckDueIn > 50*time.Millisecond {
 			t.Fatalf("%+v", got)
 		}
-		expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees nothing itself")
+		expect(t, f.state("l", a, b, c), "a>a:1 of a, b>b:1 of b, c>c:1 of c", "state: an eviction frees none itself")
 		const calm = 50*time.Millisecond + 15*time.Microsecond // it was planned just now
 		expect(t, got.PlanDueIn, calm, "a plan is due in")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, calm, 1}, "heartbeat")
@@ -50,7 +50,8 @@ func TestOnlyWhoExpiredBeforeTheCutoffIsEvicted(t *testing.T) {
 
 func TestEvictRequiresAWatchOfTheTTL(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
-		a, short, long, longer := f.client("a"), f.clientTTL("short", 5*time.Second), f.clientTTL("long", time.Minute), f.clientTTL("longer", 2*time.Minute)
+		a, short := f.client("a"), f.clientTTL("short", 5*time.Second)
+		long, longer := f.clientTTL("long", time.Minute), f.clientTTL("longer", 2*time.Minute)
 		f.expire(short, long, longer)
 		run := a.run()
 		dueIn := func(watched time.Duration) time.Duration {
@@ -70,10 +71,10 @@ func TestEvictRequiresAWatchOfTheTTL(t *testing.T) {
 		expect(t, dueIn(59*time.Second), time.Second, "due after 59 s in")
 		expect(t, dueIn(time.Minute), 0, "due after a minute in")
 		got = a.evictAs(run, 59*time.Second)
-		expect(t, fmt.Sprint(got.IDs, got.Made), "[] false", "a check that is not due for this client: evicted, done")
+		expect(t, fmt.Sprint(got.IDs, got.Made), "[] false", "evicted, done, where no check is due for this client")
 		got = a.evictAs(run, 115*time.Second)
 		expect(t, strings.Join(got.IDs, " "), "long", "evicted after a minute")
-		expect(t, got.CheckDueIn.Round(time.Second), 5*time.Second, "due for who evicted, when it will have watched for two minutes, in")
+		expect(t, got.CheckDueIn.Round(time.Second), 5*time.Second, "due, until it will have watched two minutes, in")
 		expect(t, dueIn(2*time.Minute), 0, "due after two minutes in")
 		got = a.evictAs(run, 2*time.Minute)
 		expect(t, strings.Join(got.IDs, " "), "longer", "evicted after two minutes")
@@ -105,14 +106,21 @@ func TestASessionThatStaysPutsOffNoOtherCheck(t *testing.T) {
 	})
 }
 
+// otherRuns are runs on another timeline, after another start and with another boot marker.
+func otherRuns(run Incarnation) []Incarnation {
+	return []Incarnation{
+		{run.Timeline + 1, run.Started, run.Marker},
+		{run.Timeline, run.Started + 1, run.Marker},
+		{run.Timeline, run.Started, run.Marker + 1},
+	}
+}
+
 func TestOnlyTheRunThatWasWatchedIsEvictedOn(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
 		run := a.run()
 		f.expire(b)
-		for _, other := range []Incarnation{
-			{run.Timeline + 1, run.Started, run.Marker}, {run.Timeline, run.Started + 1, run.Marker}, {run.Timeline, run.Started, run.Marker + 1},
-		} {
+		for _, other := range otherRuns(run) {
 			got := a.evictAs(other, time.Hour)
 			if len(got.IDs) > 0 || got.Made {
 				t.Errorf("on %+v, which is not %+v: %+v", other, run, got)
@@ -123,7 +131,8 @@ func TestOnlyTheRunThatWasWatchedIsEvictedOn(t *testing.T) {
 		f.setMarker(run.Marker)
 		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = 77 })
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted on an unaccepted timeline")
-		expect(t, len(a.evictAs(Incarnation{77, run.Started, run.Marker}, time.Hour).IDs), 0, "evicted on the timeline that is accepted, which is not this server's")
+		accepted := Incarnation{77, run.Started, run.Marker} // is not this server's
+		expect(t, len(a.evictAs(accepted, time.Hour).IDs), 0, "evicted on the timeline that is accepted")
 		f.server(func(s *fakestore.Server, _ int64) { s.AcceptedTimeline = run.Timeline })
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 1, "evicted")
 	})
@@ -153,9 +162,15 @@ func TestPartitionsWithoutOwnerGetAPlan(t *testing.T) {
 			{"a member without a session", false, func(t *fakestore.Tables, _ *fakestore.Partition) {
 				t.Members[fakestore.Member{Lease: "l", Session: 99}] = fakestore.Membership{Weight: 1}
 			}},
-			{"an owner that is no member", true, func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner, row.Target = 99, a.session }},
-			{"a target that is no member", true, func(_ *fakestore.Tables, row *fakestore.Partition) { row.Target = 99 }},
-			{"an owner that left the lease only", true, func(_ *fakestore.Tables, row *fakestore.Partition) { row.Owner = b.session }},
+			{"an owner that is no member", true, func(_ *fakestore.Tables, row *fakestore.Partition) {
+				row.Owner, row.Target = 99, a.session
+			}},
+			{"a target that is no member", true, func(_ *fakestore.Tables, row *fakestore.Partition) {
+				row.Target = 99
+			}},
+			{"an owner that left the lease only", true, func(_ *fakestore.Tables, row *fakestore.Partition) {
+				row.Owner = b.session
+			}},
 		} {
 			f.edit(func(t *fakestore.Tables, _ int64) { orphan.how(t, &t.Partitions["l"][0]) })
 			if orphan.isPlanned {
@@ -211,7 +226,9 @@ func TestWhoIsJustRenewingIsNotEvicted(t *testing.T) {
 func TestClockThatSteppedBackKeepsNoSessionAlive(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")
-		steppedBack := func() { f.server(func(s *fakestore.Server, _ int64) { s.NextCheckAt += time.Hour.Microseconds() }) }
+		steppedBack := func() {
+			f.server(func(s *fakestore.Server, _ int64) { s.NextCheckAt += time.Hour.Microseconds() })
+		}
 		f.expireIn(b, time.Hour+6*time.Second)
 		steppedBack()
 		expect(t, a.beat().CheckDueIn, 0, "check due in")
@@ -292,7 +309,8 @@ func TestALockedLeaseKeepsNothingElseFromBeingEvicted(t *testing.T) {
 		if rows[0] == 'l' {
 			expect(t, fmt.Sprint(got.IDs, got.ToPlan), "[b c] [free]", "evicted, to plan while the lease is locked")
 			expect(t, got.CheckDueIn > 0 && got.CheckDueIn <= 100*time.Millisecond, true, "the rest is checked soon")
-			expect(t, a.apply(a.snapshot("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session}).Given, 2, "given")
+			plan := a.apply(a.snapshot("free"), Move{"free", 1, a.session}, Move{"free", 2, a.session})
+			expect(t, plan.Given, 2, "given")
 			release()
 			f.checkNow()
 			got := testkit.Must(a.Evict(f.ctx, a.beat().Clock, time.Hour, usualTTL, run))(f)
@@ -336,10 +354,14 @@ func TestAClientThatFreezesInAnEvictionHoldsNoLock(t *testing.T) {
 	f := newFixture(t)
 	a := f.client("a")
 	run := a.run()
-	f.exec(`INSERT INTO clients SELECT n, rpad(n::text, 255, '.'), 1, now() - interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 1000) AS n`)
+	f.exec(`
+		INSERT INTO clients SELECT n, rpad(n::text, 255, '.'), 1, now() - interval '1 hour', '6 s', '', 0, now()
+		FROM generate_series(1, 1000) AS n`)
 	f.checkNow()
 	statement := StatementsFor(f.schema).Evict
-	for i, v := range []int64{a.beat().Clock, time.Hour.Microseconds(), usualTTL.Microseconds(), run.Timeline, run.Started, run.Marker, 5000} {
+	for i, v := range []int64{
+		a.beat().Clock, time.Hour.Microseconds(), usualTTL.Microseconds(), run.Timeline, run.Started, run.Marker, 5000,
+	} {
 		statement = strings.ReplaceAll(statement, fmt.Sprintf("$%d::", i+1), fmt.Sprintf("'%d'::", v))
 	}
 	message := testkit.Must((&pgproto3.Query{String: statement}).Encode(nil))(f)
@@ -357,7 +379,9 @@ func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 	a.join("l", 2)
 	expired.join("l", 2)
 	a.give("l", a.session, expired.session)
-	f.exec(`INSERT INTO clients SELECT n, n::text, 1, public.clock() + interval '1 hour', '6 s', '', 0, now() FROM generate_series(1, 2000) AS n`)
+	f.exec(`
+		INSERT INTO clients SELECT n, n::text, 1, public.clock() + interval '1 hour', '6 s', '', 0, now()
+		FROM generate_series(1, 2000) AS n`)
 	f.exec(`INSERT INTO identities SELECT n::text, 1, 1, now() - interval '2 days' FROM generate_series(1, 2000) AS n;
 		INSERT INTO leases SELECT n::text, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, 2000) AS n;
 		INSERT INTO members SELECT n::text, n, 1, now(), 1 FROM generate_series(1, 2000) AS n;
@@ -366,9 +390,9 @@ func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 	run := a.run()
 	f.expire(expired)
 	f.ok(a.pg().Exec(f.ctx, "BEGIN"))
-	scans := func() (n int64) { // of this session
-		f.ok(a.pg().Raw().QueryRow(f.ctx, "SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'clients'").Scan(&n))
-		return n
+	scans := func() int64 { // of this session
+		return valueOn[int64](f, a.pg().Raw(), `
+			SELECT seq_scan FROM pg_stat_xact_user_tables WHERE relname = 'clients'`)
 	}
 	clock, before := a.beat().Clock, scans()
 	evict := func() Evicted {
@@ -383,7 +407,8 @@ func TestEvictionReadsExpiredClientsOnly(t *testing.T) {
 		t.Errorf("it read %d rows besides", n)
 	}
 	f.ok(a.pg().Exec(f.ctx, "COMMIT"))
-	expect(t, value[int](f, "SELECT count(*) FROM clients WHERE expires_at > public.clock() + interval '1 minute'"), 0, "ahead of the clock")
+	ahead := value[int](f, "SELECT count(*) FROM clients WHERE expires_at > public.clock() + interval '1 minute'")
+	expect(t, ahead, 0, "ahead of the clock")
 }
 
 func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
@@ -397,7 +422,8 @@ func TestOrphansOfLargeTablesAreFoundPartByPart(t *testing.T) {
 	run := a.run()
 	a.apply(a.snapshot("l"))
 	for what, spoil := range map[string]string{
-		"an owner": "UPDATE partitions SET owner = 99 WHERE lease = '2' AND partition = 9999", "a member": "INSERT INTO members VALUES ('2', 99, 1, now(), 1)",
+		"an owner": "UPDATE partitions SET owner = 99 WHERE lease = '2' AND partition = 9999",
+		"a member": "INSERT INTO members VALUES ('2', 99, 1, now(), 1)",
 	} {
 		f.exec(spoil)
 		checks := 0
@@ -440,7 +466,8 @@ func TestAServerWithoutItsRowIsNamed(t *testing.T) {
 	f := newFixture(t)
 	a, _ := f.pair(1)
 	f.exec("DELETE FROM server")
-	if _, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{}); err == nil || !strings.Contains(err.Error(), "server has no row") {
+	_, err := a.Heartbeat(f.ctx, a.session, 0, Renewal{})
+	if err == nil || !strings.Contains(err.Error(), "server has no row") {
 		t.Errorf("heartbeat: %v", err)
 	}
 }
@@ -452,7 +479,8 @@ func TestUndeletableRowsDoNotDelayAnEviction(t *testing.T) {
 	f := newFixture(t)
 	a, b := f.pair(1)
 	run := a.run()
-	f.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION $$refused$$; END';
+	f.exec(`
+		CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION $$refused$$; END';
 		CREATE TRIGGER refuse BEFORE DELETE ON events EXECUTE FUNCTION public.refuse();
 		UPDATE events SET at = now() - interval '1 year'`)
 	f.expire(b)
@@ -503,7 +531,8 @@ func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 		read := a.snapshot("l")
 		expect(t, a.apply(read, Move{"l", 3, a.session}, Move{"l", 0, b.session}), Applied{Unaccepted: true}, "applied")
 		released := a.release([]Release{{"l", 1, 1}}, "l")
-		expect(t, fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left)), "0 1 0", "released, busy, left")
+		counts := fmt.Sprint(len(released.Released), len(released.Busy), len(released.Left))
+		expect(t, counts, "0 1 0", "released, busy, left")
 		f.ok(a.Fence(f.ctx, a.session, []Release{{"l", 1, 1}}))
 		f.expire(expired)
 		expect(t, len(a.evictAs(run, time.Hour).IDs), 0, "evicted")
@@ -513,10 +542,10 @@ func TestPromotedServerGivesNothingUntilAccepted(t *testing.T) {
 			generation := testkit.Must(a.AcceptServer(f.ctx, watched, run, 0))(f)
 			return generation > 0
 		}
-		expect(t, accept(59*time.Second, run), false, "accepted by a client that watched for less than the longest TTL")
-		expect(t, accept(time.Minute, Incarnation{run.Timeline, run.Started, run.Marker + 1}), false, "accepted on another boot marker")
-		expect(t, accept(time.Minute, Incarnation{run.Timeline, run.Started + 1, run.Marker}), false, "accepted on another start")
-		expect(t, accept(time.Minute, Incarnation{run.Timeline + 1, run.Started, run.Marker}), false, "accepted on another timeline")
+		expect(t, accept(59*time.Second, run), false, "accepted after less than the longest TTL")
+		for _, other := range otherRuns(run) {
+			expect(t, accept(time.Minute, other), false, fmt.Sprintf("accepted on %+v, which is not %+v", other, run))
+		}
 		expect(t, f.passes("l", 1, 1), true, "a guard passes meanwhile")
 		expect(t, accept(time.Minute, run), true, "accepted")
 		expect(t, accept(time.Minute, run), false, "accepted twice")
@@ -547,20 +576,24 @@ func TestFailoverGuardKeepsItsPartitionOnly(t *testing.T) {
 		expect(t, generation, f.tables().Server.Generation, "server generation")
 		expect(t, f.passes("l", 1, 1), false, "a guard under an epoch of before passes")
 		reads := testkit.Must(a.Read(f.ctx, a.session, []string{"l"}))(f)
-		expect(t, fmt.Sprint(reads[0].ServerGeneration, ServerGenerationOf(reads[0].Owned[1].Epoch) < generation), fmt.Sprint(generation, true), "server generation read, and whether an epoch is of an earlier one")
+		expect(t, reads[0].ServerGeneration, generation, "server generation read")
+		of := ServerGenerationOf(reads[0].Owned[1].Epoch)
+		expect(t, of < generation, true, "an epoch is of an earlier one")
 
 		// Owners renew: partitions that move stay meanwhile, and continue to move; partitions of a left
 		// lease do not stay.
 		answer := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})
 		expect(t, fmt.Sprint(len(answer.Released), len(answer.Busy)), "2 1", "released, busy")
 		epoch := firstEpoch(f, run)
-		expect(t, f.state("l", a, b), fmt.Sprintf("a>a:1 of a, a>a:%d of a, a>b:%[1]d of a asked, a>a:1 of a", epoch), "state")
+		state := fmt.Sprintf("a>a:1 of a, a>a:%d of a, a>b:%[1]d of a asked, a>a:1 of a", epoch)
+		expect(t, f.state("l", a, b), state, "state")
 		expect(t, f.passes("l", 1, epoch), true, "a guard under an epoch of the new server generation passes")
 		expect(t, f.passes("l", 0, 1), false, "a second guard passes beside the open one")
 		end()
 		answer = a.release([]Release{{"l", 0, 1}, {"l", 1, epoch}, {"l", 2, epoch}})
 		expect(t, fmt.Sprint(len(answer.Released), len(answer.Busy)), "3 0", "released, busy")
-		expect(t, f.state("l", a, b), fmt.Sprintf("a>a:%d of a, a>a:%d of a, b>b:%[2]d of b, a>a:1 of a", epoch, epoch+1), "state")
+		state = fmt.Sprintf("a>a:%d of a, a>a:%d of a, b>b:%[2]d of b, a>a:1 of a", epoch, epoch+1)
+		expect(t, f.state("l", a, b), state, "state")
 		expect(t, len(a.release([]Release{{"l", 3, 1}}, "l").Released), 1, "released by a leave")
 		expect(t, strings.HasSuffix(f.state("l", a, b), fmt.Sprintf("0>0:%d of a", epoch)), true, f.state("l", a, b))
 	})
@@ -630,5 +663,6 @@ func TestAnEvictionThatHadToWaitShortensNoSession(t *testing.T) {
 	testkit.Must(owner.Exec(f.ctx, "COMMIT"))(f)
 	f.ok(evicting())
 	row := f.tables().Clients[a.session]
-	expect(t, time.Duration(row.ExpiresAt-clock)*time.Microsecond, 4*time.Second+usualTTL, "the session expires after its renewal, and before it")
+	expires := time.Duration(row.ExpiresAt-clock) * time.Microsecond
+	expect(t, expires, 4*time.Second+usualTTL, "the session expires after its renewal, and before it")
 }

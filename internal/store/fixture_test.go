@@ -42,7 +42,10 @@ func onBoth(t *testing.T, test func(t *testing.T, f *fixture)) {
 }
 
 // byHand replaces the server's clock by one that is set by hand.
-var byHand = strings.NewReplacer("pg_catalog.clock_timestamp()", "public.clock()", "clock_timestamp()", "public.clock()")
+var byHand = strings.NewReplacer(
+	"pg_catalog.clock_timestamp()", "public.clock()",
+	"clock_timestamp()", "public.clock()",
+)
 
 // stoppedFixture is newFixture with a clock that stands still.
 func stoppedFixture(t testing.TB) *fixture {
@@ -158,54 +161,78 @@ func (r *tableReader) read(query string, row func() (destinations []any, done fu
 func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	f.Helper()
 	t := fakestore.Tables{
-		Clients: make(map[int64]fakestore.Client), Identities: make(map[string]fakestore.Identity), Leases: make(map[string]fakestore.Lease),
-		Members: make(map[fakestore.Member]fakestore.Membership), Partitions: make(map[string][]fakestore.Partition),
-		Overrides: make(map[fakestore.Override]fakestore.OverrideValue),
-		Graces:    make(map[fakestore.GraceKey]fakestore.Grace),
+		Clients:    make(map[int64]fakestore.Client),
+		Identities: make(map[string]fakestore.Identity),
+		Leases:     make(map[string]fakestore.Lease),
+		Members:    make(map[fakestore.Member]fakestore.Membership),
+		Partitions: make(map[string][]fakestore.Partition),
+		Overrides:  make(map[fakestore.Override]fakestore.OverrideValue),
+		Graces:     make(map[fakestore.GraceKey]fakestore.Grace),
 	}
 	var a, b, c, d, e pgtype.Timestamptz
 	var name string
 	var r tableReader
-	r.read("SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint, host, pid, started_at, metadata::text FROM clients",
-		func() ([]any, func()) {
-			var c fakestore.Client
-			return []any{&c.Session, &c.ID, &c.Incarnation, &a, &c.TTL, &c.Process.Host, &c.Process.PID, &c.Process.StartedAt, &c.Metadata}, func() {
-				c.ExpiresAt, c.Process.StartedAt = instant(a), c.Process.StartedAt.UTC()
-				t.Clients[c.Session] = c
-			}
-		})
-	r.read("SELECT id, incarnation, process, used_at, takeovers, taken_at, taken_from FROM identities", func() ([]any, func()) {
+	r.read(`
+		SELECT session, id, incarnation, expires_at, (extract(epoch FROM ttl) * 1000000000)::bigint,
+			host, pid, started_at, metadata::text FROM clients`, func() ([]any, func()) {
+		var c fakestore.Client
+		p := &c.Process
+		fields := []any{&c.Session, &c.ID, &c.Incarnation, &a, &c.TTL, &p.Host, &p.PID, &p.StartedAt, &c.Metadata}
+		return fields, func() {
+			c.ExpiresAt, p.StartedAt = instant(a), p.StartedAt.UTC()
+			t.Clients[c.Session] = c
+		}
+	})
+	r.read(`
+		SELECT id, incarnation, process, used_at, takeovers, taken_at, taken_from FROM identities`, func() ([]any, func()) {
 		var i fakestore.Identity
 		return []any{&name, &i.Incarnation, &i.Process, &a, &i.Takeovers, &b, &i.TakenFrom}, func() {
 			i.UsedAt, i.TakenAt = instant(a), instant(b)
 			t.Identities[name] = i
 		}
 	})
-	r.read(`SELECT name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at, next_partitions, next_until, coalesce(successor, ''),
-		coalesce(settling_since, 'epoch'), coalesce(settles_at, 'epoch'), unowned FROM leases`, func() ([]any, func()) {
+	r.read(`
+		SELECT name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at,
+			next_partitions, next_until, coalesce(successor, ''), coalesce(settling_since, 'epoch'),
+			coalesce(settles_at, 'epoch'), unowned FROM leases`, func() ([]any, func()) {
 		var l fakestore.Lease
-		return []any{&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b, &l.NextPartitions, &c, &l.Successor, &d, &e, &l.Unowned}, func() {
+		fields := []any{
+			&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b,
+			&l.NextPartitions, &c, &l.Successor, &d, &e, &l.Unowned,
+		}
+		return fields, func() {
 			l.NextCheckAt, l.PlannedAt, l.NextUntil = instant(a), instant(b), instant(c)
 			l.SettlingSince, l.SettlesAt = instant(d), instant(e)
 			t.Leases[name] = l
 		}
 	})
-	r.read(`SELECT lease, session, weight, joined_at, join_number, joined_generation, (extract(epoch FROM rebalance_delay) * 1000000000)::bigint,
-		coalesce(max_partitions, 0), (extract(epoch FROM restart_grace) * 1000000000)::bigint FROM members`, func() ([]any, func()) {
+	r.read(`
+		SELECT lease, session, weight, joined_at, join_number, joined_generation,
+			(extract(epoch FROM rebalance_delay) * 1000000000)::bigint, coalesce(max_partitions, 0),
+			(extract(epoch FROM restart_grace) * 1000000000)::bigint FROM members`, func() ([]any, func()) {
 		var m fakestore.Member
 		var rest fakestore.Membership
-		return []any{&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration, &rest.RebalanceDelay, &rest.MaxPartitions, &rest.RestartGrace}, func() {
+		fields := []any{
+			&m.Lease, &m.Session, &rest.Weight, &a, &rest.JoinNumber, &rest.JoinedGeneration,
+			&rest.RebalanceDelay, &rest.MaxPartitions, &rest.RestartGrace,
+		}
+		return fields, func() {
 			rest.JoinedAt = instant(a)
 			t.Members[m] = rest
 		}
 	})
-	r.read("SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(preferred_owner_id, '') FROM partitions ORDER BY lease, partition",
-		func() ([]any, func()) {
-			var p fakestore.Partition
-			return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.PreferredID}, func() { t.Partitions[name] = append(t.Partitions[name], p) }
-		})
-	r.read(`SELECT verb, coalesce(lease, ''), coalesce(partition, 0), CASE WHEN partition IS NULL AND client IS NOT NULL THEN client ELSE '' END,
-		CASE WHEN partition IS NOT NULL THEN client ELSE '' END, until FROM overrides`, func() ([]any, func()) {
+	r.read(`
+		SELECT lease, coalesce(owner, 0), coalesce(target, 0), epoch, coalesce(owner_id, ''), coalesce(preferred_owner_id, '')
+		FROM partitions ORDER BY lease, partition`, func() ([]any, func()) {
+		var p fakestore.Partition
+		return []any{&name, &p.Owner, &p.Target, &p.Epoch, &p.OwnerID, &p.PreferredID}, func() {
+			t.Partitions[name] = append(t.Partitions[name], p)
+		}
+	})
+	r.read(`
+		SELECT verb, coalesce(lease, ''), coalesce(partition, 0),
+			CASE WHEN partition IS NULL AND client IS NOT NULL THEN client ELSE '' END,
+			CASE WHEN partition IS NOT NULL THEN client ELSE '' END, until FROM overrides`, func() ([]any, func()) {
 		var w fakestore.Override
 		var override fakestore.OverrideValue
 		return []any{&w.Verb, &w.Lease, &w.Partition, &w.Client, &override.PinnedTo, &a}, func() {
@@ -213,7 +240,8 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Overrides[w] = override
 		}
 	})
-	r.read("SELECT lease, client, weight, coalesce(max_partitions, 0), generation, since, until FROM graces", func() ([]any, func()) {
+	r.read(`
+		SELECT lease, client, weight, coalesce(max_partitions, 0), generation, since, until FROM graces`, func() ([]any, func()) {
 		var key fakestore.GraceKey
 		var g fakestore.Grace
 		return []any{&key.Lease, &key.Client, &g.Weight, &g.MaxPartitions, &g.Generation, &a, &b}, func() {
@@ -221,8 +249,13 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 			t.Graces[key] = g
 		}
 	})
-	r.read("SELECT accepted_timeline, generation, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint FROM server", func() ([]any, func()) {
-		return []any{&t.Server.AcceptedTimeline, &t.Server.Generation, &a, &t.Server.Sessions, &t.Server.Unwatched}, func() { t.Server.NextCheckAt = instant(a) }
+	r.read(`
+		SELECT accepted_timeline, generation, next_check_at, sessions, (extract(epoch FROM unwatched) * 1000000000)::bigint
+		FROM server`, func() ([]any, func()) {
+		s := &t.Server
+		return []any{&s.AcceptedTimeline, &s.Generation, &a, &s.Sessions, &s.Unwatched}, func() {
+			s.NextCheckAt = instant(a)
+		}
 	})
 	results := on.SendBatch(f.ctx, &r.batch)
 	for _, take := range r.takes {
@@ -245,7 +278,8 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 		exec("DELETE FROM clients WHERE session = $1", session)
 	}, func(_ int64, c fakestore.Client) {
 		exec("INSERT INTO clients VALUES ($1, $2, $3, $4::timestamptz, $5 * interval '1 microsecond', $6, $7, $8, $9)",
-			c.Session, c.ID, c.Incarnation, timestamp(c.ExpiresAt), c.TTL.Microseconds(), c.Process.Host, c.Process.PID, c.Process.StartedAt, c.Metadata)
+			c.Session, c.ID, c.Incarnation, timestamp(c.ExpiresAt), c.TTL.Microseconds(),
+			c.Process.Host, c.Process.PID, c.Process.StartedAt, c.Metadata)
 	})
 	changes(before.Identities, after.Identities, func(id string) {
 		exec("DELETE FROM identities WHERE id = $1", id)
@@ -256,29 +290,37 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	changes(before.Leases, after.Leases, func(name string) {
 		exec("DELETE FROM leases WHERE name = $1", name)
 	}, func(name string, l fakestore.Lease) {
-		exec("INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz, nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'), $13)",
-			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt), timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor,
+		exec(`
+			INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz,
+				nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'), $13)`,
+			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt),
+			timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor,
 			timestamp(l.SettlingSince), timestamp(l.SettlesAt), l.Unowned)
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)
 	}, func(m fakestore.Member, rest fakestore.Membership) {
-		exec("INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond', nullif($8, 0), $9 * interval '1 microsecond')", m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
+		exec(`INSERT INTO members VALUES ($1, $2, $3, $4::timestamptz, $5, $6, $7 * interval '1 microsecond',
+				nullif($8, 0), $9 * interval '1 microsecond')`,
+			m.Lease, m.Session, rest.Weight, timestamp(rest.JoinedAt), rest.JoinNumber, rest.JoinedGeneration,
 			rest.RebalanceDelay.Microseconds(), rest.MaxPartitions, rest.RestartGrace.Microseconds())
 	})
+	// No statement changes members without their lease, and heartbeats rely on that.
 	if !maps.Equal(before.Members, after.Members) {
-		exec("UPDATE leases SET name = name") // no statement changes members without their lease, and heartbeats rely on that
+		exec("UPDATE leases SET name = name")
 	}
 	for name, rows := range after.Partitions {
 		for number, p := range rows {
 			if p != before.Partitions[name][number] {
-				exec(`UPDATE partitions SET owner = nullif($3::bigint, 0), target = nullif($4::bigint, 0), epoch = $5, owner_id = nullif($6, ''), preferred_owner_id = nullif($7, '')
+				exec(`UPDATE partitions SET owner = nullif($3::bigint, 0), target = nullif($4::bigint, 0), epoch = $5,
+						owner_id = nullif($6, ''), preferred_owner_id = nullif($7, '')
 					WHERE lease = $1 AND partition = $2`, name, number, p.Owner, p.Target, p.Epoch, p.OwnerID, p.PreferredID)
 			}
 		}
 	}
 	if s := after.Server; s != before.Server {
-		exec("UPDATE server SET accepted_timeline = $1, generation = $2, next_check_at = $3::timestamptz, sessions = $4, unwatched = $5 * interval '1 microsecond'",
+		exec(`UPDATE server SET accepted_timeline = $1, generation = $2, next_check_at = $3::timestamptz, sessions = $4,
+				unwatched = $5 * interval '1 microsecond'`,
 			s.AcceptedTimeline, s.Generation, timestamp(s.NextCheckAt), s.Sessions, s.Unwatched.Microseconds())
 	}
 }
@@ -448,7 +490,8 @@ func (f *fixture) pin(w fakestore.Override, to string, until int64, force bool) 
 		return f.double.Override(w, to, until, force)
 	}
 	if w.Verb == "pin" {
-		return f.operate("SELECT pin($1, $2, $3, 'a reason', until => $4::timestamptz)", w.Lease, w.Partition, to, timestamp(until))
+		return f.operate("SELECT pin($1, $2, $3, 'a reason', until => $4::timestamptz)",
+			w.Lease, w.Partition, to, timestamp(until))
 	}
 	args := []any{w.Lease + w.Client, timestamp(until)}
 	extra := ""
@@ -467,8 +510,8 @@ func (f *fixture) back(w fakestore.Override) error {
 	if w.Verb == "pin" {
 		return f.operate("SELECT unpin($1, $2, 'a reason')", w.Lease, w.Partition)
 	}
-	return f.operate("SELECT "+map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze"}[w.Verb]+"($1, 'a reason')",
-		w.Lease+w.Client)
+	undo := map[string]string{"drain": "undrain", "cordon": "uncordon", "pause": "resume", "freeze": "unfreeze"}
+	return f.operate("SELECT "+undo[w.Verb]+"($1, 'a reason')", w.Lease+w.Client)
 }
 
 // evictClient revokes the sessions of a client.

@@ -62,11 +62,12 @@ func TestServerGenerationNeverFalls(t *testing.T) {
 		c.join("l", 1)
 		c.give("l", c.session)
 		before := int64(1)
-		for _, generation := range []int64{0, 0, 2_000_000_000} { // the last: as after a clock that was wrong by decades
+		for _, generation := range []int64{0, 0, 2_000_000_000} { // after a clock that was wrong by decades
 			f.server(func(s *fakestore.Server, _ int64) { s.Generation = max(s.Generation, generation) })
 			epoch := renewed(c)
-			if ServerGenerationOf(epoch) <= ServerGenerationOf(before) || ServerGenerationOf(epoch) > 2_000_000_001 {
-				t.Errorf("epoch %d of server generation %d after %d of server generation %d", epoch, ServerGenerationOf(epoch), before, ServerGenerationOf(before))
+			of, last := ServerGenerationOf(epoch), ServerGenerationOf(before)
+			if of <= last || of > 2_000_000_001 {
+				t.Errorf("epoch %d of server generation %d after %d of server generation %d", epoch, of, before, last)
 			}
 			before = epoch
 		}
@@ -82,11 +83,13 @@ func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 		f.ok(c.RejectServer(f.ctx, c.run().Timeline, here))
 		expect(t, f.tables().Server.AcceptedTimeline, c.run().Timeline, "timeline of a server that is not behind")
 		f.ok(c.RejectServer(f.ctx, c.run().Timeline-1, here+10))
-		expect(t, f.tables().Server.AcceptedTimeline, c.run().Timeline, "timeline of a server that was accepted meanwhile")
+		timeline := f.tables().Server.AcceptedTimeline
+		expect(t, timeline, c.run().Timeline, "timeline of a server that was accepted meanwhile")
 		f.ok(c.RejectServer(f.ctx, c.run().Timeline, here+10))
 		beat := c.beat()
 		expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted")
-		generation := testkit.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f) // far above the clock's
+		// Far above the clock's.
+		generation := testkit.Must(c.AcceptServer(f.ctx, 10*time.Minute, c.run(), 2_100_000_000))(f)
 		expect(t, generation, 2_100_000_001, "server generation")
 	})
 }
@@ -95,7 +98,8 @@ func TestServerThatIsBehindIsAcceptedAboveOthers(t *testing.T) {
 func TestATimelineNamesItsServer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	number := value[int64](f, "SELECT timeline() - tables_number() - (SELECT system_identifier FROM pg_control_system())")
+	number := value[int64](f, `
+		SELECT timeline() - tables_number() - (SELECT system_identifier FROM pg_control_system())`)
 	if number < 1 || number > 1000 {
 		t.Errorf("timeline %d", number)
 	}
@@ -109,7 +113,8 @@ func TestATimelineNamesItsServer(t *testing.T) {
 		SET LOCAL ROLE nobody_in_particular`)
 	expect(t, value[int64](f, "SELECT timeline()"), own, "timeline for a role that may not ask for the server")
 	f.exec("RESET ROLE; ALTER FUNCTION timeline() OWNER TO nobody_in_particular")
-	expect(t, value[int64](f, "SELECT timeline()"), number+tables, "timeline where the schema's owner may not ask for it")
+	got := value[int64](f, "SELECT timeline()")
+	expect(t, got, number+tables, "timeline where the schema's owner may not ask for it")
 	f.exec("ROLLBACK")
 }
 
@@ -129,10 +134,12 @@ func TestTimelineUsesTheValuesOfTheServer(t *testing.T) {
 	seen := map[int64]string{0: "nothing"}
 	for _, stub := range []string{
 		`CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT ''15.4'' '`,
-		`CREATE FUNCTION pg_catalog.aurora_replica_status(OUT server_id text, OUT session_id text) RETURNS SETOF record LANGUAGE sql
+		`CREATE FUNCTION pg_catalog.aurora_replica_status(OUT server_id text, OUT session_id text)
+			RETURNS SETOF record LANGUAGE sql
 			AS $$ VALUES ('reader', 'f9b1'), ('writer', 'MASTER_SESSION_ID') $$`,
 		`CREATE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS 'SELECT ''one'' '`,
-		`CREATE OR REPLACE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS 'SELECT ''two'' '`,
+		`CREATE OR REPLACE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql
+			AS 'SELECT ''two'' '`,
 		`ALTER FUNCTION pg_postmaster_start_time() RENAME TO pg_postmaster_start_time_before;
 			CREATE FUNCTION pg_catalog.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS 'SELECT pg_catalog.pg_postmaster_start_time_before() + interval ''1 hour'' '`,
 	} {
@@ -144,8 +151,11 @@ func TestTimelineUsesTheValuesOfTheServer(t *testing.T) {
 		seen[n] = stub
 		expect(t, number(), n, "the number, asked for again")
 	}
-	f.exec(`CREATE OR REPLACE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql AS 'SELECT ''writer'' ';
-		DROP FUNCTION pg_catalog.pg_postmaster_start_time(); ALTER FUNCTION pg_postmaster_start_time_before() RENAME TO pg_postmaster_start_time`)
+	f.exec(`
+		CREATE OR REPLACE FUNCTION pg_catalog.aurora_db_instance_identifier() RETURNS text LANGUAGE sql
+			AS 'SELECT ''writer'' ';
+		DROP FUNCTION pg_catalog.pg_postmaster_start_time();
+		ALTER FUNCTION pg_postmaster_start_time_before() RENAME TO pg_postmaster_start_time`)
 	expect(t, strings.Contains(seen[number()], "aurora_replica_status"), true, "the writer is the instance")
 }
 
@@ -159,7 +169,8 @@ func TestNewServerGenerationIsAcceptedAsAPromotion(t *testing.T) {
 	beat := c.beat()
 	expect(t, beat.AcceptedTimeline == beat.Server.Timeline, false, "accepted at once")
 	expect(t, c.apply(c.snapshot("l"), Move{"l", 1, c.session}).Applied, false, "given meanwhile")
-	expect(t, testkit.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f), 0, "server generation accepted after a watch that is shorter than a TTL")
+	generation := testkit.Must(c.AcceptServer(f.ctx, time.Second, c.run(), 0))(f)
+	expect(t, generation, 0, "server generation accepted after a watch that is shorter than a TTL")
 	epoch := renewed(c)
 	if ServerGenerationOf(epoch) < 200_000_000 {
 		t.Errorf("epoch %d", epoch)

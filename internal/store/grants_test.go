@@ -50,6 +50,7 @@ func TestTheRightsOfAGuardAloneSuffice(t *testing.T) {
 	f.ok(guard(f, tx, "l", 0, 1))
 	b := f.locker("b")
 	token := b.acquire("x", false, false).Token
-	testkit.Must(tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
+	testkit.Must(tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard,
+		pgx.QueryExecModeSimpleProtocol, "x", token, int64(60_000)))(f)
 	expect(t, b.give("x"), "busy", "release of a lock under which a transaction is guarded")
 }

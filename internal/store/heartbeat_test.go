@@ -31,9 +31,12 @@ func heardMany(f *fixture, changed string, more, dropped int) *client {
 	c := f.client("c")
 	c.join("l", 1)
 	c.join(strange, 1)
-	f.exec(`INSERT INTO leases SELECT 'dropped-' || n, 0, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, dropped)
-	f.exec(`INSERT INTO leases SELECT 'more-' || n, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, more)
-	f.exec(`INSERT INTO members SELECT 'more-' || n, $2, 1, now(), 1 FROM generate_series(1, $1) AS n`, more, c.session)
+	f.exec(`
+		INSERT INTO leases SELECT 'dropped-' || n, 0, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, dropped)
+	f.exec(`
+		INSERT INTO leases SELECT 'more-' || n, 1, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, more)
+	f.exec(`
+		INSERT INTO members SELECT 'more-' || n, $2, 1, now(), 1 FROM generate_series(1, $1) AS n`, more, c.session)
 	f.client("other").join("other's", 1)
 	f.exec("UPDATE leases SET plan_due_at = 'infinity'")
 	c.run()
@@ -69,16 +72,23 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 		again  bool
 	}{
 		"none of its leases changed": {func(f *fixture, _ *client) {
-			f.exec(`UPDATE partitions SET asked_at = now(); UPDATE server SET generation = generation + 1; INSERT INTO identities VALUES ('another', 1, 1, now());
+			f.exec(`
+				UPDATE partitions SET asked_at = now();
+				UPDATE server SET generation = generation + 1;
+				INSERT INTO identities VALUES ('another', 1, 1, now());
 				UPDATE leases SET planned_at = now() WHERE name = 'other''s'`)
 		}, false},
-		"a lease changed": {func(f *fixture, _ *client) { f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'") }, true},
+		"a lease changed": {func(f *fixture, _ *client) {
+			f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'")
+		}, true},
 		"it joined another": {func(f *fixture, c *client) {
 			c.join("new", 1)
 			f.exec("UPDATE leases SET plan_due_at = 'infinity'")
 			f.unchanged("1")
 		}, true},
-		"the end of the session was refused": {func(_ *fixture, c *client) { c.end(false) }, true}, // the client does not know why
+		"the end of the session was refused": {func(_ *fixture, c *client) {
+			c.end(false) // the client does not know why
+		}, true},
 		"a leave was refused": {func(f *fixture, c *client) {
 			f.exec("DELETE FROM members WHERE lease = 'l'")
 			expect(f.TB, len(c.release(nil, "l").Left), 0, "leases left")
@@ -91,12 +101,16 @@ func TestHeartbeatRepeatsLeasesAfterAChangeOnly(t *testing.T) {
 		"a crash":                   {func(f *fixture, _ *client) { f.setMarker(0) }, true},
 		"a crash, and marked since": {func(f *fixture, _ *client) { f.setMarker(random()) }, true},
 		"a copy that was started apart": {func(f *fixture, _ *client) {
-			f.exec("CREATE FUNCTION public.pg_postmaster_start_time() RETURNS timestamptz LANGUAGE sql AS $$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
+			const start = "pg_postmaster_start_time()"
+			f.exec("CREATE FUNCTION public." + start + " RETURNS timestamptz LANGUAGE sql AS " +
+				"$$ SELECT pg_catalog.pg_postmaster_start_time() + interval '1 second' $$")
 			text := f.text("SELECT pg_get_functiondef(oid) FROM pg_proc WHERE proname = 'heartbeat'")
-			f.exec(strings.ReplaceAll(text, "pg_catalog.pg_postmaster_start_time()", "public.pg_postmaster_start_time()"))
+			f.exec(strings.ReplaceAll(text, "pg_catalog."+start, "public."+start))
 		}, true},
 	}
-	for of, size := range map[string]struct{ more, dropped int }{"two": {}, "many": {200, 0}, "many beside dropped ones": {200, 10_000}} {
+	for of, size := range map[string]struct{ more, dropped int }{
+		"two": {}, "many": {200, 0}, "many beside dropped ones": {200, 10_000},
+	} {
 		for name, test := range tests {
 			t.Run(of+" leases: "+name, func(t *testing.T) {
 				t.Parallel()
@@ -115,9 +129,10 @@ func TestHeartbeatOfManyLeasesLooksNoneUp(t *testing.T) {
 	f := newFixture(t)
 	c := heardMany(f, "1", 3000, 0)
 	f.ok(c.pg().Exec(f.ctx, "BEGIN"))
-	lookups := func() (n int64) {
-		f.ok(c.pg().Raw().QueryRow(f.ctx, "SELECT sum(idx_scan)::bigint FROM pg_stat_xact_user_tables WHERE schemaname = $1 AND relname IN ('leases', 'members')", f.schema).Scan(&n))
-		return n
+	lookups := func() int64 {
+		return valueOn[int64](f, c.pg().Raw(), `
+			SELECT sum(idx_scan)::bigint FROM pg_stat_xact_user_tables
+			WHERE schemaname = $1 AND relname IN ('leases', 'members')`, f.schema)
 	}
 	before, rows := lookups(), c.reads("leases", "members")
 	expect(t, len(c.beat().Leases), 3002, "leases")
@@ -136,7 +151,13 @@ func TestHeartbeatReadsItsOwnLeasesOnly(t *testing.T) {
 		INSERT INTO members SELECT 'tenant-' || n, n, 1, now(), 1 FROM generate_series(1, 5000) AS n`)
 	f.exec("ANALYZE leases, members")
 	f.unchanged("1")
-	for what, beat := range map[string]func(){"is told": func() { f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'"); c.hears(true) }, "is not": func() { c.beat() }} {
+	for what, beat := range map[string]func(){
+		"is told": func() {
+			f.exec("UPDATE leases SET planned_at = now() WHERE name LIKE 'm%'")
+			c.hears(true)
+		},
+		"is not": func() { c.beat() },
+	} {
 		f.ok(c.pg().Exec(f.ctx, "BEGIN"))
 		before := c.reads("leases", "members")
 		beat()
@@ -150,7 +171,8 @@ func TestHeartbeatReadsItsOwnLeasesOnly(t *testing.T) {
 // reads returns how many rows of tables the open transaction of the client's connection has read.
 func (c *client) reads(tables ...string) (rows int64) {
 	c.f.Helper()
-	c.f.ok(c.pg().Raw().QueryRow(c.f.ctx, `SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
+	c.f.ok(c.pg().Raw().QueryRow(c.f.ctx, `
+		SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
 		WHERE schemaname = $1 AND relname = ANY ($2)`, c.f.schema, tables).Scan(&rows))
 	return rows
 }
@@ -244,7 +266,9 @@ func TestHeartbeatReturnsWhatWasCommittedBefore(t *testing.T) {
 					open[i] = tx
 				}
 				statement := rapid.SampledFrom([]string{
-					"SELECT pg_current_xact_id()", "SAVEPOINT s", "UPDATE leases SET generation = generation + 1 WHERE name = '" + names[i] + "'",
+					"SELECT pg_current_xact_id()",
+					"SAVEPOINT s",
+					"UPDATE leases SET generation = generation + 1 WHERE name = '" + names[i] + "'",
 				}).Draw(t, "statement")
 				testkit.Must(open[i].Exec(f.ctx, statement, pgx.QueryExecModeSimpleProtocol))(f)
 			},

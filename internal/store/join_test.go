@@ -18,7 +18,8 @@ func TestTheFirstJoinMakesTheLease(t *testing.T) {
 		a, b := f.client("a"), f.client("b")
 		expect(t, a.join("l", 5), Join{Alive: true, Joined: true, Claimed: true}, "first join")
 		second := b.join("l", 5)
-		expect(t, second.DueIn > 0 && second.DueIn <= 251*time.Millisecond, true, "a plan is due soon after the second join")
+		isSoon := second.DueIn > 0 && second.DueIn <= 251*time.Millisecond
+		expect(t, isSoon, true, "a plan is due soon after the second join")
 		expect(t, second, Join{Alive: true, Joined: true, Partitions: 5, DueIn: second.DueIn}, "second join")
 		expect(t, f.state("l"), strings.Join(slices.Repeat([]string{"0>0:0 of -"}, 5), ", "), "partitions")
 		c := f.client("c")
@@ -118,7 +119,9 @@ func TestAPlanWaitsUntilJoinsCalmDownOrForASecond(t *testing.T) {
 			{"the clock stepped back after a join", -ms, 100 * ms, "true 0s"},
 			{"the clock stepped far back", 2000 * ms, 3600_000 * ms, "true 0s"},
 		} {
-			f.lease("l", func(l *fakestore.Lease, clock int64) { l.PlannedAt, l.NextCheckAt = clock-test.planned, clock+test.due })
+			f.lease("l", func(l *fakestore.Lease, clock int64) {
+				l.PlannedAt, l.NextCheckAt = clock-test.planned, clock+test.due
+			})
 			join := a.join("l", 100)
 			expect(t, fmt.Sprint(join.Claimed, " ", join.DueIn), test.want, "claimed and due, where "+test.what)
 		}
@@ -141,7 +144,9 @@ func TestRacingJoinsMakeALeaseOnce(t *testing.T) {
 			t.Errorf("%+v", j)
 		}
 	}
-	expect(t, f.text("SELECT generation, created_generation, (SELECT count(*) FROM members), (SELECT count(*) FROM partitions) FROM leases"), "10|1|10|16", "lease")
+	expect(t, f.text(`
+		SELECT generation, created_generation, (SELECT count(*) FROM members), (SELECT count(*) FROM partitions) FROM leases`,
+	), "10|1|10|16", "lease")
 }
 
 func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
@@ -180,13 +185,15 @@ func TestADroppedLeaseCanBeMadeAgainAndItsEpochsGoOn(t *testing.T) {
 			t.Errorf("join with the number that the drop names: %+v", again)
 		}
 		row := f.tables().Leases["l"]
-		expect(t, row.NextCheckAt-row.PlannedAt, 250_000, "due after the last plan, of a lease that had no partitions then")
+		due := row.NextCheckAt - row.PlannedAt
+		expect(t, due, 250_000, "due after the last plan, of a lease that had no partitions then")
 		a.give("l", a.session, a.session)
 		expect(t, a.owned("l"), fmt.Sprintf("0:%d 1:%[1]d", highest+1), "owned")
 		if got := a.snapshot("l")[0].Generation; got <= generation {
 			t.Errorf("generation %d after %d", got, generation)
 		}
-		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l") // again, with partitions that never had an owner
+		// Again, with partitions that never had an owner.
+		a.release([]Release{{"l", 0, highest + 1}, {"l", 1, highest + 1}}, "l")
 		f.ok(f.drop("l", 3))
 		a.join("l", 3)
 		a.release(nil, "l")
@@ -250,8 +257,13 @@ func TestAPlanReadsAllLeasesThatShareMembers(t *testing.T) {
 		expect(t, strings.Join(names(a.snapshot("m")), " "), "d m z", "leases of m's plan")
 		a.give("z", a.session, 0)
 		got := fmt.Sprintf("%+v", a.snapshot("z")[0])
-		want := fmt.Sprintf("{Name:z Generation:2 Members:[{Session:%d ID:a Incarnation:%[2]d Revoked:false Weight:1 MaxPartitions:0 Joined:%[3]d Drained:false Cordoned:false}] Paused:false Frozen:false Settling:false Pins:map[] Awaited:[] Owners:[%[1]d 0] Targets:[%[1]d 0] OwnerIDs:[ ] PreferredIDs:[ ] Unowned:[] WasUnowned:0 Overtaken:false}",
-			a.session, f.tables().Clients[a.session].Incarnation, f.tables().Members[fakestore.Member{Lease: "z", Session: a.session}].JoinedGeneration)
+		now := f.tables()
+		member := fmt.Sprintf("{Session:%d ID:a Incarnation:%d Revoked:false Weight:1 MaxPartitions:0 Joined:%d "+
+			"Drained:false Cordoned:false}", a.session, now.Clients[a.session].Incarnation,
+			now.Members[fakestore.Member{Lease: "z", Session: a.session}].JoinedGeneration)
+		want := fmt.Sprintf("{Name:z Generation:2 Members:[%s] Paused:false Frozen:false Settling:false Pins:map[] "+
+			"Awaited:[] Owners:[%d 0] Targets:[%[2]d 0] OwnerIDs:[ ] PreferredIDs:[ ] Unowned:[] WasUnowned:0 "+
+			"Overtaken:false}", member, a.session)
 		expect(t, got, want, "plan")
 	})
 }
@@ -266,7 +278,9 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 		expect(t, b.join("l", 40_000).DueIn, 650*time.Millisecond, "due, as a join returns, in")
 		f.lease("l", func(l *fakestore.Lease, _ int64) { l.PlannedAt -= 300 * time.Millisecond.Microseconds() })
 		expect(t, b.join("l", 40_000).DueIn, 350*time.Millisecond, "due, as a join during the plan returns, in")
-		f.lease("l", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + 4*time.Second.Microseconds() }) // the clock stepped back
+		f.lease("l", func(l *fakestore.Lease, clock int64) { // the clock stepped back
+			l.NextCheckAt = clock + 4*time.Second.Microseconds()
+		})
 		expect(t, a.beat().Leases[0].DueIn, 0, "due where the clock stepped back")
 	})
 }

@@ -18,7 +18,8 @@ func TestLateLeaveEndsNoLaterMembership(t *testing.T) {
 		first := s.joins
 		late := func() {
 			t.Helper()
-			got := testkit.Must(s.Release(f.ctx, s.session, []Release{{"l", 0, 1}}, []Leave{{Lease: "l", Now: true}}, first))(f)
+			leave := []Leave{{Lease: "l", Now: true}}
+			got := testkit.Must(s.Release(f.ctx, s.session, []Release{{"l", 0, 1}}, leave, first))(f)
 			expect(t, fmt.Sprint(got), "{[] [] [] []}", "answer to a late leave")
 			m := f.tables().Members[fakestore.Member{Lease: "l", Session: s.session}]
 			m.JoinedAt, m.JoinedGeneration = 0, 0
@@ -59,6 +60,7 @@ func TestLeaveThatWaitedForAJoinKeepsItsMembership(t *testing.T) {
 		f.blocked(conn.Raw())
 		f.ok(tx.Commit(f.ctx))
 		f.ok(late())
-		expect(t, f.text("SELECT weight, join_number FROM members WHERE session = $1", s.session), fmt.Sprint("1|", first+1), "membership")
+		got := f.text("SELECT weight, join_number FROM members WHERE session = $1", s.session)
+		expect(t, got, fmt.Sprint("1|", first+1), "membership")
 	}
 }

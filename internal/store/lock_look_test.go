@@ -14,7 +14,8 @@ func TestLockLookReadsEachWaiterAFewTimes(t *testing.T) {
 	f := freshFixture(t)
 	a, b := f.locker("a"), f.locker("b")
 	a.says("holds", LockGranted, "x", exclusive, try)
-	f.exec("INSERT INTO locks SELECT 'x', n, $1, n, false, NULL, now() FROM generate_series(2, $2) AS n", b.session, many+1)
+	f.exec(`
+		INSERT INTO locks SELECT 'x', n, $1, n, false, NULL, now() FROM generate_series(2, $2) AS n`, b.session, many+1)
 	var nonces []int64
 	for n := range int64(many) {
 		nonces = append(nonces, n+2)
@@ -22,7 +23,10 @@ func TestLockLookReadsEachWaiterAFewTimes(t *testing.T) {
 	f.exec("VACUUM ANALYZE locks")
 	testkit.Must(b.app.Exec(f.ctx, "BEGIN"))(f)
 	testkit.Must(b.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, b.session, nonces, false, 5000, "yes"))(f)
-	if n := valueOn[int64](f, b.app, "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables WHERE relid IN ('pgleases.locks'::regclass, 'pgleases.clients'::regclass)"); n > 20*many {
+	n := valueOn[int64](f, b.app, `
+		SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_xact_user_tables
+		WHERE relid IN ('pgleases.locks'::regclass, 'pgleases.clients'::regclass)`)
+	if n > 20*many {
 		t.Errorf("%d who wait: a look reads %d rows", many, n)
 	}
 	testkit.Must(b.app.Exec(f.ctx, "ROLLBACK"))(f)
@@ -50,7 +54,8 @@ func TestLockLookTakesAThousandMutexesAtMost(t *testing.T) {
 	t.Parallel()
 	f := freshFixture(t)
 	a := f.locker("a")
-	f.exec("INSERT INTO locks SELECT 'x' || n, 2, $1, n, false, NULL, now() FROM generate_series(1, 3000) AS n", a.session)
+	f.exec(`
+		INSERT INTO locks SELECT 'x' || n, 2, $1, n, false, NULL, now() FROM generate_series(1, 3000) AS n`, a.session)
 	f.exec("VACUUM ANALYZE locks")
 	nonces := make([]int64, 3000)
 	for n := range nonces {
@@ -58,7 +63,8 @@ func TestLockLookTakesAThousandMutexesAtMost(t *testing.T) {
 	}
 	testkit.Must(a.app.Exec(f.ctx, "BEGIN"))(f)
 	testkit.Must(a.app.Exec(f.ctx, StatementsFor(f.schema).LockLook, a.session, nonces, false, 5000, "yes"))(f)
-	n := valueOn[int64](f, a.app, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+	n := valueOn[int64](f, a.app, `
+		SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()`)
 	testkit.Must(a.app.Exec(f.ctx, "ROLLBACK"))(f)
 	expect(t, n, 1000, "mutexes")
 }

@@ -76,7 +76,10 @@ func (l *locker) exec(statement string, args ...any) {
 func tomorrow() int64 { return time.Now().Add(24 * time.Hour).UnixMicro() }
 
 func (l *locker) request(name string, shared, waits bool) LockRequest {
-	return LockRequest{Name: name, Session: l.session, Nonce: random(), Shared: shared, Waits: waits, Latest: tomorrow(), Server: l.known}
+	return LockRequest{
+		Name: name, Session: l.session, Nonce: random(), Shared: shared, Waits: waits,
+		Latest: tomorrow(), Server: l.known,
+	}
 }
 
 func (l *locker) send(r LockRequest) LockAnswer {
@@ -160,7 +163,8 @@ func (f *fixture) queue(name string) string {
 		})
 		return strings.Join(words, " ")
 	}
-	return strings.ReplaceAll(f.text(`SELECT coalesce(c.id, '-') || CASE WHEN l.token IS NULL THEN 'w' ELSE 'h' END || CASE WHEN l.shared THEN 's' ELSE '' END
+	return strings.ReplaceAll(f.text(`
+		SELECT coalesce(c.id, '-') || CASE WHEN l.token IS NULL THEN 'w' ELSE 'h' END || CASE WHEN l.shared THEN 's' ELSE '' END
 		FROM locks AS l LEFT JOIN clients AS c ON c.session = l.session WHERE l.name = $1 ORDER BY l.ticket`, name), "\n", " ")
 }
 
@@ -168,7 +172,8 @@ func (f *fixture) queue(name string) string {
 func (f *fixture) guardLock(name string, token int64) (end func(), err error) {
 	f.Helper()
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
-	_, err = tx.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, name, token, int64(60_000))
+	guard := StatementsFor(f.schema).LockGuard
+	_, err = tx.Exec(f.ctx, guard, pgx.QueryExecModeSimpleProtocol, name, token, int64(60_000))
 	return func() { f.ok(tx.Rollback(f.ctx)) }, err
 }
 
@@ -180,7 +185,9 @@ func TestALockHasOneHolderOrManyReadersAndNoneIsPassed(t *testing.T) {
 		expect(t, answer.Holder, "a", "holder")
 		expect(t, answer.Host, "host", "host")
 		expect(t, answer.PID, 4711, "pid")
-		expect(t, answer.LivesUntil.After(answer.Since), true, fmt.Sprint("lives until ", answer.LivesUntil, ", holds since ", answer.Since))
+		if !answer.LivesUntil.After(answer.Since) {
+			t.Errorf("it lives until %v, and holds since %v", answer.LivesUntil, answer.Since)
+		}
 		a.says("held by itself", LockHeld, "x", exclusive, try)
 		b.says("held by a writer", LockHeld, "x", shared, try)
 		a.says("another name", LockGranted, "y", exclusive, try)
@@ -240,7 +247,8 @@ func TestALockIsTakenFromNobodyWhoWasNotEvicted(t *testing.T) {
 		answer := b.says("expired", LockExpired, "x", exclusive, try)
 		expect(t, answer.Holder, "a", "the expired holder")
 		b.says("expired", LockWaits, "x", exclusive, wait)
-		expect(t, b.says("awaited by a live session", LockHeld, "x", exclusive, try).Holder, "b", "the live session in the way")
+		inTheWay := b.says("awaited by a live session", LockHeld, "x", exclusive, try)
+		expect(t, inTheWay.Holder, "b", "the live session in the way")
 		expect(t, b.token("x"), 0, "token of who waits")
 		expect(t, len(b.evict().IDs), 1, "evicted")
 		if token := b.token("x"); token <= first.Token {
@@ -378,7 +386,9 @@ func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 		f.ok(ended())
 	}
 	expect(t, value[int](f, "SELECT count(*) FROM public.journal") > 20, true, "there were many")
-	expect(t, f.text("SELECT n FROM (SELECT n, token, lag(token) OVER (ORDER BY n) AS before FROM public.journal) AS j WHERE token <= before"), "", "acquisitions whose token is not higher")
+	expect(t, f.text(`
+		SELECT n FROM (SELECT n, token, lag(token) OVER (ORDER BY n) AS before FROM public.journal) AS j
+		WHERE token <= before`), "", "acquisitions whose token is not higher")
 	a := f.locker("a")
 	before := a.says("a", LockGranted, "y", exclusive, try).Token
 	a.give("y")
@@ -401,8 +411,11 @@ func TestOnlyReadCommittedChangesLocks(t *testing.T) {
 		a.says(level+" is the default", LockGranted, "x", exclusive, try)
 		expect(t, a.give("x"), LockReleased, "release")
 		for _, call := range []string{
-			"lock_acquire('x', 1, 1, false, false, 1, 1, 1, 1, 1, false)", "lock_release('x', 1, 1, 0, 1, 1, 1, 1, false)", "lock_releases(1, '{x}', '{1}', '{0}', 1, 1, 1, 1, false)",
-			"lock_look(1, '{1}', false, 1, false)", "lock_sweep(1, 1, false)",
+			"lock_acquire('x', 1, 1, false, false, 1, 1, 1, 1, 1, false)",
+			"lock_release('x', 1, 1, 0, 1, 1, 1, 1, false)",
+			"lock_releases(1, '{x}', '{1}', '{0}', 1, 1, 1, 1, false)",
+			"lock_look(1, '{1}', false, 1, false)",
+			"lock_sweep(1, 1, false)",
 		} {
 			if _, err := a.app.Exec(f.ctx, "SELECT "+call); Code(err) != CodeIsolation {
 				t.Errorf("%s, %s: %v", level, call, err)
@@ -418,13 +431,16 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a, b := f.locker("a"), f.locker("b")
-	for given, durable := range map[string]string{"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply"} {
+	for given, durable := range map[string]string{
+		"off": "on", "on": "on", "local": "local", "remote_apply": "remote_apply",
+	} {
 		a.exec("SET synchronous_commit = " + given)
 		leaves := func(want, what string, do func()) {
 			t.Helper()
 			a.exec("BEGIN")
 			do()
-			expect(t, valueOn[string](f, a.app, "SELECT current_setting('synchronous_commit')"), want, what+", of "+given)
+			got := valueOn[string](f, a.app, "SELECT current_setting('synchronous_commit')")
+			expect(t, got, want, what+", of "+given)
 			a.exec("COMMIT")
 		}
 		take := func() { a.says("a", LockGranted, "x", exclusive, try) }
@@ -440,7 +456,8 @@ func TestLockGrantIsDurableUnderAnySetting(t *testing.T) {
 			a.says("a", LockGranted, name, exclusive, try)
 		}
 		leaves(durable, "releases of several", func() {
-			a.exec(StatementsFor(f.schema).LockReleases, a.session, names, []int64{a.nonces["1"], a.nonces["2"], a.nonces["3"], a.nonces["4"]}, make([]int64, 4),
+			nonces := []int64{a.nonces["1"], a.nonces["2"], a.nonces["3"], a.nonces["4"]}
+			a.exec(StatementsFor(f.schema).LockReleases, a.session, names, nonces, make([]int64, 4),
 				a.known.Timeline, a.known.Started, a.known.Marker, 20_000, "")
 		})
 		for _, name := range names {
@@ -458,7 +475,8 @@ func TestAReleaseWaitsForTheMutex(t *testing.T) {
 	a.says("a", LockGranted, "x", exclusive, try)
 	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
 	releasing := later(func() string {
-		became, _, err := a.locks.Release(f.ctx, time.Minute, a.session, LockRelease{Name: "x", Nonce: a.nonces["x"]}, a.known)
+		release := LockRelease{Name: "x", Nonce: a.nonces["x"]}
+		became, _, err := a.locks.Release(f.ctx, time.Minute, a.session, release, a.known)
 		return fmt.Sprint(became, err)
 	})
 	f.blocked(a.app)
@@ -472,8 +490,10 @@ func TestOtherServerGrantsAndReleasesNothing(t *testing.T) {
 	f := newFixture(t)
 	a := f.locker("a")
 	for _, other := range []Incarnation{
-		{a.known.Timeline + 1, a.known.Started, a.known.Marker}, {a.known.Timeline, a.known.Started - 1, a.known.Marker},
-		{a.known.Timeline, a.known.Started, a.known.Marker + 1}, {a.known.Timeline, a.known.Started, 0},
+		{a.known.Timeline + 1, a.known.Started, a.known.Marker},
+		{a.known.Timeline, a.known.Started - 1, a.known.Marker},
+		{a.known.Timeline, a.known.Started, a.known.Marker + 1},
+		{a.known.Timeline, a.known.Started, 0},
 	} {
 		r := a.request("x", exclusive, wait)
 		r.Server = other
@@ -487,7 +507,8 @@ func TestOtherServerGrantsAndReleasesNothing(t *testing.T) {
 	a.known = run
 	a.known.Started--
 	expect(t, a.give("x"), LockElsewhere, "release after another start")
-	answer := testkit.Must(a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}, a.known))(f)
+	releases := []LockRelease{{Name: "x", Nonce: a.nonces["x"]}}
+	answer := testkit.Must(a.ReleaseLocks(f.ctx, a.session, releases, a.known))(f)
 	expect(t, answer.SameRun, false, "release on the client's connection")
 	a.known = run
 	expect(t, f.queue("x"), "ah", "queue")
@@ -527,7 +548,8 @@ func TestAnAcquisitionThatArrivesLateTakesNothing(t *testing.T) {
 		r := a.request("x", exclusive, wait)
 		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockBusy, "release of what may still arrive")
 		r.Latest = f.clock() - 1
-		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockAbsent, "release of what cannot arrive any more")
+		const what = "release of what cannot arrive any more"
+		expect(t, a.release(LockRelease{r.Name, r.Nonce, r.Latest}), LockAbsent, what)
 		expect(t, a.send(r).Outcome, LockLate, "outcome")
 		expect(t, f.queue("x"), "", "queue")
 	})
@@ -606,18 +628,26 @@ func TestWhatIsPlannedForAnEmptyTableServesAFullOne(t *testing.T) {
 	for range 8 {
 		all()
 	}
-	f.exec("INSERT INTO locks SELECT 'name ' || n, 1, $1, n, false, n, now() FROM generate_series(1, 50000) AS n", a.session)
-	f.exec("INSERT INTO identities SELECT 'id ' || n, 1, 1, now() FROM generate_series(1, 5000) AS n")
-	f.exec("INSERT INTO clients SELECT n, 'id ' || n, 1, now() + interval '1 hour', '1 hour', 'host', 1, now() FROM generate_series(1, 5000) AS n")
+	f.exec(`
+		INSERT INTO locks SELECT 'name ' || n, 1, $1, n, false, n, now() FROM generate_series(1, 50000) AS n`, a.session)
+	f.exec(`
+		INSERT INTO identities SELECT 'id ' || n, 1, 1, now() FROM generate_series(1, 5000) AS n;
+		INSERT INTO clients SELECT n, 'id ' || n, 1, now() + interval '1 hour', '1 hour', 'host', 1, now()
+		FROM generate_series(1, 5000) AS n`)
 	a.exec("BEGIN")
 	all()
 	for _, table := range []string{"locks", "clients", "identities"} {
-		if n := valueOn[int64](f, a.app, "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = $1::text::regclass", "pgleases."+table); n > 1000 {
+		n := valueOn[int64](f, a.app, `
+			SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relid = $1::text::regclass`,
+			"pgleases."+table)
+		if n > 1000 {
 			t.Errorf("they read %d rows of %s", n, table)
 		}
 	}
-	expect(t, f.text(`SELECT proname FROM pg_proc WHERE proname ~ '^lock_(turn|acquire|queue|release|look|sweep|list)$' AND pronamespace = 'pgleases'::regnamespace
-		AND NOT coalesce('jit=off' = ANY (proconfig), false)`), "", "functions that may be compiled")
+	expect(t, f.text(`
+		SELECT proname FROM pg_proc WHERE proname ~ '^lock_(turn|acquire|queue|release|look|sweep|list)$'
+		AND pronamespace = 'pgleases'::regnamespace AND NOT coalesce('jit=off' = ANY (proconfig), false)`,
+	), "", "functions that may be compiled")
 }
 
 func TestLockGrantNotifiesTheWaiterOnly(t *testing.T) {
@@ -641,8 +671,8 @@ func TestLockGrantNotifiesTheWaiterOnly(t *testing.T) {
 		n := testkit.Must(ear.WaitForNotification(f.ctx))(f)
 		heard = append(heard, n.Channel+" "+n.Payload)
 	}
-	expect(t, strings.Join(heard, ", "), fmt.Sprintf("%s %d, %s %d, %s last", LockChannel(b.session), b.nonces["x"], LockChannel(c.session), c.nonces["x"],
-		LockChannel(a.session)), "heard")
+	expect(t, strings.Join(heard, ", "), fmt.Sprintf("%s %d, %s %d, %s last", LockChannel(b.session), b.nonces["x"],
+		LockChannel(c.session), c.nonces["x"], LockChannel(a.session)), "heard")
 }
 
 func TestSweepGrantsLocksOfExpiredSessions(t *testing.T) {
@@ -733,7 +763,10 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 			for i, r := range rows {
 				words[i] = fmt.Sprintf("%s %v %v %d", r.Name, r.Shared, r.IDs, r.Waiting)
 				for j := range r.IDs {
-					if r.Hosts[j] != "host" || r.PIDs[j] != 4711 || r.Tokens[j] == 0 || r.Since[j] == 0 || r.Silent[j] != time.Second.Microseconds() || r.Lives[j] != (lockerTTL-time.Second).Microseconds() {
+					isClient := r.Hosts[j] == "host" && r.PIDs[j] == 4711
+					heard, lives := time.Second.Microseconds(), (lockerTTL - time.Second).Microseconds()
+					isLive := r.Silent[j] == heard && r.Lives[j] == lives
+					if !isClient || !isLive || r.Tokens[j] == 0 || r.Since[j] == 0 {
 						t.Errorf("%+v", r)
 					}
 				}
@@ -745,7 +778,8 @@ func TestWhatIsListedIsWhatIsHeldAndAwaited(t *testing.T) {
 		expect(t, list("", "", 2), "o true [a] 0, p true [a] 0", "all")
 		expect(t, list("p", "p/2", 10), "", "after the last")
 		expect(t, list("none", "", 10), "", "none")
-		answer := testkit.Must(a.ReleaseLocks(f.ctx, a.session, []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}, a.known))(f)
+		releases := []LockRelease{{Name: `p/"{,}\`, Nonce: a.nonces[`p/"{,}\`]}, {Name: "q", Nonce: a.nonces["q"]}}
+		answer := testkit.Must(a.ReleaseLocks(f.ctx, a.session, releases, a.known))(f)
 		expect(t, len(answer.Released), 2, "released")
 	})
 }

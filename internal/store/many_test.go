@@ -16,8 +16,10 @@ import (
 func (f *fixture) owningMany(leases int) *client {
 	f.Helper()
 	c := f.client("c")
-	f.exec(`INSERT INTO leases SELECT 'l-' || n, 2, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, leases)
-	f.exec(`INSERT INTO members SELECT 'l-' || n, $2, 1, now(), 1 FROM generate_series(1, $1) AS n`, leases, c.session)
+	f.exec(`
+		INSERT INTO leases SELECT 'l-' || n, 2, 1, 1, 1, 'infinity', now() FROM generate_series(1, $1) AS n`, leases)
+	f.exec(`
+		INSERT INTO members SELECT 'l-' || n, $2, 1, now(), 1 FROM generate_series(1, $1) AS n`, leases, c.session)
 	f.exec(`INSERT INTO partitions (lease, partition, owner, target, epoch, owner_id)
 		SELECT 'l-' || n, p, CASE p WHEN 0 THEN $2::bigint ELSE 7 END, CASE p WHEN 0 THEN $2::bigint ELSE 7 END, 1, 'c'
 		FROM generate_series(1, $1) AS n, generate_series(0, 1) AS p`, leases, c.session)
@@ -28,10 +30,13 @@ func (f *fixture) owningMany(leases int) *client {
 // partitions.
 func (c *client) rowsRead(statement func()) (rows int64) {
 	c.f.Helper()
-	read := func() (n int64) {
-		c.f.ok(c.pg().Raw().QueryRow(c.f.ctx, `SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint + sum(pg_stat_get_xact_tuples_returned(indrelid))::bigint
-			FROM pg_index WHERE indrelid IN (format('%I.members', $1::text)::regclass, format('%I.partitions', $1::text)::regclass)`, c.f.schema).Scan(&n))
-		return n
+	read := func() int64 {
+		return valueOn[int64](c.f, c.pg().Raw(), `
+			SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint
+				+ sum(pg_stat_get_xact_tuples_returned(indrelid))::bigint
+			FROM pg_index
+			WHERE indrelid IN (format('%I.members', $1::text)::regclass, format('%I.partitions', $1::text)::regclass)`,
+			c.f.schema)
 	}
 	c.f.ok(c.pg().Exec(c.f.ctx, "BEGIN"))
 	before := read()
@@ -46,7 +51,8 @@ func TestReadOfOneLeaseReadsNoOther(t *testing.T) {
 	f := newFixture(t)
 	c := f.owningMany(1000)
 	f.exec("ANALYZE partitions")
-	f.exec("INSERT INTO partitions (lease, partition, owner, epoch) SELECT 'l-7', n, 7, 1 FROM generate_series(2, 1000) AS n")
+	f.exec(`
+		INSERT INTO partitions (lease, partition, owner, epoch) SELECT 'l-7', n, 7, 1 FROM generate_series(2, 1000) AS n`)
 	rows := c.rowsRead(func() {
 		read := testkit.Must(c.Read(f.ctx, c.session, []string{"l-7"}))(f)
 		expect(t, fmt.Sprint(read[0].Owned), "[{0 1 false}]", "owned")

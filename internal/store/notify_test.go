@@ -14,8 +14,9 @@ import (
 // that should end has no limit.
 func (c *client) told() bool {
 	c.f.Helper()
-	c.f.ok(c.pg().Exec(c.f.ctx, "SELECT 1"))                          // the server sends what was notified before its answer
-	ctx, cancel := context.WithTimeout(c.f.ctx, 200*time.Millisecond) // twice the time until all clients read that "all" notifies
+	c.f.ok(c.pg().Exec(c.f.ctx, "SELECT 1")) // the server sends what was notified before its answer
+	// Twice the time until all clients read that "all" notifies.
+	ctx, cancel := context.WithTimeout(c.f.ctx, 200*time.Millisecond)
 	defer cancel()
 	err := c.Wait(ctx)
 	if err != nil && ctx.Err() == nil {
@@ -127,9 +128,10 @@ func TestLeaveNotifiesTheSuccessors(t *testing.T) {
 		f.ok(x.Wait(f.ctx)) // of its new partition
 	}
 	generation := f.tables().Leases["l"].Generation
-	leave := []Leave{{"l", true, false, generation, map[int]int64{0: b.session}}}
-	got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}}, leave, a.joins))(f)
-	expect(t, fmt.Sprintf("%+v", got.Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:2}]", b.session), "released")
+	plan := map[int]int64{0: b.session}
+	got := a.leave(Leave{"l", true, false, generation, plan}, Release{"l", 0, 1})
+	want := fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:2}]", b.session)
+	expect(t, fmt.Sprintf("%+v", got.Released), want, "released")
 	f.ok(b.Wait(f.ctx))
 	expect(t, c.told(), false, "notified of another's new partition")
 	expect(t, f.tables().Leases["l"].Generation, generation+1, "generation, for those that heard nothing")

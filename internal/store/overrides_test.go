@@ -28,22 +28,25 @@ func (c *client) overrides(lease string) string {
 	return text
 }
 
+// noOverrides is what overrides returns of a lease of a and b without any.
+const noOverrides = "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"
+
 func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(2)
 		a.join("other", 1)
 		a.give("l", a.session, b.session)
 		for _, w := range []struct {
-			override fakestore.Override
-			told     string
+			override      fakestore.Override
+			without, with string
 		}{
-			{fakestore.Override{Verb: "drain", Client: "a"}, "paused no, frozen no; a drained yes, cordoned no; b drained no, cordoned no"},
-			{fakestore.Override{Verb: "cordon", Client: "b"}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned yes"},
-			{fakestore.Override{Verb: "pause", Lease: "l"}, "paused yes, frozen no; a drained no, cordoned no; b drained no, cordoned no"},
-			{fakestore.Override{Verb: "pin", Lease: "l", Partition: 1}, "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; 1 to a"},
-			{fakestore.Override{Verb: "freeze", Lease: "l"}, "paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no"},
+			{fakestore.Override{Verb: "drain", Client: "a"}, "a drained no", "a drained yes"},
+			{fakestore.Override{Verb: "cordon", Client: "b"},
+				"b drained no, cordoned no", "b drained no, cordoned yes"},
+			{fakestore.Override{Verb: "pause", Lease: "l"}, "paused no", "paused yes"},
+			{fakestore.Override{Verb: "pin", Lease: "l", Partition: 1}, noOverrides, noOverrides + "; 1 to a"},
+			{fakestore.Override{Verb: "freeze", Lease: "l"}, "frozen no", "frozen yes"},
 		} {
-			none := "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"
 			to := ""
 			if w.override.Verb == "pin" {
 				to = "a"
@@ -58,16 +61,16 @@ func TestAPlanIsToldOfEachOverrideUntilItIsTakenBack(t *testing.T) {
 				expect(t, strings.HasPrefix(overtaken(before), "l"), true, "a plan that was read before is overtaken")
 				expect(t, len(a.claims("l")), 1, "leases whose plan is due")
 			}
-			expect(t, a.overrides("l"), none, "taken back")
+			expect(t, a.overrides("l"), noOverrides, "taken back")
 			f.ok(override())
 			f.ok(override()) // a repetition changes no override
 			a.join("l", 2)   // a join changes none either
-			expect(t, a.overrides("l"), w.told, "overrides")
+			expect(t, a.overrides("l"), strings.Replace(noOverrides, w.without, w.with, 1), "overrides")
 			f.ok(f.back(w.override))
 			if err := f.back(w.override); said(err) != "unknown" {
 				t.Errorf("taken back twice: %v", err)
 			}
-			expect(t, a.overrides("l"), none, "taken back")
+			expect(t, a.overrides("l"), noOverrides, "taken back")
 			expect(t, a.owned("l")+b.owned("l"), "0:11:1", "owned all the while")
 		}
 	})
@@ -111,7 +114,7 @@ func TestTheLastThatWorksIsDrainedByForceOnly(t *testing.T) {
 		f.ok(drain("c", false)) // which works on no lease
 		f.ok(f.back(fakestore.Override{Verb: "drain", Client: "c"}))
 		refuses(drain("a", false)) // alone in the other lease
-		expect(t, a.overrides("l"), "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no; c drained no, cordoned no", "overrides")
+		expect(t, a.overrides("l"), noOverrides+"; c drained no, cordoned no", "overrides")
 		f.ok(drain("b", false))
 		refuses(drain("a", false))
 		f.ok(f.back(fakestore.Override{Verb: "drain", Client: "b"}))
@@ -144,7 +147,7 @@ func TestAnOverrideEndsWithTheFirstCheckAfterItsTime(t *testing.T) {
 		}
 		expect(t, b.beat().CheckDueIn, time.Second, "time until the check")
 		run := a.run()
-		for _, told := range []string{"paused no, frozen yes; a drained no, cordoned no; b drained no, cordoned no", "paused no, frozen no; a drained no, cordoned no; b drained no, cordoned no"} {
+		for _, told := range []string{strings.Replace(noOverrides, "frozen no", "frozen yes", 1), noOverrides} {
 			a.apply(a.snapshot("l"))
 			now += time.Second.Microseconds()
 			f.setClock(time.UnixMicro(now))
@@ -234,7 +237,8 @@ func TestAPartitionIsPinnedToOneClientAtATime(t *testing.T) {
 	f.exec("SELECT pin('l', 5, 'a', 'near its data')")
 	f.exec("SELECT pin('l', 5, 'b', 'nearer', until => now() + interval '1 hour')")
 	f.exec("SELECT pin('l', 7, 'b', 'near')")
-	expect(t, f.text("SELECT partition, client, reason FROM overrides ORDER BY partition"), "5|b|nearer\n7|b|near", "overrides")
+	pins := f.text("SELECT partition, client, reason FROM overrides ORDER BY partition")
+	expect(t, pins, "5|b|nearer\n7|b|near", "overrides")
 	expect(t, f.text("SELECT overrides FROM members_status"), "<nil>\n<nil>", "overrides about all that a client has")
 	expect(t, fmt.Sprint(a.snapshot("l")[0].Pins), "map[5:b 7:b]", "pins")
 	f.exec("UPDATE overrides SET until = now() - interval '1 second' WHERE partition = 5")
@@ -278,12 +282,14 @@ func TestOperatorsNeedNoOtherRight(t *testing.T) {
 		{"unpin('l', 0, 'r')", "unpin|l|<nil>|" + user + "|r"},
 		{"evict_client('b', 'r')", "evict|<nil>|b|" + user + "|r"},
 		{"drop_lease('empty', 'r', 'me')", "dropped|empty|<nil>|me (" + user + ")|r"},
-		{"replace_lease('old', 'next', 2, 'r', 'me')", "replaced|old|<nil>|me (" + user + ")|r\nreplaces|next|<nil>|me (" + user + ")|r"},
+		{"replace_lease('old', 'next', 2, 'r', 'me')",
+			"replaced|old|<nil>|me (" + user + ")|r\nreplaces|next|<nil>|me (" + user + ")|r"},
 	} {
 		testkit.Must(as.Exec(f.ctx, "SELECT pgleases."+verb.call))(f)
 		told = append(told, verb.event)
 	}
-	expect(t, f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id"), strings.Join(told, "\n"), "events")
+	got := f.text("SELECT cause, lease, from_id, actor, reason FROM events ORDER BY id")
+	expect(t, got, strings.Join(told, "\n"), "events")
 }
 
 func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
@@ -321,17 +327,18 @@ func TestAVerbThatIsRefusedSaysWhyAndLeavesNothing(t *testing.T) {
 		"cordon(repeat('x', 256), 'r', until => '2100-01-01')": "cordon for a name of 256 bytes",
 		"pin('l', 0, repeat('x', 256), 'r', until => '2100-01-01')": "pin for a name of 256 bytes",
 		"pause('l', repeat('r', 4001))":                             "pause: the reason has 4001 bytes, the actor 0",
-		"evict_client('a', 'r', repeat('x', 256))":                  "evict_client: the reason has 1 bytes, the actor 256",
-		"drop_lease('l', '')":                                       "drop_lease needs a reason",
-		"drop_lease('m', 'r')":                                      `lease "m" does not exist`,
-		"drop_lease('l', 'r')":                                      `lease "l" has live members: a`,
-		"replace_lease('l', 'm', 2, '')":                            "replace_lease needs a reason",
-		"replace_lease('l', 'm', 0, 'r')":                           "replace_lease with 0 partitions",
-		"replace_lease('l', 'm', NULL, 'r')":                        "replace_lease with null partitions",
-		"replace_lease('l', '', 2, 'r')":                            "replace_lease by a name of 0 bytes",
-		"replace_lease('l', 'l', 2, 'r')":                           `lease "l" cannot replace itself`,
-		"replace_lease('m', 'n', 2, 'r')":                           `lease "m" does not exist`,
-		"replace_lease('l', 'm', 2, 'r')":                           `lease "l" has members: a`,
+		"evict_client('a', 'r', repeat('x', 256))": "evict_client: " +
+			"the reason has 1 bytes, the actor 256",
+		"drop_lease('l', '')":                "drop_lease needs a reason",
+		"drop_lease('m', 'r')":               `lease "m" does not exist`,
+		"drop_lease('l', 'r')":               `lease "l" has live members: a`,
+		"replace_lease('l', 'm', 2, '')":     "replace_lease needs a reason",
+		"replace_lease('l', 'm', 0, 'r')":    "replace_lease with 0 partitions",
+		"replace_lease('l', 'm', NULL, 'r')": "replace_lease with null partitions",
+		"replace_lease('l', '', 2, 'r')":     "replace_lease by a name of 0 bytes",
+		"replace_lease('l', 'l', 2, 'r')":    `lease "l" cannot replace itself`,
+		"replace_lease('m', 'n', 2, 'r')":    `lease "m" does not exist`,
+		"replace_lease('l', 'm', 2, 'r')":    `lease "l" has members: a`,
 	} {
 		_, err := f.sql.Exec(f.ctx, "SELECT "+call)
 		if err == nil || !strings.Contains(err.Error(), says) {
@@ -350,7 +357,10 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	testkit.Must(tx.Exec(f.ctx, "SELECT FROM pgleases.identities FOR UPDATE"))(f)
 	operator, client := f.raw(), f.raw()
-	evicted := later(func() error { _, err := operator.Exec(f.ctx, "SELECT pgleases.evict_client('a', 'r')"); return err })
+	evicted := later(func() error {
+		_, err := operator.Exec(f.ctx, "SELECT pgleases.evict_client('a', 'r')")
+		return err
+	})
 	f.blocked(operator)
 	ends := StatementsFor("pgleases").Close
 	ended := later(func() error {
@@ -367,7 +377,13 @@ func TestAnEvictionByAnOperatorAndAnEndWaitForEachOther(t *testing.T) {
 // Heartbeats and takeovers wait for the rows that a verb locks.
 func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 	t.Parallel()
-	for _, verb := range []string{"drain('a', 'r', until => '2100-01-01')", "uncordon('b', 'r')", "pause('l', 'r')", "evict_client('a', 'r')", "new_server_generation()"} {
+	for _, verb := range []string{
+		"drain('a', 'r', until => '2100-01-01')",
+		"uncordon('b', 'r')",
+		"pause('l', 'r')",
+		"evict_client('a', 'r')",
+		"new_server_generation()",
+	} {
 		t.Run(verb, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
@@ -376,13 +392,21 @@ func TestAVerbWhoseTransactionStaysOpenIsUndone(t *testing.T) {
 			}
 			f.exec("SELECT cordon('b', 'r')")
 			state := func() string {
-				return f.text("SELECT generation, (SELECT min(incarnation) FROM clients), (SELECT string_agg(w.verb || w.client, ' ') FROM overrides AS w), (SELECT accepted_timeline FROM server) FROM leases")
+				return f.text(`
+					SELECT generation, (SELECT min(incarnation) FROM clients),
+						(SELECT string_agg(w.verb || w.client, ' ') FROM overrides AS w),
+						(SELECT accepted_timeline FROM server) FROM leases`)
 			}
 			before := state()
 			tx := testkit.Must(f.raw().Begin(f.ctx))(f)
 			testkit.Must(tx.Exec(f.ctx, "SELECT pgleases."+verb))(f)
 			expect(t, valueOn[string](f, tx, "SHOW statement_timeout"), "10s", "what a statement after it may take")
-			f.exec("SET lock_timeout = 0; UPDATE leases SET planned_at = planned_at; UPDATE clients SET expires_at = expires_at; UPDATE server SET sessions = sessions") // as a plan, a heartbeat and a check do
+			// As a plan, a heartbeat and a check do.
+			f.exec(`
+				SET lock_timeout = 0;
+				UPDATE leases SET planned_at = planned_at;
+				UPDATE clients SET expires_at = expires_at;
+				UPDATE server SET sessions = sessions`)
 			expect(t, state(), before, "generation, incarnation, overrides, timeline")
 		})
 	}
@@ -398,7 +422,8 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	b.join("m", 2)
 	tx := testkit.Must(f.session().Begin(f.ctx))(f)
 	joins := StatementsFor("pgleases").Join
-	rows := testkit.Must(tx.Query(f.ctx, joins, pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000, 0, 0, 0))(f)
+	args := []any{pgx.QueryExecModeSimpleProtocol, a.session, "m", 2, 1, 5, 5000, 0, 0, 0}
+	rows := testkit.Must(tx.Query(f.ctx, joins, args...))(f)
 	joined := testkit.Must(pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[Join]))(f)
 	expect(t, joined.Joined, true, "joined in a transaction that is open")
 	operator := f.raw()
@@ -407,9 +432,11 @@ func TestClientOverrideCoversConcurrentJoin(t *testing.T) {
 	generation := valueOn[int64](f, tx, "SELECT generation FROM leases WHERE name = 'm'")
 	f.ok(tx.Commit(f.ctx))
 	f.ok(drained())
-	expect(t, value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > generation, true, "a plan that saw the join and not the override is overtaken")
+	isLater := value[int64](f, "SELECT generation FROM leases WHERE name = 'm'") > generation
+	expect(t, isLater, true, "a plan that saw the join and not the override is overtaken")
 	expect(t, strings.Contains(b.overrides("m"), "a drained yes"), true, b.overrides("m"))
-	expect(t, value[bool](f, "SELECT plan_due_at <= clock_timestamp() FROM leases WHERE name = 'm'"), true, "a plan is due")
+	due := value[bool](f, "SELECT plan_due_at <= clock_timestamp() FROM leases WHERE name = 'm'")
+	expect(t, due, true, "a plan is due")
 }
 
 // It ends overrides, and does not wait for the locks of a plan or of another role.
@@ -419,17 +446,22 @@ func TestACheckEndsNoOverrideAboutALeaseThatIsLocked(t *testing.T) {
 	_, b := f.pair(1)
 	f.exec("SELECT freeze('l', 'r'), drain('a', 'r')")
 	f.exec("UPDATE overrides SET until = now() - interval '1 second'")
-	for _, locks := range []string{"SELECT FROM leases WHERE name = 'l' FOR KEY SHARE", "SELECT FROM clients WHERE id = 'a' FOR KEY SHARE"} {
+	for _, locks := range []string{
+		"SELECT FROM leases WHERE name = 'l' FOR KEY SHARE", "SELECT FROM clients WHERE id = 'a' FOR KEY SHARE",
+	} {
 		unlock := f.lock(locks)
 		f.checkNow()
 		b.evict()
 		unlock()
 	}
-	expect(t, f.text("SELECT verb, (SELECT count(*) FROM events WHERE cause LIKE 'un%') FROM overrides"), "drain|1", "overrides that are left")
+	left := f.text("SELECT verb, (SELECT count(*) FROM events WHERE cause LIKE 'un%') FROM overrides")
+	expect(t, left, "drain|1", "overrides that are left")
 	f.checkNow()
 	b.evict()
 	expect(t, f.text("SELECT verb FROM overrides"), "", "overrides that are left")
-	expect(t, f.text("SELECT cause, lease, from_id, actor = session_user FROM events WHERE cause LIKE 'un%' ORDER BY id"), "unfreeze|l|<nil>|true\nundrain|<nil>|a|true", "events")
+	events := f.text(`
+		SELECT cause, lease, from_id, actor = session_user FROM events WHERE cause LIKE 'un%' ORDER BY id`)
+	expect(t, events, "unfreeze|l|<nil>|true\nundrain|<nil>|a|true", "events")
 }
 
 // If many overrides end at once, a check for expired sessions ends only some of them, and changes
@@ -440,7 +472,9 @@ func TestManyOverridesThatEndAtOnceDelayNoEviction(t *testing.T) {
 	f := newFixture(t)
 	a, expired := f.client("a"), f.client("expired")
 	a.join("l", 500)
-	f.exec("INSERT INTO overrides (verb, lease, partition, client, until, since, actor, reason) SELECT 'pin', 'l', n, 'a', now() - interval '1 second', now(), '', '' FROM generate_series(0, 499) AS n")
+	f.exec(`
+		INSERT INTO overrides (verb, lease, partition, client, until, since, actor, reason)
+		SELECT 'pin', 'l', n, 'a', now() - interval '1 second', now(), '', '' FROM generate_series(0, 499) AS n`)
 	f.expire(expired)
 	for _, left := range []int{300, 100, 0, 0} {
 		before := value[int64](f, "SELECT generation FROM leases")
@@ -452,7 +486,8 @@ func TestManyOverridesThatEndAtOnceDelayNoEviction(t *testing.T) {
 			t.Errorf("the generation rose by %d", rose)
 		}
 		if left > 0 {
-			expect(t, value[bool](f, "SELECT next_check_at < clock_timestamp() + interval '1 second' FROM server"), true, "the next check is due soon")
+			isSoon := value[bool](f, "SELECT next_check_at < clock_timestamp() + interval '1 second' FROM server")
+			expect(t, isSoon, true, "the next check is due soon")
 		}
 	}
 	expect(t, value[int](f, "SELECT count(*) FROM events WHERE cause = 'unpin'"), 500, "events")

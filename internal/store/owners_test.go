@@ -117,8 +117,11 @@ func TestReaderOfOwnersMissesNoLateCommit(t *testing.T) {
 	a.give("l", a.session, a.session, a.session)
 	move := func(partition int) pgx.Tx { // as a release does
 		tx := testkit.Must(f.raw().Begin(f.ctx))(f)
-		testkit.Must(tx.Exec(f.ctx, "UPDATE pgleases.partitions SET owner = $1, epoch = epoch + 1 WHERE partition = $2", b.session, partition))(f)
-		testkit.Must(tx.Exec(f.ctx, "INSERT INTO pgleases.events (lease, cause, partitions) VALUES ('l', 'handed over', int4multirange(int4range($1, $1, '[]')))", partition))(f)
+		testkit.Must(tx.Exec(f.ctx, `
+			UPDATE pgleases.partitions SET owner = $1, epoch = epoch + 1 WHERE partition = $2`, b.session, partition))(f)
+		testkit.Must(tx.Exec(f.ctx, `
+			INSERT INTO pgleases.events (lease, cause, partitions)
+			VALUES ('l', 'handed over', int4multirange(int4range($1, $1, '[]')))`, partition))(f)
 		return tx
 	}
 	var r reader
@@ -145,7 +148,8 @@ func TestReaderOfOwnersMissesNoTrimmedEvent(t *testing.T) {
 	r.changes(f, a, "l")
 	a.give("l", b.session)
 	a.release([]Release{{"l", 0, 1}})
-	f.exec("UPDATE events_kept SET age = '0', trimmed = '9000000000000000000'") // a dump of another server has such a number
+	// A dump of another server has such a number.
+	f.exec("UPDATE events_kept SET age = '0', trimmed = '9000000000000000000'")
 	testkit.Must(a.Tidy(f.ctx))(f)
 	expect(t, value[int](f, "SELECT count(*) FROM events"), 0, "events")
 	r.changes(f, a, "l")
@@ -161,7 +165,9 @@ func TestReaderOfOwnersReadsFewEvents(t *testing.T) {
 	var r reader
 	r.changes(f, a, "l")
 	for _, events := range []int{900, 1001} {
-		f.exec("INSERT INTO events (lease, cause, partitions) SELECT 'l', 'given', '{[0,1)}' FROM generate_series(1, $1)", events)
+		f.exec(`
+			INSERT INTO events (lease, cause, partitions)
+			SELECT 'l', 'given', '{[0,1)}' FROM generate_series(1, $1)`, events)
 		r.changes(f, a, "l")
 		expect(t, r.whole, events > 1000, fmt.Sprintf("a read of %d events is of all", events))
 	}

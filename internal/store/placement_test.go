@@ -42,7 +42,8 @@ func TestJoinsBeginTheLongestRebalanceDelay(t *testing.T) {
 		settles(true)
 		expect(t, a.beat().CheckDueIn, longest, "time until the check")
 		f.pass(time.Second)
-		expect(t, b.joinOn(3, delayed(1, time.Second)).SettlesIn, longest-time.Second, "after a join that changes nothing")
+		again := b.joinOn(3, delayed(1, time.Second))
+		expect(t, again.SettlesIn, longest-time.Second, "after a join that changes nothing")
 		expect(t, b.joinOn(3, delayed(4, time.Second)).SettlesIn, longest, "after a change of weight")
 		expect(t, c.joinOn(3, delayed(0, time.Second)).SettlesIn, longest, "after a join without a weight")
 		for n := 1; n <= 4; n++ {
@@ -176,7 +177,8 @@ func TestAnEventNamesWhatHasNoOwner(t *testing.T) {
 		read[0].Unowned = unowned
 		a.apply(read)
 	}
-	expect(t, f.text("SELECT lease, partitions::text FROM events WHERE cause = 'over ceilings' ORDER BY id"), "l|{[2,4),[5,6)}\nl|{[5,6)}", "events")
+	got := f.text("SELECT lease, partitions::text FROM events WHERE cause = 'over ceilings' ORDER BY id")
+	expect(t, got, "l|{[2,4),[5,6)}\nl|{[5,6)}", "events")
 }
 
 // awaited returns the clients that are awaited in lease l, with their weights.
@@ -196,7 +198,7 @@ func TestLeaveBeginsARestartGrace(t *testing.T) {
 		a.give("l", a.session, a.session, b.session)
 		leave := func(returns bool, releases ...Release) Released {
 			t.Helper()
-			return testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{Lease: "l", Now: true, Returns: returns}}, a.joins))(t)
+			return a.leave(Leave{Lease: "l", Now: true, Returns: returns}, releases...)
 		}
 		first := leave(true, Release{"l", 0, 1})
 		expect(t, fmt.Sprint(first.Released, first.Left, first.ToPlan), "[{l 0 0 2}] [] []", "while it still owns one")
@@ -252,7 +254,7 @@ func TestOperatorsEvictionEndsARestartGrace(t *testing.T) {
 		a, b := f.client("a"), f.client("b")
 		a.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
 		b.joinOn(2, Terms{Weight: 1})
-		testkit.Must(a.Release(f.ctx, a.session, nil, []Leave{{Lease: "l", Now: true, Returns: true}}, a.joins))(t)
+		a.leave(Leave{Lease: "l", Now: true, Returns: true})
 		expect(t, b.awaited(), "a1 ", "awaited")
 		before := b.snapshot("l")[0].Generation
 		f.ok(f.evictClient("a"))
@@ -266,7 +268,7 @@ func TestLeaveForGoodEndsARestartGrace(t *testing.T) {
 		a, b := f.client("a"), f.client("b")
 		a.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})
 		b.joinOn(2, Terms{Weight: 1})
-		testkit.Must(a.Release(f.ctx, a.session, nil, []Leave{{Lease: "l", Now: true, Returns: true}}, a.joins))(t)
+		a.leave(Leave{Lease: "l", Now: true, Returns: true})
 		expect(t, b.awaited(), "a1 ", "awaited")
 		again := f.client("a")
 		again.joinOn(2, Terms{Weight: 1, RestartGrace: time.Minute})

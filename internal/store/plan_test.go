@@ -69,9 +69,12 @@ func TestPlanReadsEachMembersLeasesOnce(t *testing.T) {
 	}
 	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 		SELECT 'l' || n, 1, 1, 1, 0, 'infinity', now() FROM generate_series(1, $1) AS n`, leases)
-	f.exec("INSERT INTO members SELECT 'l' || n, s, 1, now(), 1 FROM generate_series(1, $2) AS n, unnest($1::bigint[]) AS s", sessions, leases)
+	f.exec(`
+		INSERT INTO members SELECT 'l' || n, s, 1, now(), 1
+		FROM generate_series(1, $2) AS n, unnest($1::bigint[]) AS s`, sessions, leases)
 	f.ok(pgx.BeginFunc(f.ctx, f.sql, func(tx pgx.Tx) error {
-		read := "SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::int FROM pg_index WHERE indrelid = 'members'::regclass"
+		const read = `SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::int
+			FROM pg_index WHERE indrelid = 'members'::regclass`
 		before := valueOn[int](f, tx, read)
 		got := valueOn[int](f, tx, "SELECT count(*)::int FROM snapshot(ARRAY(SELECT name FROM leases), false)")
 		expect(t, got, leases, "leases of the plan")
@@ -109,10 +112,12 @@ func TestAPlanGivesWhatIsFreeAndAsksForWhatIsNot(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.pair(3)
 		read := a.snapshot("l")
-		expect(t, a.apply(read, Move{"l", 0, a.session}, Move{"l", 1, b.session}), Applied{Applied: true, Given: 2}, "first plan")
+		first := a.apply(read, Move{"l", 0, a.session}, Move{"l", 1, b.session})
+		expect(t, first, Applied{Applied: true, Given: 2}, "first plan")
 		expect(t, f.state("l", a, b), "a>a:1 of a, b>b:1 of b, 0>0:0 of -", "given")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", 3, -1000, 1}, "heartbeat")
-		expect(t, a.apply(a.snapshot("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session}), Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
+		second := a.apply(a.snapshot("l"), Move{"l", 0, b.session}, Move{"l", 2, b.session})
+		expect(t, second, Applied{Applied: true, Asked: 1, Given: 1}, "second plan")
 		expect(t, f.state("l", a, b), "a>b:1 of a asked, b>b:1 of b, b>b:1 of b", "asked")
 		expect(t, a.owned("l"), "0:1>", "read")
 		expect(t, a.apply(a.snapshot("l"), Move{"l", 0, a.session}).Asked, 1, "third plan")
@@ -152,7 +157,10 @@ func TestPlanLeavesOutLeasesThatHaveChanged(t *testing.T) {
 		for _, name := range []string{"one", "three", "two"} {
 			a.join(name, 2)
 		}
-		moves := []Move{{"one", 0, a.session}, {"one", 1, a.session}, {"three", 0, a.session}, {"two", 0, a.session}, {"two", 1, a.session}}
+		moves := []Move{
+			{"one", 0, a.session}, {"one", 1, a.session},
+			{"three", 0, a.session}, {"two", 0, a.session}, {"two", 1, a.session},
+		}
 		read := a.snapshot("one", "two", "three")
 		b.join("two", 2)
 		before := f.tables().Leases["two"]
@@ -161,7 +169,8 @@ func TestPlanLeavesOutLeasesThatHaveChanged(t *testing.T) {
 		expect(t, f.state("one", a)+"; "+f.state("two", a), "a>a:1 of a, a>a:1 of a; 0>0:0 of -, 0>0:0 of -", "state")
 		expect(t, f.tables().Leases["two"], before, "row of the lease that has changed")
 		if l := f.tables().Leases["one"]; l.NextCheckAt != l.PlannedAt+time.Second.Microseconds() {
-			t.Errorf("another plan of a lease that is balanced with it is due at %d, after one at %d", l.NextCheckAt, l.PlannedAt)
+			t.Errorf("another plan of what is balanced with it is due at %d, after one at %d",
+				l.NextCheckAt, l.PlannedAt)
 		}
 
 		read = a.snapshot("two")[2:]
@@ -232,7 +241,11 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 		return got
 	})
 	f.blocked(b.pg().Raw())
-	f.exec("SET session_replication_role = replica; UPDATE partitions SET epoch = 7 WHERE partition = 1; RESET session_replication_role") // without the trigger
+	// Without the trigger.
+	f.exec(`
+		SET session_replication_role = replica;
+		UPDATE partitions SET epoch = 7 WHERE partition = 1;
+		RESET session_replication_role`)
 	release()
 	expect(t, applying(), Applied{Applied: true, Given: 1, LeftOver: 1}, "applied")
 	expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>a:7 of a", "state")
@@ -246,7 +259,8 @@ func TestNoPartitionMovesToANonMember(t *testing.T) {
 		b.join("other", 1)
 		a.give("l", a.session)
 		read := a.snapshot("l")
-		expect(t, a.apply(read, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345}), Applied{Applied: true}, "applied")
+		got := a.apply(read, Move{"l", 0, b.session}, Move{"l", 1, b.session}, Move{"l", 1, 12345})
+		expect(t, got, Applied{Applied: true}, "applied")
 		expect(t, f.state("l", a), "a>a:1 of a, 0>0:0 of -", "state")
 	})
 }
@@ -271,7 +285,8 @@ func TestAPlanWithMoreMovesStaysDue(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a := f.client("a")
 		a.join("l", 2)
-		expect(t, testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, NextPlan{}))(f), Applied{Applied: true, Given: 1}, "first part")
+		first := testkit.Must(a.Apply(f.ctx, a.snapshot("l"), []Move{{"l", 0, a.session}}, NextPlan{}))(f)
+		expect(t, first, Applied{Applied: true, Given: 1}, "first part")
 		expect(t, a.beat().Leases[0].DueIn, 0, "the next plan is due in")
 		expect(t, a.apply(a.snapshot("l"), Move{"l", 1, a.session}), Applied{Applied: true, Given: 1}, "the rest")
 		expect(t, a.beat().Leases[0].DueIn, -time.Microsecond, "the next plan is due in")
@@ -284,10 +299,12 @@ func TestAnOpenGuardDelaysItsPartitionOnly(t *testing.T) {
 		a.give("l", a.session, a.session, a.session)
 		end := f.guarding("l", 1, 1)
 
-		expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked") // does not conflict
+		// This does not conflict.
+		expect(t, b.give("l", a.session, b.session, a.session), Applied{Applied: true, Asked: 3}, "asked")
 		f.kill("a")
 		// It does not wait: if it did, the lock's timeout would make it fail.
-		expect(t, b.give("l", b.session, b.session, b.session), Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
+		got := b.give("l", b.session, b.session, b.session)
+		expect(t, got, Applied{Applied: true, Given: 2, LeftOver: 1}, "while it is open")
 		expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>b:1 of a asked, b>b:2 of b prefers a", "state")
 		expect(t, b.beat().Leases[0].DueIn, 50*time.Millisecond, "the next plan is due in")
 		f.client("c").join("l", 3)
@@ -350,8 +367,11 @@ func TestGuardDuringTakeoverWaitsAndIsRefused(t *testing.T) {
 	guarding := later(func() error { return guard(f, tx, "l", 0, 1) })
 	passed := false
 	f.until("the guard waits", func() bool { // or passed, which the mutant without the lock does
-		passed = value[bool](f, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1 AND state = 'idle in transaction' AND query LIKE '%guarded%')", int64(former.PgConn().PID()))
-		return passed || value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", int64(former.PgConn().PID()))
+		pid := int64(former.PgConn().PID())
+		passed = value[bool](f, `
+			SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1
+				AND state = 'idle in transaction' AND query LIKE '%guarded%')`, pid)
+		return passed || value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0", pid)
 	})
 	if passed {
 		t.Fatal("the guard of a former owner passed")
@@ -462,7 +482,9 @@ func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
 		{"0", "1s", "0"}, {"500ms", "500ms", "500ms"}, {"1min", "1s", "1min"}, {"5s", "1s", "5s"}, {"1d", "1s", "1d"},
 	} {
 		testkit.Must(conn.Exec(f.ctx, "SET idle_in_transaction_session_timeout = '"+c.setting+"'"))(f)
-		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement} {
+		for _, mode := range []pgx.QueryExecMode{
+			pgx.QueryExecModeSimpleProtocol, pgx.QueryExecModeExec, pgx.QueryExecModeCacheStatement,
+		} {
 			tx := testkit.Must(conn.Begin(f.ctx))(f)
 			testkit.Must(tx.Exec(f.ctx, StatementsFor(f.schema).Guard, mode, "l", 0, 1, 1000))(f)
 			expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.inside, "limit inside")
@@ -471,7 +493,8 @@ func TestAGuardLowersTheIdleLimitOfItsTransactionOnly(t *testing.T) {
 		}
 		tx := testkit.Must(conn.Begin(f.ctx))(f) // the function alone knows no trust
 		testkit.Must(tx.Exec(f.ctx, "SELECT pgleases.guard('l', 0, 1)"))(f)
-		expect(t, valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout"), c.shown, "limit after the SQL function")
+		limit := valueOn[string](f, conn, "SHOW idle_in_transaction_session_timeout")
+		expect(t, limit, c.shown, "limit after the SQL function")
 		f.ok(tx.Rollback(f.ctx))
 	}
 }
@@ -553,7 +576,8 @@ func TestConcurrentChangesKeepOneOwner(t *testing.T) {
 		}
 	}
 	expect(t, last.apply(last.snapshot(leases...), moves...).Given, len(moves), "given in the end")
-	expect(t, f.text("SELECT count(*), count(*) FILTER (WHERE owner = $1) FROM partitions", last.session), "24|24", "partitions, owned")
+	owned := f.text("SELECT count(*), count(*) FILTER (WHERE owner = $1) FROM partitions", last.session)
+	expect(t, owned, "24|24", "partitions, owned")
 }
 
 // anything does one thing that a client may do.
@@ -607,7 +631,8 @@ func (c *client) anything(ctx context.Context, r *rand.Rand, leases []string) (s
 		applied, err := c.Apply(ctx, plans, moves, onlyLeftOver)
 		return fmt.Sprint("apply ", applied.Applied), err
 	case n < 18: // its heartbeats are lost
-		return "expire", c.pg().Exec(ctx, "UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1", c.session)
+		return "expire", c.pg().Exec(ctx, `
+			UPDATE pgleases.clients SET expires_at = '-infinity' WHERE session = $1`, c.session)
 	case n < 19:
 		beat, err := c.Heartbeat(ctx, c.session, 0, Renewal{})
 		if err == nil {

@@ -21,12 +21,14 @@ func TestAReleasedPartitionGoesStraightToItsTarget(t *testing.T) {
 		}) // the target is gone
 		before := a.beat().Leases[0]
 		got := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}, {"l", 3, 9}})
-		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] ToPlan:[l]}", b.session, a.session)
+		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2} "+
+			"{Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[] ToPlan:[l]}", b.session, a.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		const after = "b>b:2 of b, a>a:2 of a, 0>0:2 of a, a>b:1 of a asked"
 		expect(t, f.state("l", a, b, c), after, "state")
 		expect(t, a.beat().Leases[0], LeaseBeat{"l", before.Generation + 1, 0, 1}, "heartbeat")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})), "{Released:[] Busy:[] Left:[] ToPlan:[]}", "answer to a repetition")
+		again := a.release([]Release{{"l", 0, 1}, {"l", 1, 1}, {"l", 2, 1}})
+		expect(t, fmt.Sprintf("%+v", again), "{Released:[] Busy:[] Left:[] ToPlan:[]}", "answer to a repetition")
 		expect(t, f.state("l", a, b, c), after, "state after a repetition")
 		expect(t, a.beat().Leases[0].Generation, before.Generation+1, "generation after a repetition")
 		expect(t, len(b.release([]Release{{"l", 1, 2}, {"l", 3, 1}}).Released), 0, "released by another")
@@ -69,7 +71,8 @@ func TestAFenceLetsOpenGuardsEndAndNoFurtherOnePass(t *testing.T) {
 		expect(t, len(a.release([]Release{{"l", 0, 2}}).Busy), 1, "busy while the first is open")
 		end()
 		expect(t, len(a.release([]Release{{"l", 0, 1}}).Released), 0, "released under the epoch before")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 2}}).Released), fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:3}]", b.session), "released")
+		want := fmt.Sprintf("[{Lease:l Partition:0 Owner:%d Epoch:3}]", b.session)
+		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 2}}).Released), want, "released")
 	})
 }
 
@@ -194,12 +197,15 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	a, b, c := f.trio(3)
 	c.give("l", a.session, b.session, b.session)
 	c.give("l", c.session, c.session, c.session)
-	commit := f.lock("SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', '{}', 0, 5000, '')", a.session)
-	got := testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 1, 1}}, []Leave{{Lease: "l"}}, b.joins))(f)
+	commit := f.lock(`
+		SELECT release($1, ARRAY['l'], ARRAY[0], ARRAY[1]::bigint[], ARRAY[0]::bigint[], '{}', '{}', '{}', '{}', 0, 5000, '')`,
+		a.session)
+	got := b.leave(Leave{Lease: "l"}, Release{"l", 1, 1})
 	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
 	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
 	planning := later(func() Applied {
-		applied, _ := c.Apply(f.ctx, []LeaseSnapshot{{Name: "l", Generation: c.beat().Leases[0].Generation}}, []Move{{"l", 2, a.session}}, onlyLeftOver)
+		plans := []LeaseSnapshot{{Name: "l", Generation: c.beat().Leases[0].Generation}}
+		applied, _ := c.Apply(f.ctx, plans, []Move{{"l", 2, a.session}}, onlyLeftOver)
 		return applied
 	})
 	f.blocked(c.pg().Raw()) // what decides by owners waits
@@ -213,16 +219,20 @@ func TestLeaveHandsOverToPlannedSuccessors(t *testing.T) {
 		a, b, c := f.trio(3)
 		a.give("l", a.session, a.session, b.session)
 		generation := f.tables().Leases["l"].Generation
-		leave := []Leave{{"l", true, false, generation, map[int]int64{0: b.session, 1: c.session}}}
-		got := testkit.Must(a.Release(f.ctx, a.session, []Release{{"l", 0, 1}, {"l", 1, 1}}, leave, a.joins))(f)
-		want := fmt.Sprintf("{Released:[{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] Busy:[] Left:[l] ToPlan:[]}", b.session, c.session)
+		plan := map[int]int64{0: b.session, 1: c.session}
+		got := a.leave(Leave{"l", true, false, generation, plan}, Release{"l", 0, 1}, Release{"l", 1, 1})
+		want := fmt.Sprintf("{Released:["+
+			"{Lease:l Partition:0 Owner:%d Epoch:2} {Lease:l Partition:1 Owner:%d Epoch:2}] "+
+			"Busy:[] Left:[l] ToPlan:[]}", b.session, c.session)
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		expect(t, f.state("l", b, c), "b>b:2 of b prefers a, c>c:2 of c prefers a, b>b:1 of b", "state")
-		expect(t, b.beat().Leases[0], LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
+		beat := b.beat().Leases[0]
+		expect(t, beat, LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
-		leave = []Leave{{"l", true, false, generation, map[int]int64{0: c.session, 2: c.session}}} // of before a left
-		got = testkit.Must(b.Release(f.ctx, b.session, []Release{{"l", 0, 2}, {"l", 2, 1}}, leave, b.joins))(f)
-		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] Busy:[] Left:[l] ToPlan:[l]}"
+		plan = map[int]int64{0: c.session, 2: c.session} // of before a left
+		got = b.leave(Leave{"l", true, false, generation, plan}, Release{"l", 0, 2}, Release{"l", 2, 1})
+		want = "{Released:[{Lease:l Partition:0 Owner:0 Epoch:3} {Lease:l Partition:2 Owner:0 Epoch:2}] " +
+			"Busy:[] Left:[l] ToPlan:[l]}"
 		expect(t, fmt.Sprintf("%+v", got), want, "answer to one whose plan is of before")
 	})
 }
@@ -234,15 +244,21 @@ func TestLeaveEndsMembershipWithLastRelease(t *testing.T) {
 		leave := func(want string, now bool, releases ...Release) {
 			t.Helper()
 			lease := f.tables().Leases["l"]
-			got := testkit.Must(a.Release(f.ctx, a.session, releases, []Leave{{"l", now, false, lease.Generation, map[int]int64{0: b.session, 1: b.session}}}, a.joins))(f)
+			plan := map[int]int64{0: b.session, 1: b.session}
+			got := a.leave(Leave{"l", now, false, lease.Generation, plan}, releases...)
 			weight := f.tables().Members[fakestore.Member{Lease: "l", Session: a.session}].Weight
-			expect(t, fmt.Sprintf("%d released, left %v, to plan %v, weight %d, generation + %d, state %s", len(got.Released), got.Left, got.ToPlan, weight,
-				f.tables().Leases["l"].Generation-lease.Generation, f.state("l", a, b)), want, "answer")
+			answer := fmt.Sprintf("%d released, left %v, to plan %v, weight %d, generation + %d, state %s",
+				len(got.Released), got.Left, got.ToPlan, weight,
+				f.tables().Leases["l"].Generation-lease.Generation, f.state("l", a, b))
+			expect(t, answer, want, "answer")
 			expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
 		}
 		leave("0 released, left [], to plan [], weight 0, generation + 1, state a>a:1 of a, a>a:1 of a", true)
-		leave("1 released, left [], to plan [], weight 0, generation + 0, state b>b:2 of b prefers a, a>a:1 of a", false, Release{"l", 0, 1})
-		leave("1 released, left [l], to plan [], weight 0, generation + 1, state b>b:2 of b prefers a, b>b:2 of b prefers a", true, Release{"l", 1, 1})
+		leave("1 released, left [], to plan [], weight 0, generation + 0, state b>b:2 of b prefers a, a>a:1 of a",
+			false, Release{"l", 0, 1})
+		leave("1 released, left [l], to plan [], weight 0, generation + 1, "+
+			"state b>b:2 of b prefers a, b>b:2 of b prefers a",
+			true, Release{"l", 1, 1})
 	})
 }
 
@@ -252,8 +268,10 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 		a.join("l", 2)
 		b.joinWeight("l", 2, 0)
 		a.give("l", a.session, a.session)
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 0, 1}}, "l")), "{Released:[{Lease:l Partition:0 Owner:0 Epoch:2}] Busy:[] Left:[] ToPlan:[]}", "answer to a part")
-		expect(t, fmt.Sprintf("%+v", a.release([]Release{{"l", 1, 1}}, "l")), "{Released:[{Lease:l Partition:1 Owner:0 Epoch:2}] Busy:[] Left:[l] ToPlan:[]}", "answer to the rest")
+		part, rest := a.release([]Release{{"l", 0, 1}}, "l"), a.release([]Release{{"l", 1, 1}}, "l")
+		const released = "{Released:[{Lease:l Partition:%d Owner:0 Epoch:2}] Busy:[] Left:%s ToPlan:[]}"
+		expect(t, fmt.Sprintf("%+v", part), fmt.Sprintf(released, 0, "[]"), "answer to a part")
+		expect(t, fmt.Sprintf("%+v", rest), fmt.Sprintf(released, 1, "[l]"), "answer to the rest")
 		expect(t, b.beat().Leases[0].DueIn, -time.Microsecond, "a plan is due in")
 		b.join("l", 2)
 		expect(t, b.beat().Leases[0].DueIn >= 0, true, "a plan is due, with a weight")

@@ -25,7 +25,8 @@ func TestReplacedLeaseRefusesJoins(t *testing.T) {
 		for _, partitions := range []int{4, 8} {
 			join, err := a.Join(f.ctx, a.session, "l", partitions, Terms{Weight: 1}, 9)
 			f.ok(err)
-			expect(t, join, Join{Alive: true, Successor: "m", DroppedWith: join.DroppedWith}, "join of the replaced lease")
+			want := Join{Alive: true, Successor: "m", DroppedWith: join.DroppedWith}
+			expect(t, join, want, "join of the replaced lease")
 		}
 		if err := f.replace("l", "n", 8); !errors.Is(err, fakestore.ErrReplaced) {
 			t.Errorf("replaced twice: %v", err)
@@ -69,8 +70,11 @@ func TestReplaceNamesExpiredMembers(t *testing.T) {
 	b.join("l", 2)
 	f.exec("UPDATE clients SET expires_at = '2026-01-01 01:00:00 UTC' WHERE id = 'b'")
 	err := f.replace("l", "m", 4)
-	if !errors.Is(err, fakestore.ErrInUse) || !strings.Contains(err.Error(), `lease "l" has members: a, b (without a heartbeat since 2026-01-01`) ||
-		!strings.Contains(err.Error(), "not evicted yet)") {
+	if !errors.Is(err, fakestore.ErrInUse) {
+		t.Fatal(err)
+	}
+	const members = `lease "l" has members: a, b (without a heartbeat since 2026-01-01`
+	if !strings.Contains(err.Error(), members) || !strings.Contains(err.Error(), "not evicted yet)") {
 		t.Fatal(err)
 	}
 }

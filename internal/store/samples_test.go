@@ -37,7 +37,13 @@ func TestSamplesCountOnceAMinute(t *testing.T) {
 	a.give("l", a.session, a.session, b.session, a.session)
 	a.sampleAll()
 	for kind, want := range map[string]string{
-		"members": "l|2\nm|1", "unowned": "|4\nl|2\nm|2", "clients": "|2", "leases": "|2", "locks": "|0", "waiting": "", "late": "",
+		"members": "l|2\nm|1",
+		"unowned": "|4\nl|2\nm|2",
+		"clients": "|2",
+		"leases":  "|2",
+		"locks":   "|0",
+		"waiting": "",
+		"late":    "",
 	} {
 		expect(t, f.samples(kind), want, kind)
 	}
@@ -53,7 +59,8 @@ func TestSamplesCountOnceAMinute(t *testing.T) {
 	f.setClock(start.Add(4 * time.Minute)) // all have expired, but their owners are not evicted
 	b.sampleAll()
 	expect(t, f.samples("clients"), "|2\n|2\n|0", "clients")
-	expect(t, f.text("SELECT count(DISTINCT at), bool_and(at = date_trunc('minute', at)) FROM samples"), "3|true", "minutes")
+	minutes := f.text("SELECT count(DISTINCT at), bool_and(at = date_trunc('minute', at)) FROM samples")
+	expect(t, minutes, "3|true", "minutes")
 }
 
 // Of clients that write samples at once, one does it, and the others do not wait for it.
@@ -65,14 +72,16 @@ func TestSamplesOfOneMinuteAreWrittenByOneClient(t *testing.T) {
 	end := f.lock("SELECT pgleases.sample(1000)")
 	expect(t, testkit.Must(b.Sample(f.ctx))(f), Sampled{}, "sampled")
 	end()
-	expect(t, f.text("SELECT count(*) > 0, count(*) = count(DISTINCT (kind, name, at)) FROM samples"), "true|true", "samples")
+	once := f.text("SELECT count(*) > 0, count(*) = count(DISTINCT (kind, name, at)) FROM samples")
+	expect(t, once, "true|true", "samples")
 	f.exec("TRUNCATE samples")
 	var calls sync.WaitGroup
 	for range 4 {
 		calls.Go(func() { f.clientTTL("more", time.Minute).sampleAll() })
 	}
 	calls.Wait()
-	expect(t, f.text("SELECT count(*) FROM samples WHERE kind = 'members' GROUP BY at ORDER BY at LIMIT 1"), "1", "samples of the lease")
+	ofLease := f.text("SELECT count(*) FROM samples WHERE kind = 'members' GROUP BY at ORDER BY at LIMIT 1")
+	expect(t, ofLease, "1", "samples of the lease")
 }
 
 // With many leases a call ends early, and the next ones go on.
@@ -81,13 +90,18 @@ func TestSamplesOfManyLeasesTakeManyCalls(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	a := f.client("a")
-	f.exec("INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at) SELECT 'l' || n, 5000, 1, 1, 0, 'infinity', now() FROM generate_series(1, 20) AS n")
-	f.exec("INSERT INTO partitions (lease, partition, epoch) SELECT 'l' || n, p, 0 FROM generate_series(1, 20) AS n, generate_series(0, 4999) AS p")
+	f.exec(`
+		INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
+		SELECT 'l' || n, 5000, 1, 1, 0, 'infinity', now() FROM generate_series(1, 20) AS n;
+		INSERT INTO partitions (lease, partition, epoch)
+		SELECT 'l' || n, p, 0 FROM generate_series(1, 20) AS n, generate_series(0, 4999) AS p`)
 	// A server that is busy with other tests may take too long to count a lease, which then has no value in that minute.
 	testkit.Until(t, "20 leases have 100,000 partitions without an owner", func() bool {
 		f.exec("TRUNCATE samples")
 		a.sampleAll()
-		got := f.text("SELECT count(*), sum(value) FROM samples WHERE kind = 'unowned' AND name <> '' AND at = (SELECT max(at) FROM samples WHERE kind = 'clients')")
+		got := f.text(`
+			SELECT count(*), sum(value) FROM samples WHERE kind = 'unowned' AND name <> ''
+			AND at = (SELECT max(at) FROM samples WHERE kind = 'clients')`)
 		t.Log("leases, and partitions without an owner:", got)
 		return got == "20|100000"
 	})
@@ -101,15 +115,23 @@ func TestSamplesAreKeptForAWeek(t *testing.T) {
 	f.runAs = role
 	c := f.client("c")
 	c.join("l", 1)
-	f.exec(`INSERT INTO samples (at, kind, name, value) SELECT now() - interval '8 days' - n * interval '1 second', 'old', 'l', 1 FROM generate_series(1, 12000) AS n`)
-	f.exec(`INSERT INTO samples (at, kind, name, value) VALUES (now() - interval '6 days', 'young', 'l', 1), (now() + interval '1 hour', 'ahead', 'l', 1), (now() + interval '2 days', 'far ahead', 'l', 1)`)
+	f.exec(`
+		INSERT INTO samples (at, kind, name, value)
+		SELECT now() - interval '8 days' - n * interval '1 second', 'old', 'l', 1 FROM generate_series(1, 12000) AS n`)
+	f.exec(`
+		INSERT INTO samples (at, kind, name, value) VALUES
+			(now() - interval '6 days', 'young', 'l', 1),
+			(now() + interval '1 hour', 'ahead', 'l', 1),
+			(now() + interval '2 days', 'far ahead', 'l', 1)`)
 	c.sampleAll() // as the application
 	for _, want := range []string{"2000", "0"} {
 		f.checkNow()
 		c.evict()
 		expect(t, f.text("SELECT count(*) FROM samples WHERE kind = 'old'"), want, "old")
 	}
-	expect(t, f.text("SELECT string_agg(kind, ' ' ORDER BY at) FROM samples WHERE kind IN ('young', 'ahead', 'far ahead')"), "young ahead", "kept")
+	kept := f.text(`
+		SELECT string_agg(kind, ' ' ORDER BY at) FROM samples WHERE kind IN ('young', 'ahead', 'far ahead')`)
+	expect(t, kept, "young ahead", "kept")
 	expect(t, f.samples("members"), "l|1", "members")
 	f.exec("SET ROLE " + role)
 	defer f.exec("RESET ROLE")
@@ -128,7 +150,9 @@ func TestSamplesHaveABound(t *testing.T) {
 	f.exec(`INSERT INTO leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
 		SELECT 'l' || lpad(n::text, 3, '0'), 1, 1, 1, 0, 'infinity', now() FROM generate_series(1, 300) AS n`)
 	a.sampleAll()
-	got := f.text("SELECT count(*), max(name) FROM samples WHERE kind = 'members' AND at = (SELECT max(at) FROM samples WHERE kind = 'clients')")
+	got := f.text(`
+		SELECT count(*), max(name) FROM samples WHERE kind = 'members'
+		AND at = (SELECT max(at) FROM samples WHERE kind = 'clients')`)
 	expect(t, got, "200|l200", "leases with samples, and the last of them")
 }
 

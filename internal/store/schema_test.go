@@ -23,8 +23,10 @@ func TestMigratingTwiceChangesNothing(t *testing.T) {
 	f := fixtureIn(t, emptyDatabase(t), `Odd "name"; --`)
 	f.exec("UPDATE server SET generation = 7")
 	f.ok(Engine.Migrate(f.ctx, f.sql, f.schema))
-	testkit.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f) // the text alone, as goose would run it
-	expect(t, f.text("SELECT generation, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server"), "7|1|1", "server")
+	// The text alone, as goose would run it.
+	testkit.Must(f.sql.PgConn().Exec(f.ctx, StatementsFor(f.schema).Schema).ReadAll())(f)
+	got := f.text("SELECT generation, (SELECT count(*) FROM server), (SELECT count(*) FROM schema_version) FROM server")
+	expect(t, got, "7|1|1", "server")
 }
 
 // The clients of the first migration are at work when the second has the lock: if it changed the
@@ -47,8 +49,10 @@ func TestRacingMigrationsAllSucceedAndOneIsCarriedOut(t *testing.T) {
 	f.exec("SELECT pg_advisory_unlock(7358216409153)")
 	wg.Wait()
 	f.ok(errors.Join(errs...))
-	expect(t, value[int](f, `SELECT count(*) FROM pg_proc AS p, pg_attribute AS a WHERE p.pronamespace = 'pgleases'::regnamespace
-		AND a.attrelid = 'pgleases.leases'::regclass AND a.attname = 'name' AND p.xmin <> a.xmin`), 0, "functions that were made later than the tables")
+	expect(t, value[int](f, `
+		SELECT count(*) FROM pg_proc AS p, pg_attribute AS a WHERE p.pronamespace = 'pgleases'::regnamespace
+		AND a.attrelid = 'pgleases.leases'::regclass AND a.attname = 'name' AND p.xmin <> a.xmin`,
+	), 0, "functions that were made later than the tables")
 }
 
 // Without sequential scans a read of one row may look so expensive that the server compiles it,
@@ -62,13 +66,16 @@ func TestAFunctionThatReadsByIndexCompilesNothing(t *testing.T) {
 
 func TestAnySchemaNameServes(t *testing.T) {
 	t.Parallel()
-	for _, schema := range testkit.Some( // what means something to SQL, to the driver's placeholders or to the embedded files
-		`$pgleases_body$`, `Order "Leases"; -- 'x' \ $1 %s /* ü`, `pgleases.pgleases.`, "SELECT", strings.Repeat("ü", 31)+`"`,
+	// What means something to SQL, to the driver's placeholders or to the embedded files.
+	for _, schema := range testkit.Some(
+		`$pgleases_body$`, `Order "Leases"; -- 'x' \ $1 %s /* ü`, `pgleases.pgleases.`,
+		"SELECT", strings.Repeat("ü", 31)+`"`,
 	) {
 		t.Run(schema, func(t *testing.T) {
 			t.Parallel()
 			f := fixtureIn(t, emptyDatabase(t), schema)
-			expect(t, value[int](f, "SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema), 1, "schemas of that name")
+			schemas := value[int](f, "SELECT count(*) FROM pg_namespace WHERE nspname = $1", schema)
+			expect(t, schemas, 1, "schemas of that name")
 			protocol(f)
 		})
 	}
@@ -84,18 +91,23 @@ func TestAPublicationForAllTablesHindersNothing(t *testing.T) {
 	f.ok(Engine.Migrate(f.ctx, f.sql, "pgleases"))
 	f.exec("SET search_path = pgleases, public")
 	protocol(f)
-	f.exec("SELECT pause('l', 'why'), resume('l', 'why'), new_server_generation(); UPDATE events_kept SET age = '1 day'; UPDATE schema_version SET min_code = 1")
+	f.exec(`
+		SELECT pause('l', 'why'), resume('l', 'why'), new_server_generation();
+		UPDATE events_kept SET age = '1 day';
+		UPDATE schema_version SET min_code = 1`)
 }
 
 // The connection has the database's encoding, as pgx leaves it.
 func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 	t.Parallel()
+	more := map[string]int{"LATIN1": 0, "SQL_ASCII": 2}
 	for _, encoding := range testkit.Some("LATIN1", "SQL_ASCII") {
 		t.Run(encoding, func(t *testing.T) {
 			t.Parallel()
 			maker := emptyFixture(t, "")
 			name := fmt.Sprintf("pgleases_encoded_%d", random())
-			maker.exec(fmt.Sprintf("CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding))
+			maker.exec(fmt.Sprintf(`
+				CREATE DATABASE %s TEMPLATE template0 ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C'`, name, encoding))
 			t.Cleanup(func() { _, _ = maker.sql.Exec(maker.ctxOfCleanup(), "DROP DATABASE "+name+" WITH (FORCE)") })
 			u := testkit.Must(url.Parse(maker.url))(maker)
 			u.Path = "/" + name
@@ -105,7 +117,8 @@ func TestADatabaseMayHaveAnotherEncoding(t *testing.T) {
 			protocol(f)
 			c := f.client("größe")
 			c.join("größe", 2)
-			expect(t, value[int](f, "SELECT octet_length(name) - 5 FROM leases WHERE name <> 'l'"), map[string]int{"LATIN1": 0, "SQL_ASCII": 2}[encoding], "octets more than letters")
+			octets := value[int](f, "SELECT octet_length(name) - 5 FROM leases WHERE name <> 'l'")
+			expect(t, octets, more[encoding], "octets more than letters")
 			expect(t, c.owned("größe"), "", "owned")
 		})
 	}
@@ -151,13 +164,15 @@ func protocolOfLocks(f *fixture, c *client) {
 	locks := locksOn(app, f.schema, 5000)
 	run := c.run()
 	for nonce, outcome := range []LockOutcome{LockGranted, LockWaits} {
-		answer, _, err := locks.Acquire(f.ctx, LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run})
+		request := LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run}
+		answer, _, err := locks.Acquire(f.ctx, request)
 		f.ok(err)
 		expect(f.TB, answer.Outcome, outcome, "acquired")
 	}
 	rows := testkit.Must(locks.List(f.ctx, app, "", "", 10))(f)
 	expect(f.TB, len(rows), 1, "listed")
-	testkit.Must(app.Exec(f.ctx, StatementsFor(f.schema).LockGuard, pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000)))(f)
+	testkit.Must(app.Exec(f.ctx, StatementsFor(f.schema).LockGuard,
+		pgx.QueryExecModeSimpleProtocol, "x", rows[0].Tokens[0], int64(1000)))(f)
 	f.ok(c.pg().ListenToLocks(f.ctx, c.session))
 	became, _, err := locks.Release(f.ctx, 1e9, c.session, LockRelease{Name: "x", Nonce: 1}, run)
 	f.ok(err)
@@ -172,7 +187,8 @@ func protocolOfLocks(f *fixture, c *client) {
 
 // guard is the fence as the library calls it, for a client with a minute of trust.
 func guard(f *fixture, tx pgx.Tx, lease string, partition int, epoch int64) error {
-	_, err := tx.Exec(f.ctx, StatementsFor(f.schema).Guard, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 60_000)
+	passes := StatementsFor(f.schema).Guard
+	_, err := tx.Exec(f.ctx, passes, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 60_000)
 	return err
 }
 
@@ -201,7 +217,8 @@ func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 	role := f.role()
 	f.exec("REVOKE CREATE ON DATABASE " + f.sql.Config().Database + " FROM PUBLIC")
 	var misfit *SchemaError
-	if err := Engine.Migrate(f.ctx, f.as(role), "made"); !errors.As(err, &misfit) || !strings.Contains(err.Error(), "create it") {
+	err := Engine.Migrate(f.ctx, f.as(role), "made")
+	if !errors.As(err, &misfit) || !strings.Contains(err.Error(), "create it") {
 		t.Errorf("without the schema: %v", err)
 	}
 	f.exec("CREATE SCHEMA made AUTHORIZATION " + role)
@@ -215,12 +232,16 @@ func TestARoleMayMigrateASchemaThatWasMadeForIt(t *testing.T) {
 func TestMigrationRefusesForeignObjects(t *testing.T) {
 	t.Parallel()
 	for what, object := range map[string]string{
-		"a table": `CREATE TABLE %[1]s.events_kept (age interval NOT NULL); CREATE UNIQUE INDEX events_kept_one_row ON %[1]s.events_kept ((true));
+		"a table": `
+			CREATE TABLE %[1]s.events_kept (age interval NOT NULL);
+			CREATE UNIQUE INDEX events_kept_one_row ON %[1]s.events_kept ((true));
 			CREATE FUNCTION %[1]s.theirs() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''it ran as %%'', current_user; END';
 			CREATE TRIGGER theirs BEFORE INSERT ON %[1]s.events_kept EXECUTE FUNCTION %[1]s.theirs()`,
-		"a view": "CREATE VIEW %[1]s.status AS SELECT", "a sequence": "CREATE SEQUENCE %[1]s.notified",
-		"a function":            "CREATE FUNCTION %[1]s.timeline() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
-		"a function like these": "CREATE FUNCTION %[1]s.timeline(text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+		"a view":     "CREATE VIEW %[1]s.status AS SELECT",
+		"a sequence": "CREATE SEQUENCE %[1]s.notified",
+		"a function": "CREATE FUNCTION %[1]s.timeline() RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
+		"a function like these": `
+			CREATE FUNCTION %[1]s.timeline(text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'`,
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
@@ -230,7 +251,8 @@ func TestMigrationRefusesForeignObjects(t *testing.T) {
 			theirs := f.as(role)
 			testkit.Must(theirs.PgConn().Exec(f.ctx, fmt.Sprintf(object, quoted)).ReadAll())(f)
 			var misfit *SchemaError
-			if err := Engine.Migrate(f.ctx, f.raw(), f.schema); !errors.As(err, &misfit) || !strings.Contains(err.Error(), "belongs to role "+role) {
+			err := Engine.Migrate(f.ctx, f.raw(), f.schema)
+			if !errors.As(err, &misfit) || !strings.Contains(err.Error(), "belongs to role "+role) {
 				t.Errorf("migrated: %v", err)
 			}
 		})
@@ -244,7 +266,8 @@ func (f *fixture) role() string {
 	f.exec("CREATE ROLE " + role)
 	admin := f.raw()
 	f.Cleanup(func() {
-		_, err := admin.Exec(f.ctxOfCleanup(), "DROP OWNED BY "+role+" CASCADE; DROP ROLE "+role, pgx.QueryExecModeSimpleProtocol)
+		drop := "DROP OWNED BY " + role + " CASCADE; DROP ROLE " + role
+		_, err := admin.Exec(f.ctxOfCleanup(), drop, pgx.QueryExecModeSimpleProtocol)
 		if err != nil {
 			f.Errorf("drop role: %v", err)
 		}
@@ -293,7 +316,8 @@ func TestAllStatementsRunAsTheyStand(t *testing.T) {
 			continue
 		}
 		statement := reflect.ValueOf(StatementsFor("pgleases")).FieldByIndex(field.Index).String()
-		if strings.HasPrefix(statement, "--") || strings.Contains(strings.ReplaceAll(statement, `"pgleases".`, ""), "pgleases.") {
+		unquoted := strings.ReplaceAll(statement, `"pgleases".`, "")
+		if strings.HasPrefix(statement, "--") || strings.Contains(unquoted, "pgleases.") {
 			t.Errorf("statement %s begins %q", name, statement[:40])
 		}
 		if name == "schema" {

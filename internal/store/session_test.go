@@ -38,7 +38,8 @@ func TestRepeatingARegistrationChangesNothing(t *testing.T) {
 func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		c := f.any()
-		older, newer := registration(random(), "a", 0, random(), 6*time.Second), registration(random(), "a", 0, random(), 6*time.Second)
+		older := registration(random(), "a", 0, random(), 6*time.Second)
+		newer := registration(random(), "a", 0, random(), 6*time.Second)
 		newer.Host, newer.PID = "newer", 12
 		var err error
 		older.Incarnation, _, err = c.Register(f.ctx, older)
@@ -54,7 +55,8 @@ func TestTheNewerProcessOfAnIDSupersedesTheOlder(t *testing.T) {
 		older.Session = random() // it registers again
 		got, other, err := c.Register(f.ctx, older)
 		f.ok(err)
-		if got != 0 || other == nil || other.Host != "newer" || other.PID != 12 || !other.StartedAt.Equal(newer.StartedAt) {
+		isNewer := other != nil && other.Host == "newer" && other.PID == 12 && other.StartedAt.Equal(newer.StartedAt)
+		if got != 0 || !isNewer {
 			t.Fatalf("the older one got incarnation %d, other process %+v", got, other)
 		}
 		_, registered := f.tables().Clients[older.Session]
@@ -224,7 +226,9 @@ func TestHeartbeatReturnsEachJoinedLease(t *testing.T) {
 		a.join("two", 1)
 		b.join("three", 1)
 		a.give("one", a.session)
-		f.lease("two", func(l *fakestore.Lease, clock int64) { l.NextCheckAt = clock + time.Hour.Microseconds() }) // the clock stepped back
+		f.lease("two", func(l *fakestore.Lease, clock int64) { // the clock stepped back
+			l.NextCheckAt = clock + time.Hour.Microseconds()
+		})
 		beat := a.beat()
 		slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return len(y.Name) - len(x.Name) })
 		slices.SortFunc(beat.Leases, func(x, y LeaseBeat) int { return int(y.Generation - x.Generation) })
@@ -307,7 +311,8 @@ func TestAClosedClientLeavesNothing(t *testing.T) {
 		a.end(true)
 		a.end(true)
 		now := f.tables()
-		expect(t, fmt.Sprint(len(now.Clients), len(now.Members), len(now.Identities)), "0 0 1", "clients, members, identities")
+		rows := fmt.Sprint(len(now.Clients), len(now.Members), len(now.Identities))
+		expect(t, rows, "0 0 1", "clients, members, identities")
 	})
 }
 
@@ -329,7 +334,9 @@ func TestANewSessionIsCheckedNoLaterThanItCanExpire(t *testing.T) {
 		return err
 	})
 	f.until("the registration waits or is done", func() bool {
-		return value[bool](f, "SELECT cardinality(pg_blocking_pids($1::int)) > 0 OR EXISTS (SELECT FROM clients WHERE id = 'b')", int64(quick.Raw().PgConn().PID()))
+		return value[bool](f, `
+			SELECT cardinality(pg_blocking_pids($1::int)) > 0 OR EXISTS (SELECT FROM clients WHERE id = 'b')`,
+			int64(quick.Raw().PgConn().PID()))
 	})
 	release()
 	f.ok(evicting())

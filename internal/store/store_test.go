@@ -222,7 +222,9 @@ func (f *fixture) clientTTL(id string, ttl time.Duration) *client {
 }
 
 func registration(session int64, id string, incarnation, process int64, ttl time.Duration) Registration {
-	return Registration{session, id, incarnation, process, ttl, "host", 4711, time.Unix(1700000000, 0), `{"id": "` + id + `"}`}
+	return Registration{
+		session, id, incarnation, process, ttl, "host", 4711, time.Unix(1700000000, 0), `{"id": "` + id + `"}`,
+	}
 }
 
 // end ends the session, or finds that it is gone or continues.
@@ -312,6 +314,12 @@ func (c *client) release(releases []Release, leaving ...string) Released {
 	return testkit.Must(c.Release(c.f.ctx, c.session, releases, leaves, c.joins))(c.f)
 }
 
+// leave leaves a lease, with a release.
+func (c *client) leave(l Leave, releases ...Release) Released {
+	c.f.Helper()
+	return testkit.Must(c.Release(c.f.ctx, c.session, releases, []Leave{l}, c.joins))(c.f)
+}
+
 // expire makes sessions look as if they had stopped renewing long ago.
 func (f *fixture) expire(clients ...*client) {
 	f.Helper()
@@ -364,7 +372,9 @@ func (f *fixture) lock(statement string, args ...any) (release func()) {
 // until the returned function is called.
 func (f *fixture) halt(what string) (release func()) {
 	f.Helper()
-	f.exec(`CREATE FUNCTION public.halt() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END';
+	f.exec(`
+		CREATE FUNCTION public.halt() RETURNS trigger LANGUAGE plpgsql
+			AS 'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NULL; END';
 		CREATE TRIGGER halt BEFORE ` + what + ` FOR EACH STATEMENT EXECUTE FUNCTION public.halt()`)
 	return f.lock("SELECT pg_advisory_xact_lock(1)")
 }
