@@ -21,7 +21,7 @@ func TestPollReadsFewBlockedRows(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, consumer.Each(effect))
-	db.exec("ALTER TABLE pgleases.consumer_blocked SET (autovacuum_enabled = false)") // it would have the plan made anew
+	db.exec("ALTER TABLE pgleases.consumer_blocked SET (autovacuum_enabled = false)") // which would make the plan anew
 	tx := testkit.Must(db.Begin(t.Context()))(t)
 	const due = "EXECUTE due ('orders', '{0,1,2,3,4,5,6,7}')"
 	for _, statement := range []string{w.OursSQL(), "PREPARE due (text, int[]) AS " + w.DueSQL(), due} {
@@ -63,8 +63,8 @@ func TestLongKeyIsBlocked(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	contains(t, w.RunUntilEmpty(ctx), "only rows of blocked keys are left")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked WHERE id = 1 AND attempts = 1"), 1, "rows that block it")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 1, "rows of the other key handled")
+	expect(t, db.count("pgleases.consumer_blocked WHERE id = 1 AND attempts = 1"), 1, "rows that block it")
+	expect(t, db.count("public.effects"), 1, "rows of the other key handled")
 }
 
 // What a poll reads to find rows whose keys are not blocked does not grow with those that are, nor
@@ -75,7 +75,7 @@ func TestPollReadsFewRowsBehindBlockedKeys(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, consumer.Each(effect))
-	db.exec("ALTER TABLE pgleases.consumer_blocked SET (autovacuum_enabled = false)") // it would have the plan made anew
+	db.exec("ALTER TABLE pgleases.consumer_blocked SET (autovacuum_enabled = false)") // which would make the plan anew
 	db.insert(20_000, 20_000)
 	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
 		SELECT 'orders', partition, id, customer, xmin::text, 1, 'infinity' FROM public.outbox`)
@@ -157,8 +157,10 @@ func TestLowerIDsBesideABlockedKeyAreFound(t *testing.T) {
 	testkit.Becomes(t, db.Pool, "it blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
 	w.polled(5)
 	for id := range 3 {
-		db.exec("INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE VALUES ($1, $2, '1')", id-10, of[1])
-		testkit.Becomes(t, db.Pool, "the row is handled", int64(id+1), "SELECT count(*) FROM public.effects")
+		db.exec(`
+			INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE
+			VALUES ($1, $2, '1')`, id-10, of[1])
+		db.becomes("the row is handled", int64(id+1), "public.effects")
 		w.polled(5)
 	}
 }
@@ -216,7 +218,9 @@ func TestRunUntilEmptyLooksAtAllRows(t *testing.T) {
 	db.insert(400, 400)
 	db.block("id <= 300")
 	db.exec("UPDATE pgleases.consumer_blocked SET next_at = 'infinity'")
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT customer, payload FROM public.outbox WHERE id BETWEEN 281 AND 300")
+	db.exec(`
+		INSERT INTO public.outbox (customer, payload)
+		SELECT customer, payload FROM public.outbox WHERE id BETWEEN 281 AND 300`)
 	db.exec("DELETE FROM public.outbox WHERE id BETWEEN 101 AND 300")
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()

@@ -41,12 +41,17 @@ func victim(url string) error {
 	if err != nil {
 		return err
 	}
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID("victim"), pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond))
+	client, err := pgleases.NewClient(ctx, pool,
+		pgleases.WithoutMigration(), pgleases.WithClientID("victim"),
+		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond))
 	if err != nil {
 		return err
 	}
-	opts := []consumer.Option{consumer.WithoutMigration(), consumer.WithLogger(slog.New(slog.DiscardHandler)), consumer.WithPoll(20 * time.Millisecond),
-		backoff(time.Millisecond, time.Millisecond), consumer.WithBatch(20, 1<<20)}
+	opts := []consumer.Option{
+		consumer.WithoutMigration(), consumer.WithLogger(slog.New(slog.DiscardHandler)),
+		consumer.WithPoll(20 * time.Millisecond), consumer.WithBatch(20, 1<<20),
+		backoff(time.Millisecond, time.Millisecond),
+	}
 	var c *consumer.Consumer
 	if name, value, _ := strings.Cut(victimDecodes, "="); os.Getenv(name) == value {
 		c, err = consumer.New(ctx, client, pool, "orders", outbox, consumer.Each(handleTouchy), opts...)
@@ -77,9 +82,11 @@ func TestRowThatKillsItsProcess(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(400, 40)
 	db.killed(5) // one unnoticed, one with a noted batch, three with the row alone
-	expect(t, one[string](db, "SELECT string_agg(id::text, ',' ORDER BY id) FROM public.outbox"), "100,140,180,220,260,300,340,380", "rows that are left")
-	expect(t, one[string](db, "SELECT string_agg(format('%s %s', id, crashes), ',') FROM pgleases.consumer_blocked WHERE next_at = 'infinity'"), "100 0", "blocked rows")
-	contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked WHERE id = 100")), "3 processes crashed")
+	expect(t, db.left(), "100,140,180,220,260,300,340,380", "rows that are left")
+	blocked := one[string](db, `
+		SELECT string_agg(format('%s %s', id, crashes), ',') FROM pgleases.consumer_blocked WHERE next_at = 'infinity'`)
+	expect(t, blocked, "100 0", "blocked rows")
+	contains(t, db.failure("id = 100"), "3 processes crashed")
 	db.exact(392)
 }
 
@@ -120,10 +127,12 @@ func TestWatchEndsBehindTheRowsOfTheCrash(t *testing.T) {
 	db.insert(500, 50)
 	next := newWorker(db, consumer.Each(effect), consumer.WithBatch(10, 1<<20)).run()
 	db.empty("all is handled")
-	expect(t, one[bool](db, "SELECT bool_and(crashed IS NOT NULL AND crashed < begun) FROM pgleases.consumer_owners"), true, "that the crash is known")
+	known := one[bool](db, "SELECT bool_and(crashed IS NOT NULL AND crashed < begun) FROM pgleases.consumer_owners")
+	expect(t, known, true, "that the crash is known")
 	db.insert(100, 50)
 	db.empty("all is handled again")
-	testkit.Becomes(t, db.Pool, "no batch is noted any longer", int64(0), "SELECT count(*) FROM pgleases.consumer_owners WHERE watched_to IS NOT NULL OR note_first IS NOT NULL")
+	db.becomes("no batch is noted any longer", 0, `
+		pgleases.consumer_owners WHERE watched_to IS NOT NULL OR note_first IS NOT NULL`)
 	testkit.OK(t, next.end())
 	db.exact(600)
 }
@@ -146,10 +155,12 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 	}))
 	let := closer(t, out)
 	// as if the owner before had crashed
-	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
+	db.exec(`
+		INSERT INTO pgleases.consumer_owners (consumer, partition, begun)
+		SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p`)
 	w.run()
 	testkit.Receive(t, "a batch is in hand", in)
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_owners WHERE note_first IS NOT NULL"), 1, "noted batches")
+	expect(t, db.count("pgleases.consumer_owners WHERE note_first IS NOT NULL"), 1, "noted batches")
 	epoch := one[int64](db, "SELECT begun FROM pgleases.consumer_owners WHERE note_first IS NOT NULL")
 	w.evict()
 	hold := make(chan struct{})
@@ -158,10 +169,11 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 		return db.published(ctx, rows)
 	}))
 	other.run()
-	testkit.Becomes(t, db.Pool, "its batch is suspect", int64(30), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1", epoch)
+	const crashed = "pgleases.consumer_blocked WHERE crashed = $1"
+	db.becomes("its batch is suspect", 30, crashed, epoch)
 	let()
-	testkit.Becomes(t, db.Pool, "no row is suspect but the one in hand", int64(0), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed = $1 AND crashes = 0", epoch)
-	testkit.Becomes(t, db.Pool, "the crash is forgotten", int64(0), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed = $1", epoch)
+	db.becomes("no row is suspect but the one in hand", 0, crashed+" AND crashes = 0", epoch)
+	db.becomes("the crash is forgotten", 0, "pgleases.consumer_owners WHERE crashed = $1", epoch)
 	close(hold)
 	db.empty("all is handled")
 	testkit.OK(t, other.end())
@@ -172,7 +184,8 @@ func TestLostOwnershipIsNoCrash(t *testing.T) {
 // crashes checks how many crashes of row 1 are counted, with the attempt under way.
 func (db *database) crashes(want int) {
 	db.t.Helper()
-	expect(db.t, one[int](db, "SELECT coalesce(max(crashes), -1) FROM pgleases.consumer_blocked WHERE id = 1"), want, "crashes of the suspect")
+	got := one[int](db, "SELECT coalesce(max(crashes), -1) FROM pgleases.consumer_blocked WHERE id = 1")
+	expect(db.t, got, want, "crashes of the suspect")
 }
 
 // suspect inserts row 1, as if an owner had crashed with it in hand.
@@ -180,6 +193,15 @@ func (db *database) suspect() {
 	db.t.Helper()
 	db.insert(1, 1)
 	db.crashed(1, 1, 1)
+}
+
+// suspected makes all rows suspects, and counts so many crashes for each.
+func (db *database) suspected(crashes int) {
+	db.t.Helper()
+	db.exec(`
+		INSERT INTO pgleases.consumer_blocked
+			(consumer, partition, id, key, version, attempts, next_at, crashed, crashes)
+		SELECT 'orders', partition, id, customer, xmin, 0, now(), 0, $1 FROM public.outbox`, crashes)
 }
 
 // A poll that was under way when a suspect's attempt ended does not know that the row is due again.
@@ -195,7 +217,7 @@ func TestOldPollEndsNoRun(t *testing.T) {
 		deliver := w.wire.Delay("pg_snapshot_xmin")
 		testkit.Until(t, "a poll is under way", w.wire.Delayed)
 		go func() {
-			testkit.Becomes(t, db.Pool, "the attempt has ended", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashes = 0")
+			db.becomes("the attempt has ended", 1, "pgleases.consumer_blocked WHERE crashes = 0")
 			deliver()
 		}()
 		return consumer.Unavailable(errors.New("no broker"))
@@ -233,7 +255,8 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	in, out := make(chan struct{}), make(chan struct{})
-	w := newWorker(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error { // no transaction delays the next owner
+	// No transaction delays the next owner.
+	w := newWorker(db, consumer.AtLeastOnce(func(context.Context, []consumer.Row[Order]) error {
 		close(in)
 		<-out
 		return nil
@@ -248,7 +271,9 @@ func TestLostOwnershipTakesItsCrashBack(t *testing.T) {
 		db.crashes(1)
 		return nil
 	})).run()
-	testkit.Becomes(t, db.Pool, "the next owner has begun", true, "SELECT bool_or(p.begun > b.charged) FROM pgleases.consumer_owners AS p JOIN pgleases.consumer_blocked AS b USING (partition)")
+	testkit.Becomes(t, db.Pool, "the next owner has begun", true, `
+		SELECT bool_or(p.begun > b.charged)
+		FROM pgleases.consumer_owners AS p JOIN pgleases.consumer_blocked AS b USING (partition)`)
 	let()
 	db.empty("it is handled")
 	db.exact(1)
@@ -269,7 +294,8 @@ func TestFrozenProcessTakesItsChargeBack(t *testing.T) {
 			return db.published(ctx, rows)
 		}), in, out
 	}
-	const crashes = "SELECT concat_ws(' ', count(*), max(crashes), bool_and(charged IS NOT NULL)) FROM pgleases.consumer_blocked"
+	const crashes = `
+		SELECT concat_ws(' ', count(*), max(crashes), bool_and(charged IS NOT NULL)) FROM pgleases.consumer_blocked`
 	h, in, thaw := held()
 	frozen := newWorker(db, h).run()
 	testkit.Receive(t, "the suspect is in hand", in)
@@ -302,7 +328,7 @@ func TestACleanEndKeepsSuspects(t *testing.T) {
 	w.stop()
 	close(out)
 	testkit.OK(t, w.end())
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked WHERE crashed IS NOT NULL"), 29, "suspects that are left")
+	expect(t, db.count("pgleases.consumer_blocked WHERE crashed IS NOT NULL"), 29, "suspects that are left")
 }
 
 // The commit of a process that was frozen in a handler is refused, and the next owner handles the
@@ -338,7 +364,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(160, 40)
-	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error { return nil }))
+	w := newWorker(db, consumer.Each(func(context.Context, pgx.Tx, consumer.Row[Order]) error { return nil }))
 	// as if an owner had crashed with batches in hand, in each partition
 	db.crashed(1, 80, 160)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
@@ -392,8 +418,7 @@ func TestMaxCrashes(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			db.put("a")
-			db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed, crashes)
-				SELECT 'orders', partition, id, customer, xmin, 0, now(), 0, 1 FROM public.outbox`)
+			db.suspected(1)
 			err := newWorker(db, consumer.Each(effect), consumer.WithMaxCrashes(test.most)).RunUntilEmpty(t.Context())
 			if test.handled == 0 {
 				contains(t, err, "1 processes crashed while they handled the row alone: see WithMaxCrashes")
@@ -410,8 +435,7 @@ func TestCrashesPauseWithinBackoff(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.put("a")
-	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed, crashes)
-		SELECT 'orders', partition, id, customer, xmin, 0, now(), 0, 20 FROM public.outbox`)
+	db.suspected(20)
 	var soon bool
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		soon = one[bool](db, "SELECT next_at < clock_timestamp() + interval '1 minute' FROM pgleases.consumer_blocked")
@@ -428,7 +452,7 @@ func TestLostAnswerCountsNoCrash(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.put("a")
-	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed) SELECT 'orders', partition, id, customer, xmin, 0, now(), 0 FROM public.outbox")
+	db.suspected(0)
 	crashes := make(chan int, 1)
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		crashes <- one[int](db, "SELECT crashes FROM pgleases.consumer_blocked")

@@ -4,11 +4,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"log/slog"
 	"os"
 	"runtime"
-	"strings"
 	"testing"
 	"time"
 
@@ -72,20 +70,22 @@ func TestDecoderThatFailsBlocksItsKeyOnly(t *testing.T) {
 			return newWorkerOf(db, outbox, consumer.Each(handleTouchy), opt)
 		},
 		"InTx": func(db *database, opt consumer.Option) *worker {
-			return newWorkerOf(db, outbox, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[touchyOrder]) error {
+			h := consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[touchyOrder]) error {
 				for _, row := range rows {
 					if err := handleTouchy(ctx, tx, row); err != nil {
 						return err
 					}
 				}
 				return nil
-			}), opt)
+			})
+			return newWorkerOf(db, outbox, h, opt)
 		},
 		"Scan": func(db *database, opt consumer.Option) *worker {
-			return newWorkerOf(db, outbox, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[scanOrder]) error {
+			h := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[scanOrder]) error {
 				_, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer) VALUES ($1, $2)", row.ID, row.Key)
 				return err
-			}), opt)
+			})
+			return newWorkerOf(db, outbox, h, opt)
 		},
 	} {
 		for poison, text := range says {
@@ -108,7 +108,8 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	log := make(lines, 1000)
-	w := newWorkerOf(db, outbox, consumer.Each(handleTouchy), consumer.WithTimeout(200*time.Millisecond), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	w := newWorkerOf(db, outbox, consumer.Each(handleTouchy),
+		consumer.WithTimeout(200*time.Millisecond), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
 	w.LogOverrunAfter(10 * time.Millisecond)
 	let := closer(t, hung)
 	for partition := range partitions {
@@ -116,12 +117,10 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	}
 	db.exec("UPDATE public.outbox SET payload = to_jsonb('hang'::text) WHERE partition = 3")
 	w.run()
-	for line := ""; !strings.Contains(line, "decoder still running after its context ended"); line = testkit.Receive(t, "it is logged", log) {
-	}
+	log.until(t, "decoder still running after its context ended")
 	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
 	let()
-	for line := ""; !strings.Contains(line, `level=INFO msg="consumer: decoder returned after its context ended"`); line = testkit.Receive(t, "its end is logged", log) {
-	}
+	log.until(t, `level=INFO msg="consumer: decoder returned after its context ended"`)
 	db.empty("the row is handled in the end")
 	testkit.OK(t, w.end())
 }
@@ -135,8 +134,8 @@ func TestDecoderThatKillsItsProcess(t *testing.T) {
 	db.insert(60, 20)
 	db.exec("UPDATE public.outbox SET payload = to_jsonb('kill'::text) WHERE id = 30")
 	db.killed(5, victimDecodes)
-	expect(t, one[string](db, "SELECT string_agg(id::text, ',' ORDER BY id) FROM public.outbox"), "30,50", "rows that are left")
-	contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")), "3 processes crashed")
+	expect(t, db.left(), "30,50", "rows that are left")
+	contains(t, db.failure("next_at = 'infinity'"), "3 processes crashed")
 	db.exact(58)
 }
 

@@ -4,7 +4,8 @@
 // up only its own key. The package works with pgx.
 //
 //	type Order struct{ Payload struct{ Amount int } } // a field for each column that the handler needs
-//	c, err := consumer.New(ctx, client, pool, "orders", consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"},
+//	queue := consumer.Queue{Table: "outbox", Key: "customer", Time: "created_at"}
+//	c, err := consumer.New(ctx, client, pool, "orders", queue,
 //		consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 //			_, err := tx.Exec(ctx, `INSERT INTO customers VALUES ($1, $2)
 //				ON CONFLICT (name) DO UPDATE SET total = customers.total + excluded.total`, row.Key, row.Value.Payload.Amount)

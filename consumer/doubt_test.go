@@ -28,7 +28,8 @@ type clinic struct {
 func newClinic(t *testing.T, healthy, size int, hangs time.Duration) *clinic {
 	c := &clinic{
 		plant: newPlant(t, 100+healthy, size), hangs: hangs, takes: 20 * time.Millisecond,
-		first: 100, hung: make(map[int]bool), learned: make(map[int]bool), rows: make(map[int][]time.Time), arrive: start,
+		first: 100, arrive: start, hung: make(map[int]bool), learned: make(map[int]bool),
+		rows: make(map[int][]time.Time),
 	}
 	c.plant.takes, c.plant.ends = c.took, c.result
 	return c
@@ -96,7 +97,8 @@ func (c *clinic) result(j *job, parts []*part) result {
 // live lets time pass, in which rows come at a pace, and polls find them.
 func (c *clinic) live(d, every time.Duration) {
 	for end := c.now.Add(d); c.now.Before(end); {
-		a := &poll{ended: c.q.ended, of: c.q.partitions, has: make(map[int]bool), blockedDue: make(map[int][]blockedRow)}
+		a := &poll{ended: c.q.ended, of: c.q.partitions, has: make(map[int]bool)}
+		a.blockedDue = make(map[int][]blockedRow)
 		for ; !c.arrive.After(c.now); c.arrive = c.arrive.Add(every) {
 			n := c.first + int(c.arrive.Sub(start)/every)%(len(c.q.partitions)-c.first)
 			c.rows[n] = append(c.rows[n], c.arrive)

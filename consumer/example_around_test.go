@@ -28,13 +28,13 @@ func ExampleWithAround() {
 	}
 	handler := consumer.Each(func(context.Context, pgx.Tx, consumer.Row[struct{ UID string }]) error { return nil })
 
-	traced := consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
+	traced := func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
 		fmt.Println("begins with", info.Rows, "row, attempt", info.Attempt) // begin a span, and put it into ctx
 		err := next(ctx)                                                    // calls the handler
 		fmt.Println("ended with", err)                                      // end the span
 		return err
-	})
-	c, err := consumer.New(ctx, client, pool, "traced", queue, handler, traced)
+	}
+	c, err := consumer.New(ctx, client, pool, "traced", queue, handler, consumer.WithAround(traced))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -65,7 +65,9 @@ func ExampleAtLeastOnce() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	_, err = pool.Exec(ctx, `INSERT INTO outbox (customer, payload) SELECT 'ada', jsonb_build_object('event', e) FROM unnest('{ordered,paid,shipped}'::text[]) AS e`)
+	_, err = pool.Exec(ctx, `
+		INSERT INTO outbox (customer, payload)
+		SELECT 'ada', jsonb_build_object('event', e) FROM unnest('{ordered,paid,shipped}'::text[]) AS e`)
 	if err != nil {
 		log.Fatal(err)
 	}

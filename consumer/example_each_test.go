@@ -51,7 +51,8 @@ func ExampleEach() {
 			if _, err := tx.Exec(ctx, "SELECT FROM accounts WHERE name = $1 FOR NO KEY UPDATE", account); err != nil {
 				return err
 			}
-			_, err := tx.Exec(ctx, "INSERT INTO bookings (account, payload) VALUES ($1, $2)", account, map[string]any{"amount": amount})
+			_, err := tx.Exec(ctx, "INSERT INTO bookings (account, payload) VALUES ($1, $2)",
+				account, map[string]any{"amount": amount})
 			return err
 		})
 	}
@@ -63,7 +64,9 @@ func ExampleEach() {
 
 	fmt.Println(c.RunUntilEmpty(ctx)) // a real program calls Run, which goes on until ctx ends
 	var ada, bob int
-	err = pool.QueryRow(ctx, "SELECT a.total, b.total FROM accounts AS a, accounts AS b WHERE a.name = 'ada' AND b.name = 'bob'").Scan(&ada, &bob)
+	err = pool.QueryRow(ctx, `
+		SELECT a.total, b.total FROM accounts AS a, accounts AS b WHERE a.name = 'ada' AND b.name = 'bob'
+	`).Scan(&ada, &bob)
 	fmt.Println("ada", ada, "bob", bob, err, client.Close(ctx))
 	// Output:
 	// <nil>

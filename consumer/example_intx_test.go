@@ -23,7 +23,8 @@ type Reading struct {
 func ExampleInTx() {
 	ctx := context.Background()
 	queue := consumer.Queue{Table: "readings", Key: "sensor"}
-	pool, err := pgxpool.New(ctx, exampleURL(consumer.TableSQL("readings", "", queue), "CREATE TABLE celsius (sensor text, id bigint, value float8)"))
+	const celsius = "CREATE TABLE celsius (sensor text, id bigint, value float8)"
+	pool, err := pgxpool.New(ctx, exampleURL(consumer.TableSQL("readings", "", queue), celsius))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -41,7 +42,8 @@ func ExampleInTx() {
 				}
 				values = append(values, []any{row.Key, row.ID, row.Value.Payload.Celsius})
 			}
-			_, err := tx.CopyFrom(ctx, pgx.Identifier{"celsius"}, []string{"sensor", "id", "value"}, pgx.CopyFromRows(values))
+			columns := []string{"sensor", "id", "value"}
+			_, err := tx.CopyFrom(ctx, pgx.Identifier{"celsius"}, columns, pgx.CopyFromRows(values))
 			return err
 		}),
 		consumer.WithMaxAttempts(1, consumer.BackoffPolicy{}), consumer.WithOnFailure(consumer.OnFailureDeadLetter))

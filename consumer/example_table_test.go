@@ -21,8 +21,10 @@ func ExampleTableSQL() {
 	queue := consumer.Queue{Table: "events", Key: "customer", Partitions: 1024} // not read from a plain column
 	text := consumer.TableSQL("events", "", queue)                              // for the consumer "events"
 
-	pool, err := pgxpool.New(ctx, exampleURL(`CREATE TABLE events (id serial PRIMARY KEY, customer uuid NOT NULL, what text);
-		INSERT INTO events (customer, what) SELECT md5((n % 100)::text)::uuid, 'event ' || n FROM generate_series(1, 20000) AS n`))
+	pool, err := pgxpool.New(ctx, exampleURL(`
+		CREATE TABLE events (id serial PRIMARY KEY, customer uuid NOT NULL, what text);
+		INSERT INTO events (customer, what)
+		SELECT md5((n % 100)::text)::uuid, 'event ' || n FROM generate_series(1, 20000) AS n`))
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -52,11 +54,13 @@ func ExampleTableSQL() {
 		log.Fatal(err)
 	}
 
+	type event struct{ What string }
 	handled := 0
-	c, err := consumer.New(ctx, client, pool, "events", queue, consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []consumer.Row[struct{ What string }]) error {
+	handle := consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []consumer.Row[event]) error {
 		handled += len(rows)
 		return nil
-	}), consumer.WithMaxRunning(1))
+	})
+	c, err := consumer.New(ctx, client, pool, "events", queue, handle, consumer.WithMaxRunning(1))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -21,7 +21,9 @@ import (
 )
 
 // poisoned is effect, except for one row.
-func poisoned(id int64, poison func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error) consumer.Handler[Order] {
+func poisoned(
+	id int64, poison func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error,
+) consumer.Handler[Order] {
 	return consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if err := effect(ctx, tx, row); err != nil || row.ID != id {
 			return err
@@ -30,17 +32,29 @@ func poisoned(id int64, poison func(ctx context.Context, tx pgx.Tx, row consumer
 	})
 }
 
+// noSuchOrder fails a row after its effect.
+func noSuchOrder(context.Context, pgx.Tx, consumer.Row[Order]) error {
+	return errors.New("no such order")
+}
+
+// isSeen is whether a sweep has seen the version of the blocked row.
+const isSeen = `SELECT b.version = o.xmin::text
+	FROM pgleases.consumer_blocked AS b JOIN public.outbox AS o USING (id)`
+
 // After its last attempt a row moves to the dead letters, and its key goes on.
 func TestDeadLetter(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(200, 10)
-	w := newWorker(db, poisoned(50, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return errors.New("no such order") }),
-		consumer.WithMaxAttempts(3, consumer.Backoff(time.Millisecond, time.Millisecond)), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
+	w := newWorker(db, poisoned(50, noSuchOrder),
+		consumer.WithMaxAttempts(3, consumer.Backoff(time.Millisecond, time.Millisecond)),
+		consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	db.exact(199)
-	expect(t, one[string](db, "SELECT format('%s %s %s %s %s', id, key, content->>'payload', attempts, error) FROM pgleases.consumer_dead_letters"), "50 c0 50 3 no such order", "the dead letter")
+	letter := one[string](db, `
+		SELECT format('%s %s %s %s %s', id, key, content->>'payload', attempts, error) FROM pgleases.consumer_dead_letters`)
+	expect(t, letter, "50 c0 50 3 no such order", "the dead letter")
 	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
 	expect(t, w.Stats().DeadLetters, 1, "dead letters in Stats")
 	expect(t, w.Stats().Failures, 3, "failures in Stats")
@@ -60,8 +74,8 @@ func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 	}), attempts(1))
 	w.SweepEvery(50 * time.Millisecond)
 	w.run()
-	testkit.Becomes(t, db.Pool, "two rows block their keys", int64(2), "SELECT count(*) FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
-	testkit.Becomes(t, db.Pool, "the other keys are empty", int64(2), "SELECT count(DISTINCT customer) FROM public.outbox")
+	db.becomes("two rows block their keys", 2, "pgleases.consumer_blocked WHERE next_at = 'infinity'")
+	testkit.Becomes(t, db.Pool, "the other keys are empty", 2, "SELECT count(DISTINCT customer) FROM public.outbox")
 	db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 20; DELETE FROM public.outbox WHERE id = 21")
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -75,15 +89,15 @@ func TestContentOfAnotherVersionStopsNoOtherRow(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(100, 5)
-	w := newWorker(db, poisoned(20, func(context.Context, pgx.Tx, consumer.Row[Order]) error { return errors.New("no such order") }),
+	w := newWorker(db, poisoned(20, noSuchOrder),
 		consumer.WithMaxAttempts(1, consumer.Backoff(time.Millisecond, time.Millisecond)))
 	w.SweepEvery(50 * time.Millisecond)
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left")
 	db.exec("UPDATE pgleases.consumer_blocked SET content = 'v2:abc', version = '1'")
 	w.run()
-	testkit.Becomes(t, db.Pool, "a sweep has seen it", true, "SELECT b.version = o.xmin::text FROM pgleases.consumer_blocked AS b JOIN public.outbox AS o USING (id)")
+	testkit.Becomes(t, db.Pool, "a sweep has seen it", true, isSeen)
 	db.put(db.customers(0, 1)...)
-	testkit.Becomes(t, db.Pool, "another row is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer LIKE 'a%'")
+	db.becomes("another row is handled", 0, "public.outbox WHERE customer LIKE 'a%'")
 	expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked"), 1, "attempts of the blocked row")
 	testkit.OK(t, w.end())
 }
@@ -112,11 +126,12 @@ func TestRewriteOfTheTableRetriesNoBlockedRow(t *testing.T) {
 			before := calls.Load()
 			db.exec(rewrite)
 			w.run()
-			testkit.Becomes(t, db.Pool, "the rewrite is seen", true, "SELECT b.version = o.xmin::text FROM pgleases.consumer_blocked AS b JOIN public.outbox AS o USING (id)")
+			testkit.Becomes(t, db.Pool, "the rewrite is seen", true, isSeen)
 			db.put(db.customers(0, 1)...)
-			testkit.Becomes(t, db.Pool, "another row is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer LIKE 'a%'")
+			db.becomes("another row is handled", 0, "public.outbox WHERE customer LIKE 'a%'")
 			expect(t, calls.Load(), before, "calls for the blocked row")
-			expect(t, one[int](db, "SELECT attempts FROM pgleases.consumer_blocked WHERE next_at = 'infinity'"), 2, "its attempts")
+			attempts := one[int](db, "SELECT attempts FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
+			expect(t, attempts, 2, "its attempts")
 			db.exec("UPDATE public.outbox SET payload = '0' WHERE id = 20")
 			testkit.Until(t, "a change lets it be handled again", func() bool { return calls.Load() > before })
 			testkit.OK(t, w.end())
@@ -129,10 +144,12 @@ func TestBlockedRowsOfPartitionsThatAreGone(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	db.insert(20, 5)
-	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', 100 + id, id, customer, xmin::text, 15, 'infinity' FROM public.outbox")
+	db.exec(`
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
+		SELECT 'orders', 100 + id, id, customer, xmin::text, 15, 'infinity' FROM public.outbox`)
 	w := newWorker(db, consumer.Each(effect))
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "lines that are left")
+	expect(t, db.count("pgleases.consumer_blocked"), 0, "lines that are left")
 	db.exact(20)
 }
 
@@ -142,49 +159,68 @@ func TestFailuresOfHandlers(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	type order = consumer.Row[Order]
+	type poison = func(ctx context.Context, tx pgx.Tx, row order) error
+	runs := func(statements string) poison {
+		return func(ctx context.Context, tx pgx.Tx, _ order) error { return second(tx.Exec(ctx, statements)) }
+	}
 	for name, test := range map[string]struct {
-		poison func(ctx context.Context, tx pgx.Tx, row order) error
+		poison poison
 		says   string
 	}{
-		"panic":          {func(context.Context, pgx.Tx, order) error { panic("at the disco") }, "panic: at the disco"},
-		"Goexit":         {func(context.Context, pgx.Tx, order) error { runtime.Goexit(); return nil }, "runtime.Goexit"},
-		"nil pointer":    {func(context.Context, pgx.Tx, order) error { return (*broken)(nil) }, "panic"},
-		"statement":      {func(ctx context.Context, tx pgx.Tx, _ order) error { _, err := tx.Exec(ctx, "SELECT 1/0"); return err }, "division by zero"},
-		"ignored error":  {func(ctx context.Context, tx pgx.Tx, _ order) error { _, _ = tx.Exec(ctx, "SELECT 1/0"); return nil }, "after a failed statement"},
-		"rows left open": {func(ctx context.Context, tx pgx.Tx, _ order) error { _, _ = tx.Query(ctx, "SELECT 1"); return nil }, "were open"},
-		"commit":         {func(ctx context.Context, tx pgx.Tx, _ order) error { return tx.Commit(ctx) }, "must not end its transaction"},
-		"timeout":        {func(ctx context.Context, _ pgx.Tx, _ order) error { <-ctx.Done(); return context.Cause(ctx) }, "longer than its timeout"},
-		"timeout in SQL": {func(ctx context.Context, tx pgx.Tx, _ order) error {
-			_, err := tx.Exec(ctx, "SELECT pg_sleep(600)")
-			return err
+		"nil pointer":     {func(context.Context, pgx.Tx, order) error { return (*broken)(nil) }, "panic"},
+		"statement":       {runs("SELECT 1/0"), "division by zero"},
+		"timeout in SQL":  {runs("SELECT pg_sleep(600)"), "longer than its timeout"},
+		"statement limit": {runs("SET LOCAL statement_timeout = 1; SELECT pg_sleep(600)"), "statement timeout"},
+		"panic": {func(context.Context, pgx.Tx, order) error {
+			panic("at the disco")
+		}, "panic: at the disco"},
+		"Goexit": {func(context.Context, pgx.Tx, order) error {
+			runtime.Goexit()
+			return nil
+		}, "runtime.Goexit"},
+		"ignored error": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return nil
+		}, "after a failed statement"},
+		"rows left open": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			_, _ = tx.Query(ctx, "SELECT 1")
+			return nil
+		}, "were open"},
+		"commit": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			return tx.Commit(ctx)
+		}, "must not end its transaction"},
+		"timeout": {func(ctx context.Context, _ pgx.Tx, _ order) error {
+			<-ctx.Done()
+			return context.Cause(ctx)
 		}, "longer than its timeout"},
-		"own context": {func(ctx context.Context, tx pgx.Tx, _ order) error { return inAnInstant(ctx, tx) }, "deadline"},
-		"statement limit": {func(ctx context.Context, tx pgx.Tx, _ order) error {
-			_, err := tx.Exec(ctx, "SET LOCAL statement_timeout = 1; SELECT pg_sleep(600)")
-			return err
-		}, "statement timeout"},
+		"own context": {func(ctx context.Context, tx pgx.Tx, _ order) error {
+			ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
+			defer cancel()
+			return second(tx.Exec(ctx, "SELECT pg_sleep(600)"))
+		}, "deadline"},
 		"deletes its row": {func(ctx context.Context, tx pgx.Tx, r order) error {
-			_, err := tx.Exec(ctx, "DELETE FROM public.outbox WHERE id = $1", r.ID)
-			return err
+			return second(tx.Exec(ctx, "DELETE FROM public.outbox WHERE id = $1", r.ID))
 		}, "of 1 handled rows 0 were deleted"},
-		"deferred foreign": {func(ctx context.Context, tx pgx.Tx, _ order) error {
-			_, err := tx.Exec(ctx, "INSERT INTO public.child VALUES (7)")
-			return err
-		}, "foreign key"},
+		"deferred foreign": {runs("INSERT INTO public.child VALUES (7)"), "foreign key"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			db.exec("CREATE TABLE public.parent (id int PRIMARY KEY); CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE INITIALLY DEFERRED); GRANT ALL ON public.parent, public.child TO PUBLIC")
+			db.exec(`
+				CREATE TABLE public.parent (id int PRIMARY KEY);
+				CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE INITIALLY DEFERRED);
+				GRANT ALL ON public.parent, public.child TO PUBLIC`)
 			db.insert(60, 20)
 			opts := []consumer.Option{attempts(1)}
 			if name == "timeout" || name == "timeout in SQL" {
 				opts = append(opts, consumer.WithTimeout(3*time.Second))
 			}
 			w := newWorker(db, poisoned(30, test.poison), opts...).run()
-			testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox")
-			testkit.Becomes(t, db.Pool, "it blocks its key", "30 1", "SELECT coalesce(min(format('%s %s', id, attempts)), '') FROM pgleases.consumer_blocked WHERE next_at = 'infinity'")
-			contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked")), test.says)
+			testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", leftSQL)
+			testkit.Becomes(t, db.Pool, "it blocks its key", "30 1", `
+				SELECT coalesce(min(format('%s %s', id, attempts)), '')
+				FROM pgleases.consumer_blocked WHERE next_at = 'infinity'`)
+			contains(t, db.failure("true"), test.says)
 			testkit.OK(t, w.end())
 			db.exact(58)
 		})
@@ -194,13 +230,6 @@ func TestFailuresOfHandlers(t *testing.T) {
 type broken struct{ text string }
 
 func (b *broken) Error() string { return b.text }
-
-func inAnInstant(ctx context.Context, tx pgx.Tx) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Millisecond)
-	defer cancel()
-	_, err := tx.Exec(ctx, "SELECT pg_sleep(600)")
-	return err
-}
 
 // If a handler commits with a statement, what it wrote may be committed, for the rows before as
 // well. None of these rows is handled again.
@@ -223,12 +252,17 @@ func TestCommitInAHandlerBlocksWhatMayBeCommitted(t *testing.T) {
 				_, err := tx.Exec(ctx, test.statements, pgx.QueryExecModeSimpleProtocol)
 				return cmp.Or(err, test.then)
 			})).run()
-			testkit.Becomes(t, db.Pool, "the row is blocked for good, or gone", true, "SELECT NOT EXISTS (SELECT FROM public.outbox WHERE id = 30) OR EXISTS (SELECT FROM pgleases.consumer_blocked WHERE id = 30 AND next_at = 'infinity')")
-			testkit.Becomes(t, db.Pool, "the rest is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)")
+			testkit.Becomes(t, db.Pool, "the row is blocked for good, or gone", true, `
+				SELECT NOT EXISTS (SELECT FROM public.outbox WHERE id = 30)
+				OR EXISTS (SELECT FROM pgleases.consumer_blocked WHERE id = 30 AND next_at = 'infinity')`)
+			db.becomes("the rest is handled", 0, `
+				public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)`)
 			testkit.OK(t, w.end())
-			expect(t, one[int64](db, "SELECT count(*) - count(DISTINCT id) FROM public.effects"), 0, "effects that exist twice")
+			twice := one[int64](db, "SELECT count(*) - count(DISTINCT id) FROM public.effects")
+			expect(t, twice, 0, "effects that exist twice")
 			db.ordered()
-			contains(t, errors.New(one[string](db, "SELECT coalesce(min(error), '') FROM pgleases.consumer_blocked WHERE id = 30")), "what it wrote may be committed")
+			why := one[string](db, "SELECT coalesce(min(error), '') FROM pgleases.consumer_blocked WHERE id = 30")
+			contains(t, errors.New(why), "what it wrote may be committed")
 		})
 	}
 }
@@ -241,7 +275,7 @@ func TestIdleHandlers(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(40, 10)
 	var calls atomic.Int64
-	w := newWorker(db, poisoned(15, func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
+	poison := func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
 		if calls.Add(1) > 2 { // it is called in a batch, and alone, because rows of its key come before it
 			return nil
 		}
@@ -253,7 +287,9 @@ func TestIdleHandlers(t *testing.T) {
 			return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
 		})
 		return nil
-	}), consumer.WithIdleTimeout(2*time.Second), backoff(time.Millisecond, time.Millisecond), consumer.WithMaxRunning(1)).run()
+	}
+	w := newWorker(db, poisoned(15, poison), consumer.WithIdleTimeout(2*time.Second),
+		backoff(time.Millisecond, time.Millisecond), consumer.WithMaxRunning(1)).run()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(40)
@@ -267,17 +303,23 @@ func TestIdleHandlers(t *testing.T) {
 // The reason of the loss is named.
 func TestLostConnectionAfterLongCall(t *testing.T) {
 	t.Parallel()
-	for lost, reason := range map[string]string{"in the call": "57P01", "in the call, ignored": "ignored the error", "in the commit": "57P01"} {
+	for lost, reason := range map[string]string{
+		"in the call": "57P01", "in the call, ignored": "ignored the error", "in the commit": "57P01",
+	} {
 		t.Run(lost, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			db.exec(`CREATE FUNCTION public.lose() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
-				CREATE TABLE public.losing (id bigint); GRANT ALL ON public.losing TO PUBLIC;
-				CREATE CONSTRAINT TRIGGER losing AFTER INSERT ON public.losing DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION public.lose()`)
+			db.exec(`
+				CREATE FUNCTION public.lose() RETURNS trigger LANGUAGE plpgsql
+					AS 'BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END';
+				CREATE TABLE public.losing (id bigint);
+				GRANT ALL ON public.losing TO PUBLIC;
+				CREATE CONSTRAINT TRIGGER losing AFTER INSERT ON public.losing DEFERRABLE INITIALLY DEFERRED
+					FOR EACH ROW EXECUTE FUNCTION public.lose()`)
 			db.insert(4, 4)
 			var calls atomic.Int64
 			log := make(lines, 1000)
-			w := newWorker(db, poisoned(2, func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
+			poison := func(ctx context.Context, tx pgx.Tx, _ consumer.Row[Order]) error {
 				if calls.Add(1) > 1 {
 					return nil
 				}
@@ -295,7 +337,9 @@ func TestLostConnectionAfterLongCall(t *testing.T) {
 					return nil
 				}
 				return err
-			}), consumer.WithIdleTimeout(4*time.Second), consumer.WithMaxRunning(1), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run()
+			}
+			w := newWorker(db, poisoned(2, poison), consumer.WithIdleTimeout(4*time.Second),
+				consumer.WithMaxRunning(1), consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil)))).run()
 			db.empty("all is handled")
 			testkit.OK(t, w.end())
 			db.exact(4)
@@ -348,7 +392,8 @@ func TestLostAnswerOfCommitIsLogged(t *testing.T) {
 func TestOutageUsesUpNoAttempts(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	for name, failure := range map[string]error{"errors": errors.New("connection refused"), "Unavailable": consumer.Unavailable(errors.New("connection refused"))} {
+	refused := errors.New("connection refused")
+	for name, failure := range map[string]error{"errors": refused, "Unavailable": consumer.Unavailable(refused)} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
@@ -415,13 +460,14 @@ func TestFailed(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 50) AS i")
+			db.insert(50, 50)
 			var calls atomic.Int64
 			do := func(rows []consumer.Row[Order], effects func([]consumer.Row[Order]) error) error {
 				calls.Add(1)
 				for i, row := range rows {
 					if row.ID == 25 && row.Attempt == 1 {
-						return errors.Join(effects(rows[:i]), fmt.Errorf("publish: %w", consumer.RowError(i, errors.New("refused"))))
+						failed := fmt.Errorf("publish: %w", consumer.RowError(i, errors.New("refused")))
+						return errors.Join(effects(rows[:i]), failed)
 					}
 				}
 				return effects(rows)
@@ -451,22 +497,19 @@ func TestUnreadableRow(t *testing.T) {
 	db.insert(60, 20)
 	db.exec("UPDATE public.outbox SET amount = id WHERE id <> 30")
 	type amount struct{ Amount int }
-	for _, w := range []*worker{
-		newWorkerOf(db, outbox, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[amount]) error {
-			for _, row := range rows {
-				if _, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer) VALUES ($1, $2)", row.Value.Amount, row.Key); err != nil {
-					return err
-				}
+	w := newWorkerOf(db, outbox, consumer.InTx(func(ctx context.Context, tx pgx.Tx, rows []consumer.Row[amount]) error {
+		for _, row := range rows {
+			const insert = "INSERT INTO public.effects (id, customer) VALUES ($1, $2)"
+			if _, err := tx.Exec(ctx, insert, row.Value.Amount, row.Key); err != nil {
+				return err
 			}
-			return nil
-		}), attempts(1)),
-	} {
-		w.run()
-		testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox")
-		testkit.Becomes(t, db.Pool, "it blocks its key", int64(30), "SELECT coalesce(min(id), 0) FROM pgleases.consumer_blocked")
-		contains(t, errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked")), "NULL")
-		testkit.OK(t, w.end())
-	}
+		}
+		return nil
+	}), attempts(1)).run()
+	testkit.Becomes(t, db.Pool, "one row is left, and those of its key", "30,50", leftSQL)
+	testkit.Becomes(t, db.Pool, "it blocks its key", 30, "SELECT coalesce(min(id), 0) FROM pgleases.consumer_blocked")
+	contains(t, db.failure("true"), "NULL")
+	testkit.OK(t, w.end())
 	db.exact(58)
 }
 
@@ -482,23 +525,30 @@ func TestAroundCallsTheHandlerOnce(t *testing.T) {
 	}{
 		"passes on":     {func(ctx context.Context, n next) error { return n(ctx) }, 1, ""},
 		"ignores it":    {func(ctx context.Context, n next) error { _ = n(ctx); return nil }, 1, ""},
-		"calls twice":   {func(ctx context.Context, n next) error { return errors.Join(n(ctx), n(ctx)) }, 1, "call next once"},
-		"does not call": {func(context.Context, next) error { return nil }, 0, "before it had called the handler"},
-		"fails after":   {func(ctx context.Context, n next) error { _ = n(ctx); return errors.New("no trace") }, 1, "no trace"},
 		"panics":        {func(ctx context.Context, n next) error { _ = n(ctx); panic("on fire") }, 1, "on fire"},
-		"ends":          {func(ctx context.Context, n next) error { runtime.Goexit(); return n(ctx) }, 0, "runtime.Goexit"},
+		"does not call": {func(context.Context, next) error { return nil }, 0, "before it had called the handler"},
+		"calls twice": {func(ctx context.Context, n next) error {
+			return errors.Join(n(ctx), n(ctx))
+		}, 1, "call next once"},
+		"fails after": {func(ctx context.Context, n next) error {
+			_ = n(ctx)
+			return errors.New("no trace")
+		}, 1, "no trace"},
+		"ends": {func(ctx context.Context, n next) error {
+			runtime.Goexit()
+			return n(ctx)
+		}, 0, "runtime.Goexit"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			db.insert(1, 1)
 			var calls atomic.Int64
+			around := func(ctx context.Context, _ consumer.Info, n next) error { return c.around(ctx, n) }
 			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				calls.Add(1)
 				return effect(ctx, tx, row)
-			}), attempts(1), consumer.WithAround(func(ctx context.Context, _ consumer.Info, n func(context.Context) error) error {
-				return c.around(ctx, n)
-			}))
+			}), attempts(1), consumer.WithAround(around))
 			err := w.RunUntilEmpty(t.Context())
 			if c.says == "" {
 				testkit.OK(t, err)
@@ -566,7 +616,8 @@ func TestAroundWaitsForTheHandler(t *testing.T) {
 			<-entered
 			return nil
 		}))
-	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left: 1 row", "longer than its timeout", "wait for it")
+	err := w.RunUntilEmpty(t.Context())
+	contains(t, err, "only rows of blocked keys are left: 1 row", "longer than its timeout", "wait for it")
 	if why := testkit.Receive(t, "the handler has returned", ended); why != consumer.ErrTimeout {
 		t.Errorf("its context has ended with %v", why)
 	}
@@ -575,7 +626,10 @@ func TestAroundWaitsForTheHandler(t *testing.T) {
 // block makes rows seem to have failed once, long ago.
 func (db *database) block(where string) {
 	db.t.Helper()
-	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, xmin::text, 1, '2020-01-01'::timestamptz + id * interval '1 s' FROM public.outbox WHERE " + where)
+	db.exec(`
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
+		SELECT 'orders', partition, id, customer, xmin::text, 1, '2020-01-01'::timestamptz + id * interval '1 s'
+		FROM public.outbox WHERE ` + where)
 }
 
 // Blocked rows of a partition that is paused do not keep those of others from their next attempt,
@@ -595,9 +649,9 @@ func TestPausedRowsDelayNoOthers(t *testing.T) {
 	}), consumer.WithPoll(10*time.Millisecond))
 	w.PauseAtMost(200 * time.Millisecond)
 	w.run()
-	testkit.Becomes(t, db.Pool, "the row of another partition is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id > $1", last)
+	db.becomes("the row of another partition is handled", 1, "public.effects WHERE id > $1", last)
 	db.exec("DELETE FROM public.outbox WHERE partition = 3 AND id NOT BETWEEN $1 - 2 AND $1", last)
 	db.exec("DELETE FROM pgleases.consumer_blocked WHERE id NOT BETWEEN $1 - 2 AND $1", last)
-	testkit.Becomes(t, db.Pool, "the row behind others is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id = $1", last)
+	db.becomes("the row behind others is handled", 1, "public.effects WHERE id = $1", last)
 	testkit.OK(t, w.end())
 }

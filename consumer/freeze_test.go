@@ -126,7 +126,9 @@ func (f *freezer) run() error {
 	if f.Long {
 		ttl = 2 * time.Second
 	}
-	client, err := pgleases.NewClient(ctx, own, pgleases.WithoutMigration(), pgleases.WithClientID("frozen"), pgleases.WithTTL(ttl), pgleases.WithHeartbeat(ttl/4))
+	client, err := pgleases.NewClient(ctx, own,
+		pgleases.WithoutMigration(), pgleases.WithClientID("frozen"),
+		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(ttl/4))
 	if err != nil {
 		return err
 	}
@@ -152,8 +154,9 @@ func (f *freezer) run() error {
 			return nil
 		})
 	}
-	c, err := consumer.New(ctx, client, pool, "orders", outbox, h, append(freezerOptions(f.Letter), consumer.WithMaxRunning(1),
-		consumer.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))...)
+	opts := append(freezerOptions(f.Letter), consumer.WithMaxRunning(1),
+		consumer.WithLogger(slog.New(slog.NewTextHandler(os.Stderr, nil))))
+	c, err := consumer.New(ctx, client, pool, "orders", outbox, h, opts...)
 	if err != nil {
 		return err
 	}
@@ -179,8 +182,10 @@ func (f *freezer) pool(deaf bool) (*pgxpool.Pool, error) {
 }
 
 func freezerOptions(letter bool) []consumer.Option {
-	opts := []consumer.Option{consumer.WithoutMigration(), consumer.WithPoll(20 * time.Millisecond), consumer.WithBatch(5, 1<<20),
-		consumer.WithIdleTimeout(time.Second), backoff(10*time.Millisecond, 10*time.Millisecond)}
+	opts := []consumer.Option{
+		consumer.WithoutMigration(), consumer.WithPoll(20 * time.Millisecond), consumer.WithBatch(5, 1<<20),
+		consumer.WithIdleTimeout(time.Second), backoff(10*time.Millisecond, 10*time.Millisecond),
+	}
 	if letter {
 		opts = append(opts, attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 	}
@@ -192,8 +197,17 @@ func freezerOptions(letter bool) []consumer.Option {
 func TestFrozenAtEachStep(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	const blocked, letter = `.version OPERATOR`, "consumer_dead_letters"
-	const read, remove, charge, suspect, begin, open = `"pgleases version"`, "DELETE FROM public.outbox", ".consumer_blocked AS b (consumer", "SET crashes = b.crashes OPERATOR", "consumer_begin", "guard_many"
+	const (
+		open    = "guard_many"
+		begin   = "consumer_begin"
+		read    = `"pgleases version"`
+		remove  = "DELETE FROM public.outbox"
+		charge  = ".consumer_blocked AS b (consumer"
+		suspect = "SET crashes = b.crashes OPERATOR"
+		blocked = `.version OPERATOR`
+		letter  = "consumer_dead_letters"
+		outside = "AtLeastOnce"
+	)
 	for name, f := range map[string]*freezer{
 		"before the begin":          {At: []string{open}},
 		"at the begin":              {At: []string{begin}},
@@ -205,12 +219,14 @@ func TestFrozenAtEachStep(t *testing.T) {
 		"before the commit":         {At: []string{remove}},
 		"after the commit":          {At: []string{remove}, After: true},
 
-		"outside, after the read":              {Handler: "AtLeastOnce", At: []string{read, "commit"}, After: true},
-		"outside, after the read, for its TTL": {Handler: "AtLeastOnce", At: []string{read, "commit"}, After: true, Long: true},
-		"outside, in the handler":              {Handler: "AtLeastOnce", At: []string{"handled"}},
-		"outside, before the removal":          {Handler: "AtLeastOnce", At: []string{read, "commit", open}},
-		"outside, at the removal":              {Handler: "AtLeastOnce", At: []string{remove, "commit"}},
-		"outside, after the removal":           {Handler: "AtLeastOnce", At: []string{remove, "commit"}, After: true},
+		"outside, after the read": {Handler: outside, At: []string{read, "commit"}, After: true},
+		"outside, after the read, for its TTL": {
+			Handler: outside, At: []string{read, "commit"}, After: true, Long: true,
+		},
+		"outside, in the handler":     {Handler: outside, At: []string{"handled"}},
+		"outside, before the removal": {Handler: outside, At: []string{read, "commit", open}},
+		"outside, at the removal":     {Handler: outside, At: []string{remove, "commit"}},
+		"outside, after the removal":  {Handler: outside, At: []string{remove, "commit"}, After: true},
 
 		"before the charge":        {At: []string{read, open}, Fails: 3},
 		"at the charge":            {At: []string{charge}, Fails: 3},
@@ -229,7 +245,7 @@ func TestFrozenAtEachStep(t *testing.T) {
 		"before the suspect":                {At: []string{blocked}, Suspect: true},
 		"with the suspect in hand":          {At: []string{blocked}, After: true, Suspect: true},
 		"before the suspect commits":        {At: []string{suspect, "commit", remove}},
-		"outside, with the suspect in hand": {Handler: "AtLeastOnce", At: []string{suspect, "commit", "commit", open}},
+		"outside, with the suspect in hand": {Handler: outside, At: []string{suspect, "commit", "commit", open}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -297,18 +313,27 @@ func (f *freezer) check(t *testing.T) {
 	want := int64(80)
 	if f.Letter {
 		want--
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_dead_letters"), 1, "dead letters")
+		expect(t, db.count("pgleases.consumer_dead_letters"), 1, "dead letters")
 	}
 	expect(t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), want, "rows with effects")
 	if f.Handler == "" {
 		db.exact(want)
-		expect(t, one[int64](db, "SELECT count(*) FROM (SELECT epoch < max(epoch) OVER (PARTITION BY pgleases.partition_for(customer, 8) ORDER BY n) AS late FROM public.effects) AS e WHERE late"), 0, "rows handled after the next owner's")
+		expect(t, db.count(`(
+			SELECT epoch < max(epoch) OVER (PARTITION BY pgleases.partition_for(customer, 8) ORDER BY n) AS late
+			FROM public.effects
+		) AS e WHERE late`), 0, "rows handled after the next owner's")
 	} else { // for a receiver that keeps the highest epoch of each partition, and drops what it has
-		expect(t, one[int64](db, `SELECT count(*) FROM (SELECT id < lag(id) OVER (PARTITION BY customer ORDER BY n) AS back FROM (SELECT id, customer, min(n) AS n FROM (
-			SELECT *, epoch = max(epoch) OVER (PARTITION BY pgleases.partition_for(customer, 8) ORDER BY n) AS latest FROM public.effects) AS e WHERE latest GROUP BY 1, 2) AS e) AS e WHERE back`), 0, "rows out of order")
+		expect(t, db.count(`(
+			SELECT id < lag(id) OVER (PARTITION BY customer ORDER BY n) AS back FROM (
+				SELECT id, customer, min(n) AS n FROM (
+					SELECT *, epoch = max(epoch) OVER (PARTITION BY pgleases.partition_for(customer, 8) ORDER BY n) AS latest
+					FROM public.effects
+				) AS e WHERE latest GROUP BY 1, 2
+			) AS e
+		) AS e WHERE back`), 0, "rows out of order")
 	}
 	if f.Long {
-		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE epoch <= $1", epoch), 0, "rows that were sent after the TTL")
+		expect(t, db.count("public.effects WHERE epoch <= $1", epoch), 0, "rows that were sent after the TTL")
 	}
 	most := 1
 	if f.Fails > 0 {

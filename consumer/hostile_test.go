@@ -40,7 +40,9 @@ func (e hostileError) Temporary() bool { e.at("Timeout", e.text); return false }
 
 // hostiles are the code that handles the rows of each kind of handler. The first word of a row
 // names it, because pgx makes its decoder.
-var hostiles = map[string]*hostile{"Each": {make(chan struct{})}, "InTx": {make(chan struct{})}, "AtLeastOnce": {make(chan struct{})}}
+var hostiles = map[string]*hostile{
+	"Each": {make(chan struct{})}, "InTx": {make(chan struct{})}, "AtLeastOnce": {make(chan struct{})},
+}
 
 func atRow(place, text string) {
 	if kind, rest, _ := strings.Cut(text, " "); kind != "" {
@@ -85,34 +87,39 @@ func TestHostileCodeOfARowStopsNoOther(t *testing.T) {
 		}
 		return nil
 	}
+	type order = consumer.Row[hostileOrder]
 	for name, handler := range map[string]consumer.Handler[hostileOrder]{
-		"Each": consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[hostileOrder]) error { return of(row) }),
-		"InTx": consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []consumer.Row[hostileOrder]) error { return all(rows) }),
-		"AtLeastOnce": consumer.AtLeastOnce(func(_ context.Context, rows []consumer.Row[hostileOrder]) error {
-			return all(rows)
-		}),
+		"Each":        consumer.Each(func(_ context.Context, _ pgx.Tx, row order) error { return of(row) }),
+		"InTx":        consumer.InTx(func(_ context.Context, _ pgx.Tx, rows []order) error { return all(rows) }),
+		"AtLeastOnce": consumer.AtLeastOnce(func(_ context.Context, rows []order) error { return all(rows) }),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			db.exec(consumer.TableSQL("orders", "", many) + "GRANT SELECT, INSERT, UPDATE, DELETE ON public.many TO PUBLIC")
+			db.createMany()
 			for _, place := range places {
 				for _, way := range testkit.Misbehaves {
-					db.exec("INSERT INTO public.many (customer, payload) VALUES ($1, to_jsonb($1::text))", name+" "+place+" "+way)
+					text := name + " " + place + " " + way
+					db.exec("INSERT INTO public.many (customer, payload) VALUES ($1, to_jsonb($1::text))", text)
 				}
 			}
-			w := newWorkerOf(db, many, handler, consumer.WithMaxRunning(2), consumer.WithBatch(1, 1<<20), consumer.WithTimeout(time.Second),
-				attempts(1), consumer.WithAround(func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
-					atRow("around", one[string](db, "SELECT customer FROM public.many WHERE partition = $1 ORDER BY id LIMIT 1", info.Partition))
-					return next(ctx)
-				}))
+			around := func(ctx context.Context, info consumer.Info, next func(context.Context) error) error {
+				atRow("around", one[string](db, `
+					SELECT customer FROM public.many WHERE partition = $1 ORDER BY id LIMIT 1`, info.Partition))
+				return next(ctx)
+			}
+			w := newWorkerOf(db, many, handler, consumer.WithMaxRunning(2), consumer.WithBatch(1, 1<<20),
+				consumer.WithTimeout(time.Second), attempts(1), consumer.WithAround(around))
 			w.LogOverrunAfter(50 * time.Millisecond)
 			closer(t, hostiles[name].let)
 			w.run()
-			testkit.Until(t, "all that hang are overdue", func() bool { return w.Stats().Overdue >= int64(len(places))-1 })
-			db.exec(`INSERT INTO public.many (customer, payload) SELECT c, '""' FROM (SELECT 'd' || i AS c FROM generate_series(1, 100) AS i) AS d
+			hanging := int64(len(places)) - 1
+			testkit.Until(t, "all that hang are overdue", func() bool { return w.Stats().Overdue >= hanging })
+			db.exec(`
+				INSERT INTO public.many (customer, payload)
+				SELECT c, '""' FROM (SELECT 'd' || i AS c FROM generate_series(1, 100) AS i) AS d
 				WHERE pgleases.partition_for(c, 256) NOT IN (SELECT partition FROM public.many WHERE payload <> '""')`)
-			testkit.Becomes(t, db.Pool, "the others are handled", int64(0), `SELECT count(*) FROM public.many WHERE payload = '""'`)
+			db.becomes("the others are handled", 0, `public.many WHERE payload = '""'`)
 		})
 	}
 }
@@ -122,7 +129,11 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	for place, text := range map[string]string{
-		"poll": "pg_snapshot_xmin", "begin": "consumer_begin", "end": "consumer_end", "read": "pgleases version", "why": "rows, the first",
+		"poll":  "pg_snapshot_xmin",
+		"begin": "consumer_begin",
+		"end":   "consumer_end",
+		"read":  "pgleases version",
+		"why":   "rows, the first",
 	} {
 		t.Run(place, func(t *testing.T) {
 			t.Parallel()
@@ -145,14 +156,13 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			db.insert(8, 8) // when they are handled, it has joined the lease
 			for !tracer.Done() && place != "end" {
 				db.insert(8, 8)
-				testkit.Becomes(t, db.Pool, "rows are handled", true, "SELECT count(*) <= 1 FROM (SELECT DISTINCT partition FROM public.outbox) AS p")
+				testkit.Becomes(t, db.Pool, "rows are handled", true, `
+					SELECT count(*) <= 1 FROM (SELECT DISTINCT partition FROM public.outbox) AS p`)
 			}
 			if place == "read" {
-				for line := ""; !strings.Contains(line, "batch still at work"); line = testkit.Receive(t, "it is logged", log) {
-				}
+				log.until(t, "batch still at work")
 				free()
-				for line := ""; !strings.Contains(line, `level=INFO msg="consumer: batch no longer at work"`); line = testkit.Receive(t, "its end is logged", log) {
-				}
+				log.until(t, `level=INFO msg="consumer: batch no longer at work"`)
 			}
 			db.empty("all is handled")
 			testkit.OK(t, w.end())

@@ -137,10 +137,13 @@ func TestProcessBehindAPoolerPollsOften(t *testing.T) {
 func TestOnlyItsOwnTriggerAnnouncesRows(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	const trigger = "CREATE TRIGGER consumer_inserted AFTER INSERT ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION pgleases.consumer_inserted"
+	const trigger = "CREATE TRIGGER consumer_inserted AFTER INSERT ON public.outbox FOR EACH STATEMENT " +
+		"EXECUTE FUNCTION pgleases.consumer_inserted"
 	expect(t, newWorker(db, consumer.Each(effect)).Announced(), true, "announced at first")
 	for _, change := range []string{
-		"ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted", "DROP TRIGGER consumer_inserted ON public.outbox", trigger + "('others')",
+		"ALTER TABLE public.outbox DISABLE TRIGGER consumer_inserted",
+		"DROP TRIGGER consumer_inserted ON public.outbox",
+		trigger + "('others')",
 	} {
 		db.exec(change)
 		expect(t, newWorker(db, consumer.Each(effect)).Announced(), false, "announced after "+change)
@@ -168,7 +171,8 @@ func TestLostListenerIsReplacedAtOnce(t *testing.T) {
 		w.waits()
 		w.pool.Reset() // only the process's own connections are left
 		polls := w.Stats().Polls
-		const listener = "SELECT %s FROM pg_stat_activity WHERE datname = current_database() AND query = 'commit' AND pid <> pg_backend_pid()"
+		const listener = `SELECT %s FROM pg_stat_activity
+			WHERE datname = current_database() AND query = 'commit' AND pid <> pg_backend_pid()`
 		testkit.Becomes(t, db.Pool, "the pool has no connections", int64(1), fmt.Sprintf(listener, "count(*)"))
 		db.exec("SELECT pg_terminate_backend($1)", one[int](db, fmt.Sprintf(listener, "pid")))
 		testkit.Until(t, "it polls again", func() bool { return w.Stats().Polls > polls })
@@ -204,7 +208,7 @@ func TestOperatorsNotifyConsumers(t *testing.T) {
 	w.waits()
 	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 9, "rows in the pause")
 	testkit.Must(db.manager().Resume(t.Context()))(t)
-	testkit.Becomes(t, db.Pool, "all is handled but the row and one of its key", int64(2), "SELECT count(*) FROM public.outbox")
+	db.becomes("all is handled but the row and one of its key", 2, "public.outbox")
 	testkit.OK(t, w.end())
 }
 
@@ -216,19 +220,21 @@ func TestLongInserterLeavesNotificationsToOthers(t *testing.T) {
 	db := newDirectDatabase(t)
 	conn := testkit.Must(db.Acquire(t.Context()))(t)
 	defer conn.Release()
-	testkit.Must(conn.Exec(t.Context(), fmt.Sprintf("LISTEN pgleases_notify_%d", one[int](db, "SELECT pgleases.notify_channel('consumer/orders')"))))(t)
+	channel := one[int](db, "SELECT pgleases.notify_channel('consumer/orders')")
+	testkit.Must(conn.Exec(t.Context(), fmt.Sprintf("LISTEN pgleases_notify_%d", channel)))(t)
 	long := testkit.Must(db.Begin(t.Context()))(t)
 	defer func() { testkit.OK(t, long.Rollback(context.Background())) }()
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience/2)
 	defer cancel()
-	testkit.Must(long.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"))(t) // its notification
+	const insert = "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"
+	testkit.Must(long.Exec(t.Context(), insert))(t) // its notification
 	for range 3 {
 		slice := one[int64](db, "SELECT (extract(epoch FROM clock_timestamp()) * 5)::bigint")
 		testkit.Until(t, "the next 200 ms begin", func() bool {
-			testkit.Must(long.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"))(t)
+			testkit.Must(long.Exec(t.Context(), insert))(t)
 			return one[bool](db, "SELECT (extract(epoch FROM clock_timestamp()) * 5)::bigint > $1", slice)
 		})
-		testkit.Must(long.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ('long', '1')"))(t)
+		testkit.Must(long.Exec(t.Context(), insert))(t)
 		db.insert(1, 1)
 		if _, err := conn.Conn().WaitForNotification(ctx); err != nil {
 			t.Fatalf("an insert is not announced beside the other transaction: %v", err)

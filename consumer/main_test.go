@@ -66,7 +66,8 @@ func ddl(t testing.TB) (statements []string) {
 	t.Helper()
 	statements = append(statements, testkit.Must(consumer.Schema())(t))
 	if os.Getenv("PGLEASES_TEST_ROLE") != "" {
-		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", string(testkit.Must(sql.Files.ReadFile("grants/application.sql"))(t)))
+		rights := string(testkit.Must(sql.Files.ReadFile("grants/application.sql"))(t))
+		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", rights)
 	}
 	return append(statements, consumer.TableSQL("orders", "", outbox), testTables)
 }
@@ -83,7 +84,9 @@ func (db *database) exec(statements string, args ...any) {
 // insert inserts rows of so many customers, in turn.
 func (db *database) insert(rows, customers int) {
 	db.t.Helper()
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i % $2, to_jsonb(i) FROM generate_series(1, $1::int) AS i", rows, customers)
+	db.exec(`
+		INSERT INTO public.outbox (customer, payload)
+		SELECT 'c' || i % $2, to_jsonb(i) FROM generate_series(1, $1::int) AS i`, rows, customers)
 }
 
 func one[T any](db *database, query string, args ...any) T {
@@ -91,17 +94,45 @@ func one[T any](db *database, query string, args ...any) T {
 	return testkit.Value[T](db.t, db.Pool, query, args...)
 }
 
+// count returns how many rows a FROM clause has.
+func (db *database) count(from string, args ...any) int64 {
+	db.t.Helper()
+	return one[int64](db, "SELECT count(*) FROM "+from, args...)
+}
+
+// becomes waits until a FROM clause has so many rows.
+func (db *database) becomes(what string, want int64, from string, args ...any) {
+	db.t.Helper()
+	testkit.Becomes(db.t, db.Pool, what, want, "SELECT count(*) FROM "+from, args...)
+}
+
+// left returns the IDs of the rows in the queue.
+func (db *database) left() string {
+	db.t.Helper()
+	return one[string](db, leftSQL)
+}
+
+const leftSQL = "SELECT coalesce(string_agg(id::text, ',' ORDER BY id), '') FROM public.outbox"
+
+// failure returns the error of the blocked row that a condition names.
+func (db *database) failure(where string) error {
+	db.t.Helper()
+	return errors.New(one[string](db, "SELECT error FROM pgleases.consumer_blocked WHERE "+where))
+}
+
 // exact checks that each inserted row has one effect, in order for each customer.
 func (db *database) exact(rows int64) {
 	db.t.Helper()
-	expect(db.t, one[int64](db, "SELECT count(*) FROM public.effects"), rows, "effects")
+	expect(db.t, db.count("public.effects"), rows, "effects")
 	expect(db.t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), rows, "rows with effects")
 	db.ordered()
 }
 
 func (db *database) ordered() {
 	db.t.Helper()
-	expect(db.t, one[int64](db, "SELECT count(*) FROM (SELECT id < lag(id) OVER (PARTITION BY customer ORDER BY n) AS back FROM public.effects) AS e WHERE back"), 0, "rows out of order")
+	expect(db.t, db.count(`
+		(SELECT id < lag(id) OVER (PARTITION BY customer ORDER BY n) AS back FROM public.effects) AS e WHERE back`,
+	), 0, "rows out of order")
 }
 
 func expect[T comparable](t testing.TB, got, want T, what string) {
@@ -120,7 +151,9 @@ type Order struct {
 
 // effect is a handler that writes what it handled.
 func effect(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-	_, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer, attempt, epoch) VALUES ($1, $2, $3, $4)", row.ID, row.Key, row.Attempt, row.Epoch)
+	_, err := tx.Exec(ctx, `
+		INSERT INTO public.effects (id, customer, attempt, epoch) VALUES ($1, $2, $3, $4)`,
+		row.ID, row.Key, row.Attempt, row.Epoch)
 	return err
 }
 
@@ -159,12 +192,17 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 	t := db.t
 	t.Helper()
 	w := &worker{t: t, db: db, wire: new(testkit.Wire), ended: make(chan error, 1)}
-	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = 6, db.tracer })
+	w.pool = testkit.Pool(t, db.url, w.wire.Carry, func(c *pgxpool.Config) {
+		c.MaxConns, c.ConnConfig.Tracer = 6, db.tracer
+	})
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
+	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool,
+		pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
 		pgleases.WithTTL(db.ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
-	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, append([]consumer.Option{
-		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond)}, opts...)...))(t)
+	opts = append([]consumer.Option{
+		consumer.WithLogger(log), consumer.WithoutMigration(), consumer.WithPoll(100 * time.Millisecond),
+	}, opts...)
+	w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", queue, h, opts...))(t)
 	w.LeaveWithin(testkit.Patience / 2) // on a busy machine too
 	w.RecordWithin(testkit.Patience / 2)
 	t.Cleanup(w.close)
@@ -226,7 +264,9 @@ func (w *worker) evict() {
 // expire lets the TTL of a client pass at once.
 func (db *database) expire(client, further string) {
 	db.t.Helper()
-	db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second'%s WHERE id = '%s';
+	db.exec(fmt.Sprintf(`
+		UPDATE pgleases.clients
+		SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second'%s WHERE id = '%s';
 		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, further, client))
 }
 
@@ -244,11 +284,12 @@ func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *wo
 	db.t.Helper()
 	in, out := make(chan struct{}), make(chan struct{})
 	inHand := sync.OnceFunc(func() { close(in) })
-	w := newWorker(db, h, append(opts, consumer.WithAround(func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
+	around := func(ctx context.Context, _ consumer.Info, next func(context.Context) error) error {
 		inHand()
 		<-out
 		return next(ctx)
-	}))...).run()
+	}
+	w := newWorker(db, h, append(opts, consumer.WithAround(around))...).run()
 	testkit.Receive(db.t, "a row is in hand", in)
 	db.allBegun()
 	w.polled(2)
@@ -259,7 +300,7 @@ func (db *database) held(h consumer.Handler[Order], opts ...consumer.Option) *wo
 // allBegun waits until the owners of all partitions have begun.
 func (db *database) allBegun() {
 	db.t.Helper()
-	testkit.Becomes(db.t, db.Pool, "all partitions have begun", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun")
+	db.becomes("all partitions have begun", partitions, "pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun")
 }
 
 // polled waits until so many further polls have come back.
@@ -288,7 +329,9 @@ func closer(t testing.TB, c chan struct{}) func() {
 // that the rows up to another one are watched.
 func (db *database) crashed(first, last, watched int) {
 	db.t.Helper()
-	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun, note_first, note_last, watched_to) SELECT 'orders', p, 0, $1, $2, $3 FROM generate_series(0, 7) AS p", first, last, watched)
+	db.exec(`
+		INSERT INTO pgleases.consumer_owners (consumer, partition, begun, note_first, note_last, watched_to)
+		SELECT 'orders', p, 0, $1, $2, $3 FROM generate_series(0, 7) AS p`, first, last, watched)
 }
 
 // attempts is the number of attempts, with the pauses of the default.
@@ -303,7 +346,7 @@ func backoff(least, most time.Duration) consumer.Option {
 
 func (db *database) empty(what string) {
 	db.t.Helper()
-	testkit.Becomes(db.t, db.Pool, what, int64(0), "SELECT count(*) FROM public.outbox")
+	db.becomes(what, 0, "public.outbox")
 }
 
 func contains(t testing.TB, err error, texts ...string) {

@@ -19,7 +19,8 @@ func TestTableSQLRunsNoPartOfAName(t *testing.T) {
 	pool := testkit.Pool(t, url)
 	testkit.OK(t, consumer.Migrate(t.Context(), pool))
 	for n, name := range testkit.HostileNames {
-		column := func(kind string) string { return kind + strings.ToValidUTF8(name[:len(name)-1], "") } // 63 bytes at most
+		short := name[:len(name)-1] // 63 bytes at most
+		column := func(kind string) string { return kind + strings.ToValidUTF8(short, "") }
 		q := consumer.Queue{ID: column("i"), Key: column("k"), Partition: column("p"), Time: column("t")}
 		for _, q.Table = range []string{fmt.Sprintf("public.plain%d", n), pgx.Identifier{name}.Sanitize(), name} {
 			testkit.Execute(t, pool, "DROP TABLE IF EXISTS "+pgx.Identifier{name}.Sanitize())
@@ -38,7 +39,8 @@ func TestStepsOfTableSQLRunNoPartOfAName(t *testing.T) {
 	for _, name := range testkit.HostileNames {
 		quoted := pgx.Identifier{name}.Sanitize()
 		testkit.Execute(t, pool, fmt.Sprintf("CREATE TABLE %[1]s (id bigint PRIMARY KEY, %[1]s text)", quoted))
-		_, steps, found := strings.Cut(consumer.TableSQL(name, "", consumer.Queue{Table: quoted, Key: name}), "SET lock_timeout")
+		queue := consumer.Queue{Table: quoted, Key: name}
+		_, steps, found := strings.Cut(consumer.TableSQL(name, "", queue), "SET lock_timeout")
 		if found {
 			steps, _, _ = strings.Cut(steps, "CREATE INDEX CONCURRENTLY") // which runs in no transaction
 			steps = strings.ReplaceAll(strings.ReplaceAll("SET lock_timeout"+steps, "\n--", "\n"), "COMMIT;", "")

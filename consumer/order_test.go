@@ -20,7 +20,11 @@ func (db *database) alike(n int) []string { return db.customers(3, n) }
 // customers returns n customers of a partition.
 func (db *database) customers(partition, n int) []string {
 	db.t.Helper()
-	return one[[]string](db, "SELECT array_agg(c) FROM (SELECT 'a' || i AS c FROM generate_series(1, 10000) AS i WHERE pgleases.partition_for('a' || i, 8) = $1 LIMIT $2) AS c", partition, n)
+	return one[[]string](db, `
+		SELECT array_agg(c) FROM (
+			SELECT 'a' || i AS c FROM generate_series(1, 10000) AS i
+			WHERE pgleases.partition_for('a' || i, 8) = $1 LIMIT $2
+		) AS c`, partition, n)
 }
 
 func (db *database) put(customers ...string) {
@@ -70,7 +74,9 @@ func TestSuspicionTakenBackKeepsTheOrder(t *testing.T) {
 	of := db.alike(3)
 	db.put(of[0], of[1], of[2], of[0])
 	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun, crashed) VALUES ('orders', 3, 0, 0)")
-	db.exec("INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed) SELECT 'orders', 3, id, customer, xmin, 0, now() + interval '2 seconds', 0 FROM public.outbox WHERE id = 1")
+	db.exec(`
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at, crashed)
+		SELECT 'orders', 3, id, customer, xmin, 0, now() + interval '2 seconds', 0 FROM public.outbox WHERE id = 1`)
 	h, in, out := gate(of[2])
 	w := newWorker(db, h, consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)).run()
 	testkit.Receive(t, "a row is in hand", in)
@@ -85,13 +91,18 @@ func TestSuspicionTakenBackKeepsTheOrder(t *testing.T) {
 // overtaken. The same holds for a row that moves to the dead letters.
 func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 	t.Parallel()
-	for name, text := range map[string]string{"retry": `DELETE FROM "pgleases".consumer_blocked`, "dead letter": `INSERT INTO "pgleases".consumer_dead_letters`} {
+	for name, text := range map[string]string{
+		"retry":       `DELETE FROM "pgleases".consumer_blocked`,
+		"dead letter": `INSERT INTO "pgleases".consumer_dead_letters`,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			of := db.alike(2)
 			db.put(of[0], of[0], of[1])
-			opts := []consumer.Option{consumer.WithBatch(1, 1), consumer.WithMaxRunning(1), backoff(time.Hour, time.Hour)}
+			opts := []consumer.Option{
+				consumer.WithBatch(1, 1), consumer.WithMaxRunning(1), backoff(time.Hour, time.Hour),
+			}
 			if name == "dead letter" {
 				opts = append(opts, attempts(2), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 			}
@@ -151,9 +162,13 @@ func TestLowIDs(t *testing.T) {
 		t.Run(fmt.Sprint("watched ", watched), func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			db.exec("INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE SELECT i, 'c' || i % 3, '1' FROM unnest('{-9223372036854775807,-2,-1,0,1,9223372036854775807}'::bigint[]) AS i")
+			db.exec(`
+				INSERT INTO public.outbox (id, customer, payload) OVERRIDING SYSTEM VALUE SELECT i, 'c' || i % 3, '1'
+				FROM unnest('{-9223372036854775807,-2,-1,0,1,9223372036854775807}'::bigint[]) AS i`)
 			if watched {
-				db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun) SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p")
+				db.exec(`
+					INSERT INTO pgleases.consumer_owners (consumer, partition, begun)
+					SELECT 'orders', p, 0 FROM generate_series(0, 7) AS p`)
 			}
 			w := newWorker(db, consumer.Each(effect), consumer.WithMaxRunning(1))
 			testkit.OK(t, w.RunUntilEmpty(t.Context()))
@@ -177,11 +192,12 @@ func TestRowsBehindAFailedOneComeNext(t *testing.T) {
 		}
 		return db.published(ctx, rows)
 	}), consumer.WithMaxRunning(1), consumer.WithBatch(10, 1<<20), attempts(1))
-	testkit.Becomes(t, db.Pool, "one row is left", int64(1), "SELECT count(*) FROM public.outbox")
+	db.becomes("one row is left", 1, "public.outbox")
 	testkit.OK(t, w.end())
 	// the batch that waited for all partitions may be of the last, and its turn may come before
 	// theirs
-	if n := one[int64](db, "SELECT count(*) FROM public.effects WHERE id > 3 AND n < (SELECT n FROM public.effects WHERE id = 3)"); n > 20 {
+	n := db.count("public.effects WHERE id > 3 AND n < (SELECT n FROM public.effects WHERE id = 3)")
+	if n > 20 {
 		t.Errorf("%d rows of the last partition were handled before it", n)
 	}
 }

@@ -94,7 +94,8 @@ func TestEndOfPauseIsLoggedOnce(t *testing.T) {
 		lines()
 		time.Sleep(8 * time.Second)
 		synctest.Wait()
-		lines(`partition paused, no attempt is counted" partitions=[0-2] count=3 lines=3 error="no broker"`, "partition=2 for=1s")
+		const line = `partition paused, no attempt is counted" partitions=[0-2] count=3 lines=3 error="no broker"`
+		lines(line, "partition=2 for=1s")
 		o.paused(of(1), errors.New("no broker"))
 		o.lines.Flush()
 		lines("partitions=[1] count=1 lines=1")
@@ -168,7 +169,8 @@ func TestSweepEndsNoPauseOfOtherPartitions(t *testing.T) {
 			p.answer(q, nil)
 			for n, want := range []int{3, 0} {
 				if got := p.queue.partitions[n].blocked.away; got != want {
-					t.Errorf("until empty: %v: %d attempts in a row found something away in partition %d, want %d", untilEmpty, got, n, want)
+					t.Errorf("until empty: %v: %d attempts in a row found something away in partition %d, want %d",
+						untilEmpty, got, n, want)
 				}
 			}
 		})
@@ -195,8 +197,12 @@ func TestEndOfSlowPartitionsIsLoggedOnce(t *testing.T) {
 			want  []string
 		}{
 			{func() {}, nil},
-			{func() { p.queue.fail(of, worker.Locked, false, time.Now(), time.Now()) }, []string{"partitions slowed down", "partitions slowed down"}},
-			{func() { p.queue.slots.Heal(of.Number) }, []string{`level=INFO msg="consumer: partitions no longer slowed down" for=1m30s`}},
+			{func() {
+				p.queue.fail(of, worker.Locked, false, time.Now(), time.Now())
+			}, []string{"partitions slowed down", "partitions slowed down"}},
+			{func() {
+				p.queue.slots.Heal(of.Number)
+			}, []string{`level=INFO msg="consumer: partitions no longer slowed down" for=1m30s`}},
 			{func() {}, nil},
 		} {
 			c.begin()

@@ -37,7 +37,8 @@ func TestPollsOfManyPartitionsTakeTurns(t *testing.T) {
 	for _, partitions := range []int{1, atOnce, atOnce + 1, 1311} {
 		for _, untilEmpty := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
-				p := poller{pace: pace{every: time.Second, quiet: time.Second}, rows: rows, conn: listen.New(nil, "pgleases", "consumer/turns")}
+				p := poller{pace: pace{every: time.Second, quiet: time.Second}, rows: rows}
+				p.conn = listen.New(nil, "pgleases", "consumer/turns")
 				q, all := queued(partitions), 0
 				if untilEmpty {
 					all = partitions
@@ -63,12 +64,14 @@ func TestPollsOfManyPartitionsTakeTurns(t *testing.T) {
 							want = pollShare * a.took
 						}
 						if wait := time.Until(p.at); wait != want {
-							t.Fatalf("%d partitions, round %d: after turn %d of %d the next poll waits for %v, want %v", partitions, round, n, turns, wait, want)
+							t.Fatalf("%d partitions, round %d: after turn %d of %d the next poll waits for %v, want %v",
+								partitions, round, n, turns, wait, want)
 						}
 					}
 					for n := range partitions {
 						if seen[n] != 1 {
-							t.Fatalf("%d partitions, round %d: partition %d was searched %d times, want once", partitions, round, n, seen[n])
+							t.Fatalf("%d partitions, round %d: partition %d was searched %d times, want once",
+								partitions, round, n, seen[n])
 						}
 					}
 				}

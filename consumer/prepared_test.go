@@ -73,7 +73,8 @@ func TestRowsOfPreparedTransactions(t *testing.T) {
 			}
 			of := db.alike(3)
 			key, blocked, other := of[0], of[1], of[2]
-			db.exec("CREATE TABLE public.customers (name text PRIMARY KEY); INSERT INTO public.customers VALUES ('" + key + "')")
+			db.exec("CREATE TABLE public.customers (name text PRIMARY KEY)")
+			db.exec("INSERT INTO public.customers VALUES ($1)", key)
 			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				if row.Key == blocked {
 					return errors.New("no such order")
@@ -83,16 +84,16 @@ func TestRowsOfPreparedTransactions(t *testing.T) {
 			w.SweepEvery(200 * time.Millisecond)
 			w.run()
 			db.put(blocked, blocked)
-			testkit.Becomes(t, db.Pool, "a key is blocked", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
-			const left = "SELECT count(*) FROM public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)"
-			rows := 0
+			db.becomes("a key is blocked", 1, "pgleases.consumer_blocked")
+			const left = "public.outbox WHERE customer NOT IN (SELECT key FROM pgleases.consumer_blocked)"
+			rows := int64(0)
 			for _, of := range []struct {
 				polls int64 // while it is prepared; sweeps come during many
 				later bool  // another writer of the key waits for it
 			}{{3, false}, {20, false}, {3, true}} {
 				commit, later := db.prepare(key), make(chan error, 1)
 				db.put(blocked, other)
-				testkit.Becomes(t, db.Pool, "a later row of another key is handled", int64(0), left)
+				db.becomes("a later row of another key is handled", 0, left)
 				if of.later {
 					go func() { later <- db.insertLocked(key) }()
 				}
@@ -104,8 +105,8 @@ func TestRowsOfPreparedTransactions(t *testing.T) {
 					testkit.OK(t, testkit.Receive(t, "the later writer of the key", later))
 					rows++
 				}
-				testkit.Becomes(t, db.Pool, "all is handled", int64(0), left)
-				expect(t, one[int](db, "SELECT count(*)::int FROM public.effects WHERE customer = $1", key), rows, "rows of the key with effects")
+				db.becomes("all is handled", 0, left)
+				expect(t, db.count("public.effects WHERE customer = $1", key), rows, "rows of the key with effects")
 			}
 			testkit.OK(t, w.end())
 			db.exact(one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"))

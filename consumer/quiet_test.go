@@ -68,15 +68,22 @@ func TestQuietProcessPollsRarely(t *testing.T) {
 		begin func(*quietProcess)
 		want  int
 	}{
-		"idle":                        {func(*quietProcess) {}, rarePolls},
-		"no notifications":            {func(p *quietProcess) { p.announces = func() bool { return false } }, steadyPolls},
-		"a blocked row":               {func(p *quietProcess) { p.blocked = true }, steadyPolls},
-		"a job at work":               {func(p *quietProcess) { p.queue.slots.Begin(0) }, steadyPolls},
-		"a job whose code hangs":      {func(p *quietProcess) { p.queue.overdue++ }, steadyPolls},
-		"a job that ended beside it":  {func(p *quietProcess) { p.duringIt = func() { p.queue.ended++ } }, steadyPolls},
-		"a transaction that is open":  {func(p *quietProcess) { p.next = 101 }, steadyPolls},
-		"one that began after quiet":  {func(p *quietProcess) { p.polls(); p.next = 150; p.open = 120 }, rarePolls},
-		"a row without notifications": {func(p *quietProcess) { p.polls(); p.has = true; p.poll(); p.has = false }, steadyPolls},
+		"idle": {func(*quietProcess) {}, rarePolls},
+		"no notifications": {func(p *quietProcess) {
+			p.announces = func() bool { return false }
+		}, steadyPolls},
+		"a blocked row":              {func(p *quietProcess) { p.blocked = true }, steadyPolls},
+		"a job at work":              {func(p *quietProcess) { p.queue.slots.Begin(0) }, steadyPolls},
+		"a job whose code hangs":     {func(p *quietProcess) { p.queue.overdue++ }, steadyPolls},
+		"a job that ended beside it": {func(p *quietProcess) { p.duringIt = func() { p.queue.ended++ } }, steadyPolls},
+		"a transaction that is open": {func(p *quietProcess) { p.next = 101 }, steadyPolls},
+		"one that began after quiet": {func(p *quietProcess) { p.polls(); p.next = 150; p.open = 120 }, rarePolls},
+		"a row without notifications": {func(p *quietProcess) {
+			p.polls()
+			p.has = true
+			p.poll()
+			p.has = false
+		}, steadyPolls},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -184,13 +184,15 @@ func TestSearchFindsEveryRow(t *testing.T) {
 			c.poll()
 		}
 		if len(c.free) > 0 {
-			t.Fatalf("seed %d, %d rows a poll: rows %v are not found: %+v", seed, most, c.free, c.queue.partitions[0].searched)
+			t.Fatalf("seed %d, %d rows a poll: rows %v are not found: %+v",
+				seed, most, c.free, c.queue.partitions[0].searched)
 		}
 		for range 2 * round {
 			c.insert(1, r.IntN(3) == 0)
 			c.poll()
 			if len(c.free) > 0 {
-				t.Fatalf("seed %d, %d rows a poll: a new row is not found: %+v", seed, most, c.queue.partitions[0].searched)
+				t.Fatalf("seed %d, %d rows a poll: a new row is not found: %+v",
+					seed, most, c.queue.partitions[0].searched)
 			}
 		}
 		c.burst(t, 5*int64(min(most, 10)))
@@ -327,7 +329,8 @@ func TestTableIsNotEmptyBeforeAllHadTheirTurn(t *testing.T) {
 			new(queue).answered(a, start)
 			if p.table.empty(a, true) {
 				if len(piles[n].free) > 0 || polls < 6 {
-					t.Errorf("it is over after %d polls, with %d rows of partition %d left", polls, len(piles[n].free), n)
+					t.Errorf("it is over after %d polls, with %d rows of partition %d left",
+						polls, len(piles[n].free), n)
 				}
 				break
 			}
@@ -359,7 +362,8 @@ func TestTableIsEmptyAfterAWholeRound(t *testing.T) {
 		}
 	}
 	if n := emptyAfter(); n < 12 {
-		t.Errorf("%d polls of 20 rows, the first of 10, for a round of 100 rows in which a job ended, and another one", n)
+		t.Errorf("%d polls of 20 rows, the first of 10, for a round of 100 rows in which a job ended, and another one",
+			n)
 	}
 	jobs = 10
 	c.free[c.ids[99]] = true

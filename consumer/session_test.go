@@ -21,8 +21,11 @@ func newWorkerWith(db *database, setting, value string, h consumer.Handler[Order
 	db.t.Helper()
 	w := newWorker(db, h, opts...)
 	w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = value })
-	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h, append([]consumer.Option{
-		consumer.WithoutMigration(), consumer.WithPoll(50 * time.Millisecond), backoff(time.Millisecond, time.Millisecond), consumer.WithBatch(10, 1<<20)}, opts...)...))(db.t)
+	opts = append([]consumer.Option{
+		consumer.WithoutMigration(), consumer.WithPoll(50 * time.Millisecond),
+		backoff(time.Millisecond, time.Millisecond), consumer.WithBatch(10, 1<<20),
+	}, opts...)
+	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h, opts...))(db.t)
 	return w
 }
 
@@ -37,18 +40,26 @@ func TestStrangeSearchPath(t *testing.T) {
 	testkit.OK(t, err)
 	db.insert(100, 20)
 	db.crashed(1, 20, 20)
-	db.exec(`INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, 1000, 'gone', '', 1, 'infinity' FROM public.outbox WHERE id = 1;
-		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at) SELECT 'orders', partition, id, customer, '', 1, 'infinity' FROM public.outbox WHERE id = 2`)
+	db.exec(`
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
+		SELECT 'orders', partition, 1000, 'gone', '', 1, 'infinity' FROM public.outbox WHERE id = 1;
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, next_at)
+		SELECT 'orders', partition, id, customer, '', 1, 'infinity' FROM public.outbox WHERE id = 2`)
 	run := func(h consumer.Handler[Order], opts ...consumer.Option) error {
-		return newWorkerWith(db, "search_path", "strange, pg_catalog", h, append(opts, consumer.WithMaxAttempts(2, consumer.Backoff(time.Millisecond, time.Millisecond)))...).RunUntilEmpty(t.Context())
+		twice := consumer.WithMaxAttempts(2, consumer.Backoff(time.Millisecond, time.Millisecond))
+		w := newWorkerWith(db, "search_path", "strange, pg_catalog", h, append(opts, twice)...)
+		return w.RunUntilEmpty(t.Context())
 	}
-	contains(t, run(failing(50)), "only rows of blocked keys are left", "1 rows, the first: ID 50, key 'c10', 2 attempts: no such order")
+	contains(t, run(failing(50)), "only rows of blocked keys are left",
+		"1 rows, the first: ID 50, key 'c10', 2 attempts: no such order")
 	db.retry(50)
 	testkit.OK(t, run(failing(50), consumer.WithOnFailure(consumer.OnFailureDeadLetter)))
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 20) AS i")
+	db.exec(`
+		INSERT INTO public.outbox (customer, payload) SELECT 'c' || i, to_jsonb(i) FROM generate_series(1, 20) AS i`)
 	testkit.OK(t, run(consumer.AtLeastOnce(db.published)))
 	db.exact(119)
-	expect(t, one[string](db, "SELECT format('%s %s', id, error) FROM pgleases.consumer_dead_letters"), "50 no such order", "the dead letter")
+	letter := one[string](db, "SELECT format('%s %s', id, error) FROM pgleases.consumer_dead_letters")
+	expect(t, letter, "50 no such order", "the dead letter")
 	expect(t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called")
 }
 
@@ -58,16 +69,17 @@ func TestReadOnlySession(t *testing.T) {
 	db := newDirectDatabase(t)
 	db.insert(100, 20)
 	db.crashed(1000, 1001, 1001)
-	w := newWorkerWith(db, "default_transaction_read_only", "on", consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+	h := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if row.ID == 50 && row.Attempt == 1 {
 			return errors.New("not yet")
 		}
 		return effect(ctx, tx, row)
-	}))
+	})
+	w := newWorkerWith(db, "default_transaction_read_only", "on", h)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	db.exact(100)
 	expect(t, w.Stats().BrokenOff, 0, "batches broken off")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_owners WHERE ended = begun"), partitions, "ends that are recorded")
+	expect(t, db.count("pgleases.consumer_owners WHERE ended = begun"), partitions, "ends that are recorded")
 }
 
 // What a handler sets in its transaction concerns neither the removal of its rows nor the commit.
@@ -76,17 +88,29 @@ func TestSettingsOfHandlers(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	role := "consumer_" + strings.ToLower(rand.Text())
-	db.exec("CREATE ROLE " + role + "; GRANT " + role + " TO " + testkit.Must(pgtest.ParseConfig(db.url))(t).ConnConfig.User)
+	user := testkit.Must(pgtest.ParseConfig(db.url))(t).ConnConfig.User
+	db.exec("CREATE ROLE " + role + "; GRANT " + role + " TO " + user)
 	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
-	db.exec(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_catalog.pg_sleep(0.2); RETURN NULL; END';
+	db.exec(`
+		CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql
+			AS 'BEGIN PERFORM pg_catalog.pg_sleep(0.2); RETURN NULL; END';
 		CREATE TRIGGER slow AFTER DELETE ON public.outbox FOR EACH STATEMENT EXECUTE FUNCTION public.slow();
-		CREATE TABLE public.parent (id int PRIMARY KEY); CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE); GRANT ALL ON public.parent, public.child TO PUBLIC`)
+		CREATE TABLE public.parent (id int PRIMARY KEY);
+		CREATE TABLE public.child (parent int REFERENCES public.parent DEFERRABLE);
+		GRANT ALL ON public.parent, public.child TO PUBLIC`)
 	set := ""
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		return errors.Join(effect(ctx, tx, row), second(tx.Exec(ctx, set)))
 	}), attempts(1), consumer.WithPoll(10*time.Millisecond))
-	for _, set = range []string{"SET LOCAL ROLE " + role, "SET LOCAL statement_timeout = '100ms'", "SET LOCAL lock_timeout = '1ms'", "SET LOCAL search_path = nowhere",
-		"SET CONSTRAINTS ALL DEFERRED; INSERT INTO public.child VALUES (1); INSERT INTO public.parent VALUES (1) ON CONFLICT DO NOTHING"} {
+	for _, set = range []string{
+		"SET LOCAL ROLE " + role,
+		"SET LOCAL statement_timeout = '100ms'",
+		"SET LOCAL lock_timeout = '1ms'",
+		"SET LOCAL search_path = nowhere",
+		`SET CONSTRAINTS ALL DEFERRED;
+			INSERT INTO public.child VALUES (1);
+			INSERT INTO public.parent VALUES (1) ON CONFLICT DO NOTHING`,
+	} {
 		db.insert(2, 2)
 		if err := w.RunUntilEmpty(t.Context()); err != nil {
 			t.Fatalf("%s: %v", set, err)
@@ -112,5 +136,5 @@ func TestRunEndsWithItsPool(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `consumer: run "orders": the pool is closed: `) {
 		t.Errorf("Run returned %v", err)
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL"), 0, "partitions that are not free")
+	expect(t, db.count("pgleases.partitions WHERE owner IS NOT NULL"), 0, "partitions that are not free")
 }

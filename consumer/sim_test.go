@@ -17,7 +17,10 @@ func simulated(life context.Context) *planner {
 	c := &Consumer{options: o, times: defaultTimings, log: o.log}
 	return &planner{
 		Consumer: c, life: life, announces: func() bool { return false }, queue: queue{times: &c.times, poll: o.poll},
-		poller: poller{pace: pace{every: o.poll, quiet: c.times.quiet}, conn: listen.New(nil, "pgleases", "consumer/simulated")},
+		poller: poller{
+			pace: pace{every: o.poll, quiet: c.times.quiet},
+			conn: listen.New(nil, "pgleases", "consumer/simulated"),
+		},
 	}
 }
 

@@ -19,11 +19,19 @@ import (
 // many is a queue with more partitions than outbox has.
 var many = consumer.Queue{Table: "public.many", Key: "customer", Partitions: 256}
 
+// createMany makes the queue many.
+func (db *database) createMany() {
+	db.t.Helper()
+	db.exec(consumer.TableSQL("orders", "", many) + "GRANT SELECT, INSERT, UPDATE, DELETE ON public.many TO PUBLIC")
+}
+
 // insertMany makes the queue many, with a row of each of so many customers.
 func (db *database) insertMany(customers int) {
 	db.t.Helper()
-	db.exec(consumer.TableSQL("orders", "", many) + "GRANT SELECT, INSERT, UPDATE, DELETE ON public.many TO PUBLIC")
-	db.exec("INSERT INTO public.many (customer, payload) SELECT 'c' || i, '1' FROM generate_series(1, $1::int) AS i", customers)
+	db.createMany()
+	db.exec(`
+		INSERT INTO public.many (customer, payload)
+		SELECT 'c' || i, '1' FROM generate_series(1, $1::int) AS i`, customers)
 }
 
 // Rows that the application keeps locked in a hundred partitions delay those, and no others.
@@ -38,12 +46,14 @@ func TestLockedRowsDelayTheirPartitionsOnly(t *testing.T) {
 	slow := one[int64](db, "SELECT count(DISTINCT partition) FROM public.many")
 	testkit.Until(t, "all partitions with locked rows are known", func() bool { return w.Stats().SlowByLock == slow })
 	// of partitions without a locked row
-	db.exec(`INSERT INTO public.many (customer, payload) SELECT c, '2' FROM (SELECT 'd' || i AS c FROM generate_series(1, 1000) AS i) AS d
+	db.exec(`
+		INSERT INTO public.many (customer, payload)
+		SELECT c, '2' FROM (SELECT 'd' || i AS c FROM generate_series(1, 1000) AS i) AS d
 		WHERE pgleases.partition_for(c, 256) NOT IN (SELECT partition FROM public.many)`)
-	testkit.Becomes(t, db.Pool, "the free rows are handled", int64(0), "SELECT count(*) FROM public.many WHERE payload = '2'")
+	db.becomes("the free rows are handled", 0, "public.many WHERE payload = '2'")
 	expect(t, w.Stats().SlowByLock, slow, "partitions that wait for a lock")
 	testkit.OK(t, locked.Rollback(t.Context()))
-	testkit.Becomes(t, db.Pool, "all is handled", int64(0), "SELECT count(*) FROM public.many")
+	db.becomes("all is handled", 0, "public.many")
 	testkit.Until(t, "no partition is slow", func() bool { return w.Stats().SlowByLock == 0 })
 	testkit.OK(t, w.end())
 	db.ordered()
@@ -54,12 +64,16 @@ func TestLockOfAHandlerDelaysItsPartitionOnly(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec("CREATE TABLE public.accounts (customer text PRIMARY KEY); GRANT SELECT, UPDATE ON public.accounts TO PUBLIC; INSERT INTO public.accounts SELECT 'c' || i FROM generate_series(0, 39) AS i")
+	db.exec(`
+		CREATE TABLE public.accounts (customer text PRIMARY KEY);
+		GRANT SELECT, UPDATE ON public.accounts TO PUBLIC;
+		INSERT INTO public.accounts SELECT 'c' || i FROM generate_series(0, 39) AS i`)
 	locked := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(locked.Exec(t.Context(), "SELECT FROM public.accounts WHERE customer = 'c0' FOR UPDATE"))(t)
 	db.insert(40, 40)
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		if _, err := tx.Exec(ctx, "SELECT FROM public.accounts WHERE customer = $1 FOR UPDATE NOWAIT", row.Key); err != nil {
+		const lock = "SELECT FROM public.accounts WHERE customer = $1 FOR UPDATE NOWAIT"
+		if _, err := tx.Exec(ctx, lock, row.Key); err != nil {
 			return err
 		}
 		return effect(ctx, tx, row)
@@ -109,7 +123,8 @@ func TestHungReceiversLeaveWorkers(t *testing.T) {
 					}
 				}
 				return db.published(ctx, rows)
-			}), consumer.WithMaxRunning(2), consumer.WithTimeout(time.Second), consumer.WithBatch(batch, 1<<20), backoff(time.Millisecond, 10*time.Millisecond)).run()
+			}), consumer.WithMaxRunning(2), consumer.WithTimeout(time.Second), consumer.WithBatch(batch, 1<<20),
+				backoff(time.Millisecond, 10*time.Millisecond)).run()
 			testkit.Until(t, "each has taken too long", func() bool {
 				mu.Lock()
 				defer mu.Unlock()
@@ -117,7 +132,7 @@ func TestHungReceiversLeaveWorkers(t *testing.T) {
 			})
 			for range 5 {
 				db.put(db.customers(7, 1)...)
-				testkit.Becomes(t, db.Pool, "a healthy row is handled", int64(0), "SELECT count(*) FROM public.outbox WHERE partition = 7")
+				db.becomes("a healthy row is handled", 0, "public.outbox WHERE partition = 7")
 			}
 			testkit.Until(t, "a key is charged", func() bool { return w.Stats().Failures > 0 })
 			testkit.OK(t, w.end())

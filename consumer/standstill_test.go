@@ -23,7 +23,8 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 	db := newDatabase(t)
 	db.exec(`ALTER TABLE public.outbox ADD COLUMN more json NOT NULL DEFAULT '{}'`)
 	of := db.alike(2)
-	db.exec(`INSERT INTO public.outbox (customer, payload, more) VALUES ($1, '1', '"\u0000"')`, of[0]) // no jsonb has it
+	// No jsonb has it.
+	db.exec(`INSERT INTO public.outbox (customer, payload, more) VALUES ($1, '1', '"\u0000"')`, of[0])
 	db.put(of[1])
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if row.Key == of[0] {
@@ -31,7 +32,8 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 		}
 		return effect(ctx, tx, row)
 	}), attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
-	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
+	err := w.RunUntilEmpty(t.Context())
+	contains(t, err, "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
 	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 1, "rows handled behind it")
 }
 
@@ -40,11 +42,13 @@ func TestManyBlockedKeysThatAreDue(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'a' || i, '1' FROM generate_series(1, 100000) AS i WHERE pgleases.partition_for('a' || i, 8) = 3")
+	db.exec(`
+		INSERT INTO public.outbox (customer, payload)
+		SELECT 'a' || i, '1' FROM generate_series(1, 100000) AS i WHERE pgleases.partition_for('a' || i, 8) = 3`)
 	db.block("true")
 	db.exec("INSERT INTO public.outbox (customer, payload) VALUES ('another', '1')")
 	w := newWorker(db, consumer.Each(effect)).run()
-	testkit.Becomes(t, db.Pool, "the row of another partition is handled", int64(1), "SELECT count(*) FROM public.effects WHERE customer = 'another'")
+	db.becomes("the row of another partition is handled", 1, "public.effects WHERE customer = 'another'")
 	testkit.OK(t, w.end())
 	expect(t, w.Stats().PollErrors, 0, "looks for rows that took too long")
 }
@@ -55,8 +59,11 @@ func TestManyLongBlockedKeysAreReadOnce(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t) // see BlocksRead
-	db.exec(`INSERT INTO public.outbox (customer, payload) SELECT k, '1' FROM (SELECT i || repeat(md5(i::text), 45) AS k FROM generate_series(1, 64000) AS i) AS k
-		WHERE pgleases.partition_for(k, 8) = 3`) // about 12 MB, which is more than work_mem
+	// About 12 MB, which is more than work_mem.
+	db.exec(`
+		INSERT INTO public.outbox (customer, payload)
+		SELECT k, '1' FROM (SELECT i || repeat(md5(i::text), 45) AS k FROM generate_series(1, 64000) AS i) AS k
+		WHERE pgleases.partition_for(k, 8) = 3`)
 	db.block("true")
 	db.exec("ANALYZE pgleases.consumer_blocked")
 	w := newWorker(db, consumer.Each(effect))
@@ -77,7 +84,8 @@ func TestBeginAfterACrashReadsFewRows(t *testing.T) {
 	db := newDirectDatabase(t) // see BlocksRead
 	w := newWorker(db, failing())
 	for partition := 3; partition <= 4; partition++ {
-		db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 50000)", db.customers(partition, 1)[0])
+		customer := db.customers(partition, 1)[0]
+		db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 50000)", customer)
 	}
 	db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun) VALUES ('orders', 3, 1)")
 	db.exec("ANALYZE public.outbox")
@@ -190,7 +198,8 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 			db.put(db.customers(partition, 1)...)
 		}
 		testkit.Becomes(t, db.Pool, "all other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
-		_, err := tx.Exec(t.Context(), "UPDATE pgleases.consumer_blocked SET attempts = 5, version = (SELECT xmin::text FROM public.outbox)")
+		_, err := tx.Exec(t.Context(), `
+			UPDATE pgleases.consumer_blocked SET attempts = 5, version = (SELECT xmin::text FROM public.outbox)`)
 		return err
 	}))
 	w.polled(3)
@@ -225,7 +234,9 @@ func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
 			case "locked":
 				testkit.Must(tx.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 1 FOR UPDATE"))(t)
 			case "not skipped":
-				db.exec("CREATE TABLE public.child (parent bigint REFERENCES public.outbox); INSERT INTO public.child VALUES (1)")
+				db.exec(`
+					CREATE TABLE public.child (parent bigint REFERENCES public.outbox);
+					INSERT INTO public.child VALUES (1)`)
 				db.skip(1)
 			}
 			w.run()
@@ -250,7 +261,9 @@ func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 			db.put(of[0], of[1])
 			db.put(slices.Repeat(of[2:3], 500)...)
 			db.put(of[3])
-			db.exec("INSERT INTO pgleases.consumer_owners (consumer, partition, begun, watched_to) SELECT 'orders', 3, 0, 503 " + watched)
+			db.exec(`
+				INSERT INTO pgleases.consumer_owners (consumer, partition, begun, watched_to)
+				SELECT 'orders', 3, 0, 503 ` + watched)
 			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				if row.Key != of[3] {
 					return errors.New("it fails")
@@ -318,7 +331,7 @@ func TestSuspectsHoldOtherWorkOnce(t *testing.T) {
 		return effect(ctx, tx, row)
 	}), consumer.WithMaxRunning(3)).run()
 	end := closer(t, hang)
-	testkit.Becomes(t, db.Pool, "the suspects are handled beside a call that hangs", int64(30), "SELECT count(*) FROM public.effects")
+	db.becomes("the suspects are handled beside a call that hangs", 30, "public.effects")
 	end()
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -416,7 +429,8 @@ func TestRowsTakeTurnsWithBlockedRowsInAnOutage(t *testing.T) {
 		db.put(db.customers(partition, 1)...)
 	}
 	db.block("true")
-	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 100000)", db.customers(7, 1)[0])
+	customer := db.customers(7, 1)[0]
+	db.exec("INSERT INTO public.outbox (customer, payload) SELECT $1, '1' FROM generate_series(1, 100000)", customer)
 	var blocked, calls atomic.Int64
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		switch {

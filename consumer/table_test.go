@@ -27,72 +27,138 @@ func TestNewRefuses(t *testing.T) {
 	db := databaseAt(t, pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...)))
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
 	t.Cleanup(func() { _ = client.Close(t.Context()) })
-	good := "id bigint GENERATED ALWAYS AS IDENTITY, customer text NOT NULL, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED, payload jsonb"
-	index := "; CREATE UNIQUE INDEX ON q.q (partition, id)"
-	plain := strings.Replace(good, "NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED", "NOT NULL", 1)
+	const generated = "NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED"
+	good := "id bigint GENERATED ALWAYS AS IDENTITY, customer text NOT NULL, payload jsonb, partition int " + generated
+	plain := strings.Replace(good, generated, "NOT NULL", 1)
+	// table is the DDL of a table of these columns with the index that it needs, create that of any.
+	create := func(columns string) string { return "CREATE TABLE q.q (" + columns + ");" }
+	table := func(columns string) string {
+		return create(columns) + "CREATE UNIQUE INDEX ON q.q (partition, id);"
+	}
+	// but is such a table with another text in its columns, and ids one with other IDs.
+	but := func(old, new string) string { return table(strings.Replace(good, old, new, 1)) }
+	ids := func(new string) string { return but("GENERATED ALWAYS AS IDENTITY", new) }
+	key := func(new string) string { return table(strings.Replace(plain, "customer text", new, 1)) }
+	const index = "CREATE INDEX ON q.q (partition, id);"
+	const keep = "CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
+	const triggers = keep + "CREATE TRIGGER keep BEFORE DELETE ON q.q FOR EACH ROW EXECUTE FUNCTION q.keep()"
+	const inherits = "CREATE TABLE q.child () INHERITS (q.q);"
 	q := consumer.Queue{Table: "q.q", Key: "customer"}
 	with := func(change func(*consumer.Queue)) consumer.Queue { q := q; change(&q); return q }
+	in := func(table string) consumer.Queue { return consumer.Queue{Table: table, Key: "customer"} }
 	for name, test := range map[string]struct {
 		ddl   string
 		queue consumer.Queue
 		says  []string
 	}{
-		"good":               {"CREATE TABLE q.q (" + good + ")" + index, q, nil},
-		"no table":           {"", with(func(q *consumer.Queue) { q.Table = "public.nowhere" }), []string{"table public.nowhere does not exist", "TableSQL"}},
-		"no name":            {"", consumer.Queue{}, []string{"the queue has no Table"}},
-		"no column":          {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.ID = "number" }), []string{`ID: it has no column "number"; name another one, or create it as TableSQL does`}},
-		"no key column":      {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Key = "k" }), []string{`Key: it has no column "k"; name another one, or create it as TableSQL does`}},
-		"no time column":     {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Time = "at" }), []string{`Time: it has no column "at"; name another one, or create it as TableSQL does`}},
-		"type of time":       {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Time = "payload" }), []string{`Time: column "payload" is of type jsonb: give a column of type timestamptz, or leave Time out`}},
-		"time without zone":  {"CREATE TABLE q.q (" + good + ", at timestamp)" + index, with(func(q *consumer.Queue) { q.Time = "at" }), []string{`Time: column "at" is of type timestamp without time zone: give a column of type timestamptz`}},
-		"name of table":      {"", with(func(q *consumer.Queue) { q.Table = "q.q; x" }), []string{"table q.q; x does not exist", "or its name is not written as in SQL"}},
-		"dots in table":      {"", with(func(q *consumer.Queue) { q.Table = "q.q.q.q" }), []string{"table q.q.q.q does not exist"}},
-		"another database":   {"", with(func(q *consumer.Queue) { q.Table = "app.q.q" }), []string{"table app.q.q does not exist in this database"}},
-		"one column twice":   {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.ID = "partition" }), []string{`ID and Partition are both column "partition": give two columns`}},
-		"another column":     {"CREATE TABLE q.q (" + strings.Replace(good, "partition_for(customer", "partition_for(region", 1) + ", region text NOT NULL)" + index, q, []string{`column "partition" is generated from column "region", so rows of one value of Key "customer" may be in several partitions, out of order: `, "generate it as partition_for(customer, N), or give another Key"}},
-		"a second column":    {"CREATE TABLE q.q (" + strings.Replace(good, "partition_for(customer", "partition_for(customer || region", 1) + ", region text NOT NULL)" + index, q, []string{`is generated from column "region"`}},
-		"nullable key":       {"CREATE TABLE q.q (" + strings.Replace(good, "customer text NOT NULL", "customer text", 1) + ")" + index, q, []string{`column "customer" may be NULL`, `ALTER COLUMN "customer" SET NOT NULL`}},
-		"type of key":        {"CREATE TABLE q.q (" + strings.Replace(plain, "customer text", "customer numeric", 1) + ")" + index, q, []string{`column "customer" is of type numeric`, "text, or character varying"}},
-		"bytes as key":       {"CREATE TABLE q.q (" + strings.Replace(plain, "customer text", "customer bytea", 1) + ")" + index, q, []string{`column "customer" is of type bytea`, "text, or character varying"}},
-		"type of ID":         {"CREATE TABLE q.q (" + strings.Replace(good, "id bigint GENERATED ALWAYS AS IDENTITY", "id uuid NOT NULL", 1) + ")" + index, q, []string{`column "id" is of type uuid`}},
-		"no index":           {"CREATE TABLE q.q (" + good + ")", q, []string{`no valid, complete btree index on ("partition", "id")`, `CREATE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
-		"partial index":      {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id) WHERE partition > 1", q, []string{"no valid, complete btree index"}},
-		"descending index":   {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id DESC)", q, []string{"no valid, complete btree index"}},
-		"BRIN index":         {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q USING brin (partition, id)", q, []string{"no valid, complete btree index"}},
-		"cache":              {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (CACHE 10)", 1) + ")" + index, q, []string{"CACHE 10", "CACHE 1"}},
-		"cycle":              {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (CYCLE)", 1) + ")" + index, q, []string{"CYCLE", "NO CYCLE"}},
-		"increment":          {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (INCREMENT 50)", 1) + ")" + index, q, []string{"INCREMENT BY 50", "ALTER SEQUENCE q.q_id_seq INCREMENT BY 1", "WithAscendingIDs"}},
-		"falling IDs":        {"CREATE TABLE q.q (" + strings.Replace(good, "IDENTITY", "IDENTITY (INCREMENT -1)", 1) + ")" + index, q, []string{"INCREMENT BY -1"}},
-		"cache elsewhere":    {"CREATE SEQUENCE q.s CACHE 20; CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT nextval('q.s')", 1) + ")" + index, q, []string{"CACHE 20", "ALTER SEQUENCE q.s CACHE 1"}},
-		"no default":         {"CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL", 1) + ")" + index, q, []string{`column "id" has no default`, `ALTER TABLE q.q ALTER COLUMN "id" ADD GENERATED ALWAYS AS IDENTITY`}},
-		"random IDs":         {"CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT (random() * 1e15)::bigint", 1) + ")" + index, q, []string{`column "id" has the default`, "random"}},
-		"computed IDs":       {"CREATE SEQUENCE q.s; CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT nextval('q.s') % 7", 1) + ")" + index, q, []string{`column "id" has the default`, "% "}},
-		"late sequence":      {"CREATE SEQUENCE q.s; CREATE TABLE q.q (" + strings.Replace(good, "GENERATED ALWAYS AS IDENTITY", "NOT NULL DEFAULT nextval('q.s'::text)", 1) + ")" + index, q, []string{`column "id" has the default`}},
-		"IDs twice":          {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id)", q, []string{`column "id" may have one ID twice`, `CREATE UNIQUE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
-		"IDs once a day":     {"CREATE TABLE q.q (" + good + ", at date NOT NULL DEFAULT now(), PRIMARY KEY (id, at)) PARTITION BY RANGE (at); CREATE INDEX ON q.q (partition, id)", q, []string{`column "id" may have one ID twice`}},
-		"IDs once in some":   {"CREATE TABLE q.q (" + good + "); CREATE INDEX ON q.q (partition, id); CREATE UNIQUE INDEX ON q.q (id) WHERE partition > 1", q, []string{`column "id" may have one ID twice`}},
-		"child":              {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE TABLE q.child () INHERITS (q.q)", q, []string{`column "id" may have one ID twice`}},
-		"rule":               {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE RULE keep AS ON DELETE TO q.q DO INSTEAD NOTHING", q, []string{`a rule ON DELETE may keep rows that were handled: drop rule "keep"`}},
-		"trigger of a child": {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE TABLE q.child () INHERITS (q.q); CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE TRIGGER keep BEFORE DELETE ON q.child FOR EACH ROW EXECUTE FUNCTION q.keep()", q, []string{"a trigger BEFORE DELETE", "drop keep on q.child"}},
-		"view":               {"CREATE VIEW q.q AS SELECT 1::bigint AS id, 'c' AS customer, 0 AS partition", q, []string{"it is a view"}},
-		"trigger":            {"CREATE TABLE q.q (" + good + ")" + index + "; CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'; CREATE TRIGGER keep BEFORE DELETE ON q.q FOR EACH ROW EXECUTE FUNCTION q.keep()", q, []string{"a trigger BEFORE DELETE"}},
-		"N unknown":          {"CREATE TABLE q.q (" + plain + ")" + index, q, []string{"N is not known: give Partitions"}},
-		"another N":          {"CREATE TABLE q.q (" + good + ")" + index, with(func(q *consumer.Queue) { q.Partitions = 9 }), []string{"Partitions: 9", "generated for 8"}},
-		"too many":           {"CREATE TABLE q.q (" + plain + ")" + index, with(func(q *consumer.Queue) { q.Partitions = 65537 }), []string{"65537 partitions is out of range"}},
-		"misplaced":          {"CREATE TABLE q.q (" + plain + ")" + index + "; INSERT INTO q.q (customer, partition) VALUES ('a', 77)", with(func(q *consumer.Queue) { q.Partitions = 8 }), []string{`row 1 with key "a" is in partition 77, but partition_for(key, 8) is`}},
-		"another consumer's": {"", consumer.Queue{Table: "q.taken", Key: "customer"}, []string{`table q.taken already has the consumer "first"`}},
+		"good":     {table(good), q, nil},
+		"no table": {"", in("public.nowhere"), []string{"table public.nowhere does not exist", "TableSQL"}},
+		"no name":  {"", consumer.Queue{}, []string{"the queue has no Table"}},
+		"no column": {table(good), with(func(q *consumer.Queue) { q.ID = "number" }),
+			[]string{`ID: it has no column "number"; name another one, or create it as TableSQL does`}},
+		"no key column": {table(good), with(func(q *consumer.Queue) { q.Key = "k" }),
+			[]string{`Key: it has no column "k"; name another one, or create it as TableSQL does`}},
+		"no time column": {table(good), with(func(q *consumer.Queue) { q.Time = "at" }),
+			[]string{`Time: it has no column "at"; name another one, or create it as TableSQL does`}},
+		"type of time": {table(good), with(func(q *consumer.Queue) { q.Time = "payload" }),
+			[]string{`Time: column "payload" is of type jsonb: give a column of type timestamptz, or leave Time out`}},
+		"time without zone": {table(good + ", at timestamp"), with(func(q *consumer.Queue) { q.Time = "at" }),
+			[]string{`Time: column "at" is of type timestamp without time zone: give a column of type timestamptz`}},
+		"name of table": {"", in("q.q; x"),
+			[]string{"table q.q; x does not exist", "or its name is not written as in SQL"}},
+		"dots in table":    {"", in("q.q.q.q"), []string{"table q.q.q.q does not exist"}},
+		"another database": {"", in("app.q.q"), []string{"table app.q.q does not exist in this database"}},
+		"one column twice": {table(good), with(func(q *consumer.Queue) { q.ID = "partition" }),
+			[]string{`ID and Partition are both column "partition": give two columns`}},
+		"another column": {
+			table(strings.Replace(good, "partition_for(customer", "partition_for(region", 1) +
+				", region text NOT NULL"), q,
+			[]string{`column "partition" is generated from column "region", so rows of one value of Key "customer" ` +
+				"may be in several partitions, out of order: ",
+				"generate it as partition_for(customer, N), or give another Key"}},
+		"a second column": {
+			table(strings.Replace(good, "partition_for(customer", "partition_for(customer || region", 1) +
+				", region text NOT NULL"), q,
+			[]string{`is generated from column "region"`}},
+		"nullable key": {but("customer text NOT NULL", "customer text"), q,
+			[]string{`column "customer" may be NULL`, `ALTER COLUMN "customer" SET NOT NULL`}},
+		"type of key": {key("customer numeric"), q,
+			[]string{`column "customer" is of type numeric`, "text, or character varying"}},
+		"bytes as key": {key("customer bytea"), q,
+			[]string{`column "customer" is of type bytea`, "text, or character varying"}},
+		"type of ID": {but("id bigint GENERATED ALWAYS AS IDENTITY", "id uuid NOT NULL"), q,
+			[]string{`column "id" is of type uuid`}},
+		"no index": {create(good), q,
+			[]string{`no valid, complete btree index on ("partition", "id")`,
+				`CREATE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
+		"partial index": {create(good) + "CREATE INDEX ON q.q (partition, id) WHERE partition > 1", q,
+			[]string{"no valid, complete btree index"}},
+		"descending index": {create(good) + "CREATE INDEX ON q.q (partition, id DESC)", q,
+			[]string{"no valid, complete btree index"}},
+		"BRIN index": {create(good) + "CREATE INDEX ON q.q USING brin (partition, id)", q,
+			[]string{"no valid, complete btree index"}},
+		"cache":       {but("IDENTITY", "IDENTITY (CACHE 10)"), q, []string{"CACHE 10", "CACHE 1"}},
+		"cycle":       {but("IDENTITY", "IDENTITY (CYCLE)"), q, []string{"CYCLE", "NO CYCLE"}},
+		"falling IDs": {but("IDENTITY", "IDENTITY (INCREMENT -1)"), q, []string{"INCREMENT BY -1"}},
+		"increment": {but("IDENTITY", "IDENTITY (INCREMENT 50)"), q,
+			[]string{"INCREMENT BY 50", "ALTER SEQUENCE q.q_id_seq INCREMENT BY 1", "WithAscendingIDs"}},
+		"cache elsewhere": {"CREATE SEQUENCE q.s CACHE 20;" + ids("NOT NULL DEFAULT nextval('q.s')"), q,
+			[]string{"CACHE 20", "ALTER SEQUENCE q.s CACHE 1"}},
+		"no default": {ids("NOT NULL"), q,
+			[]string{`column "id" has no default`,
+				`ALTER TABLE q.q ALTER COLUMN "id" ADD GENERATED ALWAYS AS IDENTITY`}},
+		"random IDs": {ids("NOT NULL DEFAULT (random() * 1e15)::bigint"), q,
+			[]string{`column "id" has the default`, "random"}},
+		"computed IDs": {"CREATE SEQUENCE q.s;" + ids("NOT NULL DEFAULT nextval('q.s') % 7"), q,
+			[]string{`column "id" has the default`, "% "}},
+		"late sequence": {"CREATE SEQUENCE q.s;" + ids("NOT NULL DEFAULT nextval('q.s'::text)"), q,
+			[]string{`column "id" has the default`}},
+		"IDs twice": {create(good) + index, q,
+			[]string{`column "id" may have one ID twice`,
+				`CREATE UNIQUE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
+		"IDs once a day": {
+			"CREATE TABLE q.q (" + good + `, at date NOT NULL DEFAULT now(), PRIMARY KEY (id, at))
+				PARTITION BY RANGE (at);` + index, q,
+			[]string{`column "id" may have one ID twice`}},
+		"IDs once in some": {create(good) + index + "CREATE UNIQUE INDEX ON q.q (id) WHERE partition > 1", q,
+			[]string{`column "id" may have one ID twice`}},
+		"child": {table(good) + inherits, q, []string{`column "id" may have one ID twice`}},
+		"rule": {table(good) + "CREATE RULE keep AS ON DELETE TO q.q DO INSTEAD NOTHING", q,
+			[]string{`a rule ON DELETE may keep rows that were handled: drop rule "keep"`}},
+		"trigger of a child": {
+			table(good) + inherits + strings.Replace(triggers, "ON q.q", "ON q.child", 1), q,
+			[]string{"a trigger BEFORE DELETE", "drop keep on q.child"}},
+		"trigger": {table(good) + triggers, q, []string{"a trigger BEFORE DELETE"}},
+		"view": {"CREATE VIEW q.q AS SELECT 1::bigint AS id, 'c' AS customer, 0 AS partition", q,
+			[]string{"it is a view"}},
+		"N unknown": {table(plain), q, []string{"N is not known: give Partitions"}},
+		"another N": {table(good), with(func(q *consumer.Queue) { q.Partitions = 9 }),
+			[]string{"Partitions: 9", "generated for 8"}},
+		"too many": {table(plain), with(func(q *consumer.Queue) { q.Partitions = 65537 }),
+			[]string{"65537 partitions is out of range"}},
+		"misplaced": {table(plain) + "INSERT INTO q.q (customer, partition) VALUES ('a', 77)",
+			with(func(q *consumer.Queue) { q.Partitions = 8 }),
+			[]string{`row 1 with key "a" is in partition 77, but partition_for(key, 8) is`}},
+		"another consumer's": {"", in("q.taken"), []string{`table q.taken already has the consumer "first"`}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db := &database{t: t, url: db.url, Pool: db.Pool}
-			db.exec("DROP SCHEMA IF EXISTS q CASCADE; CREATE SCHEMA q; DELETE FROM pgleases.consumers; " +
-				"CREATE TABLE q.taken (" + good + "); CREATE UNIQUE INDEX ON q.taken (partition, id); INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions) VALUES ('first', 'q.taken', 'id', 'partition', 8);" + test.ddl)
-			_, err := consumer.New(t.Context(), client, db.Pool, "orders", test.queue, consumer.Each(effect), consumer.WithoutMigration())
+			db.exec(`
+				DROP SCHEMA IF EXISTS q CASCADE;
+				CREATE SCHEMA q;
+				DELETE FROM pgleases.consumers;
+				CREATE TABLE q.taken (` + good + `);
+				CREATE UNIQUE INDEX ON q.taken (partition, id);
+				INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions)
+				VALUES ('first', 'q.taken', 'id', 'partition', 8);` + test.ddl)
+			opens := func(queue consumer.Queue) error { return opens(t, client, db.Pool, queue, consumer.Each(effect)) }
+			err := opens(test.queue)
 			if len(test.says) == 0 {
 				testkit.OK(t, err)
 				db.exec("DELETE FROM pgleases.consumers WHERE name = 'first'")
-				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.taken", Key: "customer"}, consumer.Each(effect), consumer.WithoutMigration())
-				contains(t, err, `new consumer "orders"`, "the consumer has the table q.q", "pgleases consumers delete orders --reason")
-				_, err = consumer.New(t.Context(), client, db.Pool, "orders", consumer.Queue{Table: "q.q", Partitions: 8}, consumer.Each(effect), consumer.WithoutMigration())
+				contains(t, opens(in("q.taken")), `new consumer "orders"`, "the consumer has the table q.q",
+					"pgleases consumers delete orders --reason")
+				err = opens(consumer.Queue{Table: "q.q", Partitions: 8})
 				contains(t, err, `Key "customer"`, "pgleases consumers delete orders --reason")
 				return
 			}
@@ -101,12 +167,23 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
+// opens returns the error of New, without a migration.
+func opens[T any](
+	t testing.TB, client *pgleases.Client, pool *pgxpool.Pool,
+	queue consumer.Queue, h consumer.Handler[T], opts ...consumer.Option,
+) error {
+	opts = append(opts, consumer.WithoutMigration())
+	return second(consumer.New(t.Context(), client, pool, "orders", queue, h, opts...))
+}
+
 // New accepts each way to draw IDs from a sequence, and any IDs if the application gives them.
 func TestNewAcceptsIDs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, failing())
-	const columns = " customer text NOT NULL, payload jsonb, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED)"
+	const columns = ` customer text NOT NULL, payload jsonb,
+		partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED)`
+	q := consumer.Queue{Table: "public.q", Key: "customer"}
 	db.exec("CREATE SEQUENCE public.ids AS bigint")
 	for id, opts := range map[string][]consumer.Option{
 		"bigserial": nil,
@@ -117,15 +194,14 @@ func TestNewAcceptsIDs(t *testing.T) {
 		"bigint NOT NULL":                  {consumer.WithAscendingIDs()},
 		"bigint NOT NULL DEFAULT random()": {consumer.WithAscendingIDs()},
 	} {
-		db.exec("DROP TABLE IF EXISTS public.q; DELETE FROM pgleases.consumers; CREATE TABLE public.q (id " + id + "," + columns)
+		db.exec("DROP TABLE IF EXISTS public.q; DELETE FROM pgleases.consumers")
+		db.exec("CREATE TABLE public.q (id " + id + "," + columns)
 		unique := " UNIQUE"
 		if opts != nil {
 			unique = ""
 		}
 		db.exec("CREATE" + unique + " INDEX ON public.q (partition, id); GRANT ALL ON public.q TO PUBLIC")
-		_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: "customer"}, consumer.Each(effect),
-			append(opts, consumer.WithoutMigration())...)
-		if err != nil {
+		if err := opens(t, w.client, w.pool, q, consumer.Each(effect), opts...); err != nil {
 			t.Errorf("%s: %v", id, err)
 		}
 	}
@@ -138,7 +214,7 @@ func TestNewRefusesTemporaryTables(t *testing.T) {
 	w := newWorker(db, failing())
 	pool := testkit.Pool(t, db.url, func(c *pgxpool.Config) { c.MaxConns = 1 })
 	testkit.Execute(t, pool, "CREATE TEMPORARY TABLE q (id bigserial PRIMARY KEY, partition int NOT NULL)")
-	_, err := consumer.New(t.Context(), w.client, pool, "orders", consumer.Queue{Table: "q", Partitions: 8}, consumer.Each(effect), consumer.WithoutMigration())
+	err := opens(t, w.client, pool, consumer.Queue{Table: "q", Partitions: 8}, consumer.Each(effect))
 	contains(t, err, "it is a temporary table")
 }
 
@@ -148,19 +224,32 @@ func TestNewAcceptsPartitionsOfTheKey(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, failing())
-	db.exec("CREATE TABLE public.q (id bigint GENERATED ALWAYS AS IDENTITY, t text NOT NULL, l text NOT NULL, v varchar(20) NOT NULL, i int NOT NULL, u uuid NOT NULL); GRANT ALL ON public.q TO PUBLIC")
-	for key, of := range map[string]string{"t": `t COLLATE "C"`, "l": "lower(l)", "v": "coalesce(v, '')", "i": "i::bigint::text", "u": "u::text"} {
-		db.exec(fmt.Sprintf("DELETE FROM public.q; ALTER TABLE public.q ADD p_%[1]s int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%[2]s, 8)) STORED; CREATE UNIQUE INDEX ON public.q (p_%[1]s, id)", key, of))
-		for _, rows := range []string{"", "INSERT INTO public.q (t, l, v, i, u) SELECT 'T' || n, 'L' || n, 'V' || n, n, gen_random_uuid() FROM generate_series(1, 10) AS n"} {
+	db.exec(`
+		CREATE TABLE public.q (id bigint GENERATED ALWAYS AS IDENTITY, t text NOT NULL, l text NOT NULL,
+			v varchar(20) NOT NULL, i int NOT NULL, u uuid NOT NULL);
+		GRANT ALL ON public.q TO PUBLIC`)
+	const insert = `
+		INSERT INTO public.q (t, l, v, i, u)
+		SELECT 'T' || n, 'L' || n, 'V' || n, n, gen_random_uuid() FROM generate_series(1, 10) AS n`
+	for key, of := range map[string]string{
+		"t": `t COLLATE "C"`, "l": "lower(l)", "v": "coalesce(v, '')", "i": "i::bigint::text", "u": "u::text",
+	} {
+		db.exec(fmt.Sprintf(`
+			DELETE FROM public.q;
+			ALTER TABLE public.q
+				ADD p_%[1]s int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%[2]s, 8)) STORED;
+			CREATE UNIQUE INDEX ON public.q (p_%[1]s, id)`, key, of))
+		q := consumer.Queue{Table: "public.q", Key: key, Partition: "p_" + key}
+		for _, rows := range []string{"", insert} {
 			db.exec("DELETE FROM pgleases.consumers; " + rows)
-			_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: key, Partition: "p_" + key},
-				consumer.Each(func(context.Context, pgx.Tx, consumer.Row[map[string]any]) error { return nil }), consumer.WithoutMigration())
-			testkit.OK(t, err)
+			testkit.OK(t, opens(t, w.client, w.pool, q, consumer.Each(ignore)))
 		}
 	}
 }
 
-// From PostgreSQL 16 on, a partition of the table may generate the column by another expression.
+// ignore is a handler of any rows.
+func ignore(context.Context, pgx.Tx, consumer.Row[map[string]any]) error { return nil }
+
 func TestNewRefusesPartitionsThatDiffer(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
@@ -168,12 +257,19 @@ func TestNewRefusesPartitionsThatDiffer(t *testing.T) {
 		t.Skip("before PostgreSQL 16 all have the expression of the table")
 	}
 	w := newWorker(db, failing())
-	const columns = "(id bigint NOT NULL DEFAULT nextval('public.ids'), customer text NOT NULL, region text, partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%s)) STORED)"
-	db.exec("CREATE SEQUENCE public.ids; CREATE TABLE public.q " + fmt.Sprintf(columns, "customer, 8") + " PARTITION BY RANGE (id); CREATE UNIQUE INDEX ON public.q (partition, id); CREATE TABLE public.middle PARTITION OF public.q DEFAULT PARTITION BY RANGE (id); GRANT ALL ON public.q TO PUBLIC")
+	const columns = `(id bigint NOT NULL DEFAULT nextval('public.ids'), customer text NOT NULL, region text,
+		partition int NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(%s)) STORED)`
+	db.exec(`
+		CREATE SEQUENCE public.ids;
+		CREATE TABLE public.q ` + fmt.Sprintf(columns, "customer, 8") + ` PARTITION BY RANGE (id);
+		CREATE UNIQUE INDEX ON public.q (partition, id);
+		CREATE TABLE public.middle PARTITION OF public.q DEFAULT PARTITION BY RANGE (id);
+		GRANT ALL ON public.q TO PUBLIC`)
+	q := consumer.Queue{Table: "public.q", Key: "customer"}
 	for _, of := range []string{"customer, 8", "region, 8", "customer, 16"} {
-		db.exec("DELETE FROM pgleases.consumers; CREATE TABLE public.part " + fmt.Sprintf(columns, of) + "; ALTER TABLE public.middle ATTACH PARTITION public.part DEFAULT")
-		_, err := consumer.New(t.Context(), w.client, w.pool, "orders", consumer.Queue{Table: "public.q", Key: "customer"},
-			consumer.Each(func(context.Context, pgx.Tx, consumer.Row[map[string]any]) error { return nil }), consumer.WithoutMigration())
+		db.exec("DELETE FROM pgleases.consumers; CREATE TABLE public.part " + fmt.Sprintf(columns, of))
+		db.exec("ALTER TABLE public.middle ATTACH PARTITION public.part DEFAULT")
+		err := opens(t, w.client, w.pool, q, consumer.Each(ignore))
 		if of == "customer, 8" {
 			testkit.OK(t, err)
 		} else {
@@ -186,12 +282,18 @@ func TestNewRefusesPartitionsThatDiffer(t *testing.T) {
 // New refuses what its role may not do, or does not see.
 func TestNewRefusesWithoutRights(t *testing.T) {
 	t.Parallel()
-	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...))) // behind a pooler the role would last for others
+	// Behind a pooler the role would last for others.
+	url, _ := pgtest.DirectURL(pgtest.OwnerURL(pgtest.FreshDatabase(t, ddl(t)...)))
 	db := databaseAt(t, url)
 	client := testkit.Must(pgleases.NewClient(t.Context(), db.Pool, pgleases.WithoutMigration()))(t)
 	t.Cleanup(func() { _ = client.Close(t.Context()) })
 	role := "consumer_" + strings.ToLower(rand.Text())
-	db.exec("CREATE ROLE " + role + " IN ROLE pg_read_all_data; GRANT ALL ON ALL TABLES IN SCHEMA pgleases TO " + role + "; GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO " + role + "; GRANT USAGE ON SCHEMA pgleases TO " + role + "; REVOKE ALL ON public.outbox FROM PUBLIC")
+	db.exec(strings.ReplaceAll(`
+		CREATE ROLE looker IN ROLE pg_read_all_data;
+		GRANT ALL ON ALL TABLES IN SCHEMA pgleases TO looker;
+		GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases TO looker;
+		GRANT USAGE ON SCHEMA pgleases TO looker;
+		REVOKE ALL ON public.outbox FROM PUBLIC`, "looker", role))
 	t.Cleanup(func() { db.exec("DROP OWNED BY " + role + "; DROP ROLE " + role) })
 	pool := testkit.Pool(t, db.url, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
@@ -199,18 +301,17 @@ func TestNewRefusesWithoutRights(t *testing.T) {
 			return err
 		}
 	})
-	open := func() error {
-		return second(consumer.New(t.Context(), client, pool, "orders", outbox, consumer.Each(effect), consumer.WithoutMigration()))
-	}
+	open := func() error { return opens(t, client, pool, outbox, consumer.Each(effect)) }
 	contains(t, open(), "GRANT SELECT, UPDATE, DELETE ON public.outbox")
 	db.exec("GRANT SELECT, UPDATE (payload), DELETE ON public.outbox TO " + role)
 	testkit.OK(t, open())
 	db.exec("ALTER TABLE public.outbox ENABLE ROW LEVEL SECURITY")
 	contains(t, open(), "row-level security hides rows", "BYPASSRLS")
 	db.exec("REVOKE pg_read_all_data FROM " + role + "; REVOKE SELECT ON pgleases.consumer_version FROM " + role)
-	contains(t, open(), `new consumer: the role lacks rights: `, `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"`)
+	const remedy = `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"`
+	contains(t, open(), `new consumer: the role lacks rights: `, remedy)
 	_, err := consumer.New(t.Context(), client, pool, "orders", outbox, consumer.Each(effect))
-	contains(t, err, `migrate: the role lacks rights: `, `; give it what pgleases grants ROLE --for=consumers prints for schema "pgleases"; to create or change`)
+	contains(t, err, `migrate: the role lacks rights: `, remedy+"; to create or change")
 }
 
 // A typing error in the trigger would show itself only in the delay of each row.
@@ -230,7 +331,8 @@ func TestNewWarnsOfATriggerForAnother(t *testing.T) {
 		}
 		return logged
 	}
-	const line = `msg="consumer: trigger announces another consumer, rows wait for the poll" consumer=orders announces=order`
+	const line = `msg="consumer: trigger announces another consumer, rows wait for the poll" ` +
+		"consumer=orders announces=order"
 	trigger("'order'")
 	if log := opened(); !strings.Contains(log, line) {
 		t.Errorf("it is not logged: %s", log)
@@ -254,34 +356,45 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 		ID       int64
 		Costumer string
 	}
+	with := func(opts ...consumer.Option) error {
+		return second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), opts...))
+	}
+	named := func(client *pgleases.Client, name string, opts ...consumer.Option) error {
+		return second(consumer.New(t.Context(), client, w.pool, name, outbox, consumer.Each(effect), opts...))
+	}
+	typos := func(context.Context, pgx.Tx, []consumer.Row[typo]) error { return nil }
+	numbers := func(context.Context, pgx.Tx, []consumer.Row[int]) error { return nil }
 	for _, err := range []struct {
 		err  error
 		says string
 	}{
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx[typo](nil))), "handler is nil"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.AtLeastOnce[Order](nil))), "handler is nil"},
-		{second(consumer.New(t.Context(), nil, w.pool, "orders", outbox, consumer.Each(effect))), "client or pool is nil"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "", outbox, consumer.Each(effect))), `name ""`},
-		{second(consumer.New(t.Context(), w.client, w.pool, strings.Repeat("x", 247), outbox, consumer.Each(effect))), "1 to 246 bytes"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), nil)), "option is nil"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithBatch(0, 1))), "a batch of 0 rows"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxRunning(6))), "6 batches at once need a pool of more than 6 connections"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), attempts(0))), "0 attempts"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithIdleTimeout(30*24*time.Hour))), "an idle timeout of 720h0m0s is out of range"}, // PostgreSQL takes 24 days
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), backoff(2, 1))), "backoff from 2ns to 1ns"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxAttempts(2, consumer.BackoffPolicy{}))), "backoff from 0s to 0s"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxRunning(0))), "at most 0 batches at once"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithMaxCrashes(0))), "WithMaxCrashes: 0 crashes is out of range: 1 to 100"},
-		{second(consumer.New(t.Context(), nil, w.pool, "", outbox, consumer.Each(effect), consumer.WithPoll(0), consumer.WithTimeout(0))),
-			"WithPoll: a poll each 0s is out of range: 10ms or more\nconsumer: WithTimeout: a timeout of 0s is out of range: 10ms or more\n" +
+		{opens(t, w.client, w.pool, outbox, consumer.InTx[typo](nil)), "handler is nil"},
+		{opens(t, w.client, w.pool, outbox, consumer.AtLeastOnce[Order](nil)), "handler is nil"},
+		{opens(t, w.client, w.pool, outbox, consumer.InTx(typos)), "Costumer"},
+		{opens(t, w.client, w.pool, outbox, consumer.InTx(numbers)), "it must be a struct"},
+		{named(nil, "orders"), "client or pool is nil"},
+		{named(w.client, ""), `name ""`},
+		{named(w.client, strings.Repeat("x", 247)), "1 to 246 bytes"},
+		{named(nil, "", consumer.WithPoll(0), consumer.WithTimeout(0)),
+			"WithPoll: a poll each 0s is out of range: 10ms or more\n" +
+				"consumer: WithTimeout: a timeout of 0s is out of range: 10ms or more\n" +
 				"consumer: client or pool is nil\nconsumer: name \"\": 1 to 246 bytes"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.Each(effect), consumer.WithDrainTimeout(0))), "a drain timeout of 0s"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[typo]) error { return nil }))), "Costumer"},
-		{second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[int]) error { return nil }))), "it must be a struct"},
+		{with(nil), "option is nil"},
+		{with(consumer.WithBatch(0, 1)), "a batch of 0 rows"},
+		{with(consumer.WithMaxRunning(6)), "6 batches at once need a pool of more than 6 connections"},
+		{with(attempts(0)), "0 attempts"},
+		// PostgreSQL takes 24 days.
+		{with(consumer.WithIdleTimeout(30 * 24 * time.Hour)), "an idle timeout of 720h0m0s is out of range"},
+		{with(backoff(2, 1)), "backoff from 2ns to 1ns"},
+		{with(consumer.WithMaxAttempts(2, consumer.BackoffPolicy{})), "backoff from 0s to 0s"},
+		{with(consumer.WithMaxRunning(0)), "at most 0 batches at once"},
+		{with(consumer.WithMaxCrashes(0)), "WithMaxCrashes: 0 crashes is out of range: 1 to 100"},
+		{with(consumer.WithDrainTimeout(0)), "a drain timeout of 0s"},
 	} {
 		contains(t, err.err, err.says)
 	}
-	testkit.OK(t, second(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, consumer.InTx(func(_ context.Context, _ pgx.Tx, _ []consumer.Row[map[string]any]) error { return nil }), consumer.WithoutMigration())))
+	all := func(context.Context, pgx.Tx, []consumer.Row[map[string]any]) error { return nil }
+	testkit.OK(t, opens(t, w.client, w.pool, outbox, consumer.InTx(all)))
 }
 
 func second[T any](_ T, err error) error { return err }
@@ -297,20 +410,37 @@ func TestTableSQLFitsSeveralTables(t *testing.T) {
 	db.exec("CREATE SCHEMA app")
 	long := strings.Repeat("x", 62)
 	for _, q := range []consumer.Queue{
-		{Table: "public.one"}, {Table: "public.two"}, {Table: "app.one"}, {Table: `public."odd "" $$ . é"`}, {Table: `public."` + long + `a"`}, {Table: `public."` + long + `b"`},
-		{Table: "public.dollars", ID: "i$$d", Key: "k$$", Partition: "p$$"}, {Table: "public.variables", ID: "v_low", Key: "v_high", Partition: "backfill"}, {Table: "public.records", ID: "new", Key: "old", Partition: "b"},
+		{Table: "public.one"},
+		{Table: "public.two"},
+		{Table: "app.one"},
+		{Table: `public."odd "" $$ . é"`},
+		{Table: `public."` + long + `a"`},
+		{Table: `public."` + long + `b"`},
+		{Table: "public.dollars", ID: "i$$d", Key: "k$$", Partition: "p$$"},
+		{Table: "public.variables", ID: "v_low", Key: "v_high", Partition: "backfill"},
+		{Table: "public.records", ID: "new", Key: "old", Partition: "b"},
 	} {
 		id, key, partition := cmp.Or(q.ID, "id"), cmp.Or(q.Key, "k"), cmp.Or(q.Partition, "partition")
 		q.Key, q.Partitions = key, 8
 		steps := stepsOf(q)
 		trigger, _, _ := strings.Cut(steps, "CREATE TRIGGER consumer_inserted")
 		_, trigger, _ = strings.Cut(trigger, ";")
-		db.exec(fmt.Sprintf(`CREATE TABLE %[1]s (%[2]q bigint GENERATED ALWAYS AS IDENTITY, %[3]q text); INSERT INTO %[1]s (%[3]q) SELECT md5(n::text) FROM generate_series(1, 100) AS n`, q.Table, id, key))
-		db.exec("SET search_path = nowhere; " + trigger + "; RESET search_path") // a function without a schema would go to the first of the search_path
+		db.exec(fmt.Sprintf(`
+			CREATE TABLE %[1]s (%[2]q bigint GENERATED ALWAYS AS IDENTITY, %[3]q text);
+			INSERT INTO %[1]s (%[3]q) SELECT md5(n::text) FROM generate_series(1, 100) AS n`, q.Table, id, key))
+		// A function without a schema would go to the first of the search_path.
+		db.exec("SET search_path = nowhere; " + trigger + "; RESET search_path")
 		db.exec(backfillOf(steps))
 		db.exec("GRANT USAGE ON SCHEMA app TO " + role + "; GRANT INSERT ON " + q.Table + " TO " + role)
-		db.exec(fmt.Sprintf("BEGIN; SET LOCAL ROLE %s; SET LOCAL search_path = nowhere; INSERT INTO %s (%q) SELECT md5(n::text) FROM generate_series(1, 100) AS n; COMMIT", role, q.Table, key))
-		expect(t, one[bool](db, fmt.Sprintf("SELECT count(*) = 200 AND bool_and(%q = pgleases.partition_for(%q, 8)) FROM %s", partition, key, q.Table)), true, q.Table)
+		db.exec(fmt.Sprintf(`
+			BEGIN;
+			SET LOCAL ROLE %s;
+			SET LOCAL search_path = nowhere;
+			INSERT INTO %s (%q) SELECT md5(n::text) FROM generate_series(1, 100) AS n;
+			COMMIT`, role, q.Table, key))
+		placed := one[bool](db, fmt.Sprintf(`
+			SELECT count(*) = 200 AND bool_and(%q = pgleases.partition_for(%q, 8)) FROM %s`, partition, key, q.Table))
+		expect(t, placed, true, q.Table)
 	}
 }
 
@@ -331,12 +461,18 @@ func TestTableSQLAfterOtherTriggers(t *testing.T) {
 	db.exec(`CREATE TABLE public.events (id bigint GENERATED ALWAYS AS IDENTITY, name text, k text);
 		CREATE FUNCTION public.trim() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.k := lower(NEW.name); RETURN NEW; END';
 		CREATE TRIGGER trim BEFORE INSERT OR UPDATE ON public.events FOR EACH ROW EXECUTE FUNCTION public.trim()`)
-	steps, _, _ := strings.Cut(stepsOf(consumer.Queue{Table: "public.events", Key: "k", Partitions: 1024}), "CREATE TRIGGER consumer_inserted")
+	queue := consumer.Queue{Table: "public.events", Key: "k", Partitions: 1024}
+	steps, _, _ := strings.Cut(stepsOf(queue), "CREATE TRIGGER consumer_inserted")
 	_, steps, _ = strings.Cut(steps, ";")
 	db.exec(steps)
-	for _, statement := range []string{"INSERT INTO public.events (name) VALUES ('Ada'), ('ada')", "UPDATE public.events SET name = 'Bob'"} {
+	for _, statement := range []string{
+		"INSERT INTO public.events (name) VALUES ('Ada'), ('ada')",
+		"UPDATE public.events SET name = 'Bob'",
+	} {
 		db.exec(statement)
-		expect(t, one[bool](db, "SELECT bool_and(partition IS NOT DISTINCT FROM pgleases.partition_for(k, 1024)) FROM public.events"), true, statement)
+		placed := one[bool](db, `
+			SELECT bool_and(partition IS NOT DISTINCT FROM pgleases.partition_for(k, 1024)) FROM public.events`)
+		expect(t, placed, true, statement)
 	}
 }
 
@@ -344,9 +480,12 @@ func TestTableSQLAfterOtherTriggers(t *testing.T) {
 func TestTableSQLBackfillsAllIDs(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.exec("CREATE TABLE public.events (id bigint PRIMARY KEY, k text, partition int); INSERT INTO public.events SELECT id, id FROM unnest('{-9223372036854775807,-1,0,1,9223372036854775807}'::bigint[]) AS id")
+	db.exec(`
+		CREATE TABLE public.events (id bigint PRIMARY KEY, k text, partition int);
+		INSERT INTO public.events
+		SELECT id, id FROM unnest('{-9223372036854775807,-1,0,1,9223372036854775807}'::bigint[]) AS id`)
 	db.exec(backfillOf(stepsOf(consumer.Queue{Table: "public.events", Key: "k", Partitions: 8})))
-	expect(t, one[int](db, "SELECT count(*)::int FROM public.events WHERE partition IS NULL"), 0, "rows left out")
+	expect(t, db.count("public.events WHERE partition IS NULL"), 0, "rows left out")
 }
 
 // TableSQL without a Key has no steps for an existing table, because a trigger could not know the
@@ -358,7 +497,8 @@ func TestTableSQLOfQueuesThatLackSomething(t *testing.T) {
 		t.Errorf("a queue without a Key has\n%s", text)
 	}
 	newDatabase(t).exec(text)
-	if text := consumer.TableSQL("orders", "", consumer.Queue{Key: "k"}); !strings.Contains(text, "CREATE TABLE <Queue.Table> (") {
+	text = consumer.TableSQL("orders", "", consumer.Queue{Key: "k"})
+	if !strings.Contains(text, "CREATE TABLE <Queue.Table> (") {
 		t.Errorf("a queue without a Table has\n%s", text)
 	}
 }

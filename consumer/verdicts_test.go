@@ -55,7 +55,8 @@ func forEachKind(t *testing.T, run func(t *testing.T, kind string)) {
 func TestDiscardedRowIsNotTriedAgain(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind string) {
 		for policy, table := range map[consumer.OnFailure]string{
-			consumer.OnFailureBlockKey: "consumer_blocked WHERE next_at = 'infinity'", consumer.OnFailureDeadLetter: "consumer_dead_letters",
+			consumer.OnFailureBlockKey:   "consumer_blocked WHERE next_at = 'infinity'",
+			consumer.OnFailureDeadLetter: "consumer_dead_letters",
 		} {
 			db := newDatabase(t)
 			db.insert(50, 50)
@@ -66,7 +67,8 @@ func TestDiscardedRowIsNotTriedAgain(t *testing.T) {
 				return nil
 			})[kind]
 			w := newWorker(db, h, consumer.WithOnFailure(policy)).run()
-			testkit.Becomes(t, db.Pool, "it has ended", "25 1 422", "SELECT coalesce(max(id || ' ' || attempts || ' ' || error), '') FROM pgleases."+table)
+			testkit.Becomes(t, db.Pool, "it has ended", "25 1 422", `
+				SELECT coalesce(max(id || ' ' || attempts || ' ' || error), '') FROM pgleases.`+table)
 			testkit.Becomes(t, db.Pool, "the others are handled", int64(49), "SELECT count(*) FROM public.effects")
 			testkit.OK(t, w.end())
 			db.exact(49)
@@ -93,8 +95,11 @@ func TestSnoozedRowWaits(t *testing.T) {
 		})[kind]
 		w := newWorker(db, h).run()
 		testkit.Becomes(t, db.Pool, "the others are handled", int64(48), "SELECT count(*) FROM public.effects")
-		expect(t, one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_blocked"), "25 0 snoozed for 1h0m0s", "the row that waits")
-		expect(t, one[bool](db, "SELECT next_at - clock_timestamp() BETWEEN '30 min' AND '1 h' FROM pgleases.consumer_blocked"), true, "that it waits for an hour")
+		row := one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_blocked")
+		expect(t, row, "25 0 snoozed for 1h0m0s", "the row that waits")
+		waits := one[bool](db, `
+			SELECT next_at - clock_timestamp() BETWEEN '30 min' AND '1 h' FROM pgleases.consumer_blocked`)
+		expect(t, waits, true, "that it waits for an hour")
 		expect(t, one[int](db, "SELECT blocked_keys FROM pgleases.consumers_status"), 0, "blocked keys in the status")
 		expect(t, w.Stats().Failures, 0, "failures")
 		expect(t, w.Stats().Snoozed, 1, "snoozed rows in Stats")
@@ -120,14 +125,15 @@ func TestDiscardedRowIsFound(t *testing.T) {
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
 	db.exact(49)
-	expect(t, one[string](db, "SELECT id || ' ' || attempts FROM pgleases.consumer_dead_letters"), "25 1", "the dead letter")
+	letter := one[string](db, "SELECT id || ' ' || attempts FROM pgleases.consumer_dead_letters")
+	expect(t, letter, "25 1", "the dead letter")
 }
 
 // If something is away for a row of a batch, no row is at fault, and the rows before it are done.
 func TestUnavailableRowRepeatsNoOthers(t *testing.T) {
 	forEachKind(t, func(t *testing.T, kind string) {
 		db := newDatabase(t)
-		db.exec("INSERT INTO public.outbox (customer, payload) SELECT 'c', to_jsonb(i) FROM generate_series(1, 50) AS i")
+		db.insert(50, 1)
 		var met atomic.Bool
 		h := db.deciding(func(place int, row consumer.Row[Order]) error {
 			switch {
@@ -159,7 +165,8 @@ func TestTimeoutOfARowIsNamedOnce(t *testing.T) {
 		return consumer.RowError(0, context.Cause(ctx))
 	}), consumer.WithTimeout(50*time.Millisecond), attempts(1))
 	contains(t, w.RunUntilEmpty(t.Context()), "only rows of blocked keys are left")
-	expect(t, one[string](db, "SELECT error FROM pgleases.consumer_blocked"), consumer.ErrTimeout.Error(), "the row's error")
+	got := one[string](db, "SELECT error FROM pgleases.consumer_blocked")
+	expect(t, got, consumer.ErrTimeout.Error(), "the row's error")
 }
 
 // The decision of a handler counts after its timeout too, and its partition is slow.
@@ -183,9 +190,11 @@ func TestVerdictAfterTheTimeoutCounts(t *testing.T) {
 			}
 		}
 		return db.published(context.WithoutCancel(ctx), rows) // a busy machine may need longer than the timeout
-	}), consumer.WithTimeout(time.Second), consumer.WithBatch(1, 1), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
+	}), consumer.WithTimeout(time.Second), consumer.WithBatch(1, 1),
+		consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
 	db.empty("all is handled or dead")
 	testkit.OK(t, w.end())
-	expect(t, one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_dead_letters"), "1 1 consumer: the batch took longer than its timeout", "the dead letter")
+	letter := one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_dead_letters")
+	expect(t, letter, "1 1 consumer: the batch took longer than its timeout", "the dead letter")
 	expect(t, one[int64](db, "SELECT count(DISTINCT id) FROM public.effects"), 1, "rows with effects")
 }

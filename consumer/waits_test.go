@@ -98,13 +98,13 @@ func TestOutageIsNoCrash(t *testing.T) {
 	w.wire.Cut()
 	w.evict()
 	next := newWorker(db, consumer.Each(effect)).run()
-	testkit.Becomes(t, db.Pool, "another process owns all", int64(8), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed IS NOT NULL AND begun > $1", begun)
-	for !strings.Contains(testkit.Receive(t, "its end fails", log), "end not recorded") {
-	}
+	const crashed = "pgleases.consumer_owners WHERE crashed IS NOT NULL"
+	db.becomes("another process owns all", 8, crashed+" AND begun > $1", begun)
+	log.until(t, "end not recorded")
 	w.wire.Mend()
-	for !strings.Contains(testkit.Receive(t, "its end is recorded", log), `level=INFO msg="consumer: end recorded" `) {
-	}
-	testkit.Becomes(t, db.Pool, "the first one has ended", int64(0), "SELECT count(*) FROM pgleases.consumer_owners WHERE crashed IS NOT NULL OR watched_to IS NOT NULL")
+	log.until(t, `level=INFO msg="consumer: end recorded" `)
+	db.becomes("the first one has ended", 0, `
+		pgleases.consumer_owners WHERE crashed IS NOT NULL OR watched_to IS NOT NULL`)
 	db.insert(8, 8)
 	db.empty("all is handled")
 	testkit.OK(t, next.end())
@@ -151,11 +151,9 @@ func TestHandlerThatIgnoresItsContextLosesItsPartition(t *testing.T) {
 		return effects(ctx, tx, rows)
 	})).run()
 	db.empty("the next owner has handled it")
-	for line := ""; !strings.Contains(line, "still running after its context ended"); line = testkit.Receive(t, "it is logged", log) {
-	}
+	log.until(t, "still running after its context ended")
 	let()
-	for line := ""; !strings.Contains(line, `level=INFO msg="consumer: handler returned after its context ended"`); line = testkit.Receive(t, "its end is logged", log) {
-	}
+	log.until(t, `level=INFO msg="consumer: handler returned after its context ended"`)
 	testkit.OK(t, w.end())
 	testkit.OK(t, next.end())
 	db.exact(1)
@@ -288,4 +286,11 @@ type lines chan string
 func (l lines) Write(line []byte) (int, error) {
 	l <- string(line)
 	return len(line), nil
+}
+
+// until waits until a text is logged.
+func (l lines) until(t testing.TB, text string) {
+	t.Helper()
+	for !strings.Contains(testkit.Receive(t, "it is logged: "+text, l), text) {
+	}
 }
