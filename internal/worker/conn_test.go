@@ -80,7 +80,7 @@ func TestRenewalEndsSilence(t *testing.T) {
 	silent := idle(t, pool)
 	waits, began := make(chan bool, 1), make(chan error, 1)
 	go func() {
-		_, release, err := worker.Acquire(t.Context(), &line, pool, time.Hour, func(ctx context.Context, conn *pgxpool.Conn) error {
+		prepare := func(ctx context.Context, conn *pgxpool.Conn) error {
 			if !silent[conn.Conn().PgConn().PID()] {
 				return nil
 			}
@@ -88,7 +88,8 @@ func TestRenewalEndsSilence(t *testing.T) {
 			<-ctx.Done()
 			_ = conn.Conn().Close(ctx)
 			return ctx.Err()
-		})
+		}
+		_, release, err := worker.Acquire(t.Context(), &line, pool, time.Hour, prepare)
 		release()
 		began <- err
 	}()

@@ -21,13 +21,16 @@ var causes = []struct {
 	states            []string
 }{
 	{Refused, false, false, []string{
-		"", "0A000", "21000", "22023", "22P02", "23505", "23514", "25001", "25P01", "25P02", "26000", "28000", "28P01", "3D000", "42501",
-		"42601", "42P01", "42P05", "54000", "55000", "P0001", "P0002", "PL002", "PL003", "PS001", "PS002", "PC001", "HV000",
+		"", "0A000", "21000", "22023", "22P02", "23505", "23514", "25001", "25P01", "25P02", "26000", "28000", "28P01",
+		"3D000", "42501", "42601", "42P01", "42P05", "54000", "55000", "P0001", "P0002", "PL002", "PL003", "PS001",
+		"PS002", "PC001", "HV000",
 	}},
 	{Conflict, true, true, []string{"40001", "40P01"}},
 	{Lock, true, true, []string{"55P03"}},
 	{Limit, true, false, []string{"25P03", "25P04", "53400", "57014"}},
-	{Connection, true, true, []string{"08000", "08003", "08006", "08P01", "57000", "57P01", "57P02", "57P03", "57P04", "57P05"}},
+	{Connection, true, true, []string{
+		"08000", "08003", "08006", "08P01", "57000", "57P01", "57P02", "57P03", "57P04", "57P05",
+	}},
 	{Standby, true, true, []string{"25006"}},
 	{Server, true, true, []string{"53000", "53100", "53200", "53300", "55006", "58000", "58030", "58P01"}},
 	{Internal, true, true, []string{"XX000", "XX001", "XX002"}},
@@ -82,7 +85,9 @@ func TestFaultInRecovery(t *testing.T) {
 		{pgconn.PgError{Code: "0A000", Routine: "get_relation_info"}, Standby},
 		{pgconn.PgError{Code: "0A000", Message: "cannot set transaction read-write mode during recovery"}, Standby},
 		{pgconn.PgError{Code: "55000", Message: "recovery is in progress"}, Standby},
-		{pgconn.PgError{Code: "0A000", Message: "cached plan must not change result type", Routine: "RevalidateCachedQuery"}, Refused},
+		{pgconn.PgError{
+			Code: "0A000", Message: "cached plan must not change result type", Routine: "RevalidateCachedQuery",
+		}, Refused},
 	} {
 		if f := Whose(&c.err); f != c.want {
 			t.Errorf("%+v: %v, want %v", c.err, f, c.want)
@@ -93,11 +98,12 @@ func TestFaultInRecovery(t *testing.T) {
 func TestFaultWithoutState(t *testing.T) {
 	own := errors.New("own")
 	var noError *pgconn.PgError
+	network := &net.OpError{Op: "read", Err: own}
 	for want, errs := range map[Fault][]error{
 		None:       {nil},
 		Handler:    {own, noError, fmt.Errorf("%w: %w", own, own)},
 		Limit:      {context.DeadlineExceeded, fmt.Errorf("wrapped: %w", context.Canceled)},
-		Connection: {new(pgconn.ConnectError), io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, &net.OpError{Op: "read", Err: own}, Lost(own)},
+		Connection: {new(pgconn.ConnectError), io.EOF, io.ErrUnexpectedEOF, net.ErrClosed, network, Lost(own)},
 		Setting:    {fmt.Errorf("wrapped: %w", connect.ErrSetting)},
 		NotOwner:   {Says(NotOwner, own), fmt.Errorf("wrapped: %w", Says(NotOwner, own))},
 	} {
@@ -129,7 +135,8 @@ func TestFaultOfClosedPool(t *testing.T) {
 	}
 	pool.Close()
 	_, err = pool.Exec(t.Context(), "SELECT 1")
-	for _, err := range []error{err, Lost(fmt.Errorf("acquire: %w", err)), fmt.Errorf("%w: %w", context.Canceled, err)} {
+	lost, canceled := Lost(fmt.Errorf("acquire: %w", err)), fmt.Errorf("%w: %w", context.Canceled, err)
+	for _, err := range []error{err, lost, canceled} {
 		if f := Whose(err); f != Closed || f.Passes() || f.Blameless() || !f.Final() {
 			t.Errorf("%v: %v, want %v", err, f, Closed)
 		}

@@ -26,8 +26,11 @@ import (
 func TestHandlersOfOnePoolDoNotStopEachOther(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
-	for _, c := range []struct{ conns, schedulers, consumers int }{{4, 1, 1}, {4, 3, 2}, {2, 1, 1}, {3, 1, 1}, {3, 2, 1}} {
-		t.Run(fmt.Sprintf("%d connections, %d schedulers, %d consumers", c.conns, c.schedulers, c.consumers), func(t *testing.T) {
+	for _, c := range []struct{ conns, schedulers, consumers int }{
+		{4, 1, 1}, {4, 3, 2}, {2, 1, 1}, {3, 1, 1}, {3, 2, 1},
+	} {
+		name := fmt.Sprintf("%d connections, %d schedulers, %d consumers", c.conns, c.schedulers, c.consumers)
+		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			w := newSharing(t, c.conns)
 			for i := range c.schedulers {
@@ -73,7 +76,8 @@ type sharing struct {
 }
 
 func newSharing(t *testing.T, conns int) *sharing {
-	w := &sharing{t: t, url: pgtest.OwnerURL(pgtest.MigratedDatabase(t, testkit.Must(consumer.Schema())(t), testkit.Must(schedule.Schema())(t)))}
+	database := pgtest.MigratedDatabase(t, testkit.Must(consumer.Schema())(t), testkit.Must(schedule.Schema())(t))
+	w := &sharing{t: t, url: pgtest.OwnerURL(database)}
 	w.owner = testkit.Pool(t, pgtest.OwnerURL(w.url))
 	w.pool = testkit.Pool(t, w.url, func(c *pgxpool.Config) { c.MaxConns = int32(conns) })
 	quiet := pgleases.WithLogger(slog.New(slog.DiscardHandler))
@@ -104,9 +108,11 @@ func (w *sharing) handle(ctx context.Context, tx pgx.Tx) error {
 }
 
 func (w *sharing) schedule(group string) {
-	quiet := schedule.WithLogger(slog.New(slog.DiscardHandler))
-	s := testkit.Must(schedule.New(w.t.Context(), w.client, w.pool, group, schedule.WithoutMigration(), schedule.WithPartitions(4), quiet))(w.t)
-	kind := schedule.InTx(s, "kind", func(ctx context.Context, tx pgx.Tx, _ schedule.Run[int]) error { return w.handle(ctx, tx) })
+	s := testkit.Must(schedule.New(w.t.Context(), w.client, w.pool, group, schedule.WithoutMigration(),
+		schedule.WithPartitions(4), schedule.WithLogger(slog.New(slog.DiscardHandler))))(w.t)
+	kind := schedule.InTx(s, "kind", func(ctx context.Context, tx pgx.Tx, _ schedule.Run[int]) error {
+		return w.handle(ctx, tx)
+	})
 	testkit.Must(kind.EnqueueMany(w.t.Context(), make([]int, each)))(w.t)
 	w.runs = append(w.runs, s.Run)
 }
@@ -118,9 +124,11 @@ func (w *sharing) consume(table string) {
 		"INSERT INTO public.%s (customer, payload) SELECT 'c' || i, '1' FROM generate_series(1, %d) AS i", table, each,
 	))
 	type row struct{ Payload []byte }
-	handler := consumer.Each(func(ctx context.Context, tx pgx.Tx, _ consumer.Row[row]) error { return w.handle(ctx, tx) })
-	quiet := consumer.WithLogger(slog.New(slog.DiscardHandler))
-	c := testkit.Must(consumer.New(w.t.Context(), w.client, w.pool, table, q, handler, consumer.WithoutMigration(), quiet))(w.t)
+	handler := consumer.Each(func(ctx context.Context, tx pgx.Tx, _ consumer.Row[row]) error {
+		return w.handle(ctx, tx)
+	})
+	c := testkit.Must(consumer.New(w.t.Context(), w.client, w.pool, table, q, handler,
+		consumer.WithoutMigration(), consumer.WithLogger(slog.New(slog.DiscardHandler))))(w.t)
 	w.runs = append(w.runs, c.Run)
 }
 
@@ -137,10 +145,13 @@ func (w *sharing) start() {
 // expect waits until so many are handled.
 func (w *sharing) expect(handled int) {
 	w.t.Helper()
-	testkit.Until(w.t, "all are handled", func() bool { return w.handled.Load() >= int64(handled) || w.failed.Load() > 0 })
+	testkit.Until(w.t, "all are handled", func() bool {
+		return w.handled.Load() >= int64(handled) || w.failed.Load() > 0
+	})
 	half := max(1, int64(w.pool.Config().MaxConns)/2)
 	if w.failed.Load() > 0 || w.most.Load() > half {
-		w.t.Errorf("%d handlers found no connection, %d were called at once; want 0, and at most %d", w.failed.Load(), w.most.Load(), half)
+		w.t.Errorf("%d handlers found no connection, %d were called at once; want 0, and at most %d",
+			w.failed.Load(), w.most.Load(), half)
 	}
 }
 
@@ -287,7 +298,8 @@ func TestSlowWorkThatGivesUpCostsNoPlace(t *testing.T) {
 // unconnected returns a pool of a size, which connects to nothing.
 func unconnected(t *testing.T, size int) *pgxpool.Pool {
 	t.Helper()
-	config := testkit.Must(pgxpool.ParseConfig(fmt.Sprintf("postgres://nobody@127.0.0.1:1/none?pool_max_conns=%d", size)))(t)
+	url := fmt.Sprintf("postgres://nobody@127.0.0.1:1/none?pool_max_conns=%d", size)
+	config := testkit.Must(pgxpool.ParseConfig(url))(t)
 	pool := testkit.Must(pgxpool.NewWithConfig(context.Background(), config))(t)
 	t.Cleanup(pool.Close)
 	return pool
