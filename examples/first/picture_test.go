@@ -45,7 +45,8 @@ func TestPictureShowsWhatTheProgramPrints(t *testing.T) {
 		}
 	}
 	appear := regexp.MustCompile(`opacity: 0 } ([\d.]+)%`).FindAllStringSubmatch(page, -1)
-	if len(appear) == 0 || appear[0][1] != "0.0" || appear[len(appear)-1][1] != fmt.Sprintf("%.1f", 100*played/repeated) {
+	end := fmt.Sprintf("%.1f", 100*played/repeated)
+	if len(appear) == 0 || appear[0][1] != "0.0" || appear[len(appear)-1][1] != end {
 		t.Errorf("the lines do not appear over the whole time: %v", appear)
 	}
 	for number := range 4 {
@@ -135,7 +136,8 @@ func record(t *testing.T) []line {
 // The picture repeats a run in 8 seconds, and then shows its end for 3 seconds.
 const played, repeated = 8.0, 11.0
 
-const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 230" width="860" height="230" font-family="ui-monospace, monospace" font-size="14">
+const frame = `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 860 230" width="860" height="230"` +
+	` font-family="ui-monospace, monospace" font-size="14">
 <title>Two terminals: the second process gets two partitions, and takes over the others after the first is killed</title>
 <style>
 rect { fill: #161b22 } text { fill: #e6edf3 } .name { fill: #9198a1 } .killed { fill: #ff7b72 }

@@ -24,7 +24,9 @@ func TestMetricsAreExported(t *testing.T) {
 	})
 	stop()
 	testkit.OK(t, <-ended)
-	for _, name := range []string{"pgleases.heartbeat.margin.bucket", "pgleases.lease.joined", "pgleases.schedule.outcomes"} {
+	for _, name := range []string{
+		"pgleases.heartbeat.margin.bucket", "pgleases.lease.joined", "pgleases.schedule.outcomes",
+	} {
 		if !strings.Contains(out.String(), `"`+name+`"`) {
 			t.Errorf("%s was not exported", name)
 		}

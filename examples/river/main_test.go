@@ -68,7 +68,10 @@ func TestEachTickEnqueuesOneJobForEachCustomer(t *testing.T) {
 	if ticks, jobs := value(ticksDone), value("SELECT count(*) FROM river_job"); jobs != 3*ticks {
 		t.Errorf("%d jobs of %d ticks", jobs, ticks)
 	}
-	if n := value(`SELECT count(*) FROM (SELECT args ->> 'customer', args ->> 'until' FROM river_job GROUP BY 1, 2 HAVING count(*) > 1) AS twice`); n != 0 {
+	if n := value(`
+		SELECT count(*) FROM (
+			SELECT args ->> 'customer', args ->> 'until' FROM river_job GROUP BY 1, 2 HAVING count(*) > 1
+		) AS twice`); n != 0 {
 		t.Errorf("%d customers were billed twice", n)
 	}
 	if n := value(`SELECT count(*) FROM (SELECT (args ->> 'from')::timestamptz IS DISTINCT FROM

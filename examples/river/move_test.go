@@ -79,9 +79,11 @@ func TestWaitingJobsOfRiverAreMoved(t *testing.T) {
 		t.Errorf("moved %d jobs, %v", moved, err)
 	}
 	var jobs, left string
-	check(pool.QueryRow(ctx, `SELECT string_agg(concat(args ->> 'customer', ' ', date_part('year', at) = 2100), ', ' ORDER BY at)
+	check(pool.QueryRow(ctx, `
+		SELECT string_agg(concat(args ->> 'customer', ' ', date_part('year', at) = 2100), ', ' ORDER BY at)
 		FROM pgleases.jobs`).Scan(&jobs))
-	check(pool.QueryRow(ctx, "SELECT string_agg(args ->> 'customer', ' ') FROM river_job WHERE finalized_at IS NULL").Scan(&left))
+	check(pool.QueryRow(ctx, `
+		SELECT string_agg(args ->> 'customer', ' ') FROM river_job WHERE finalized_at IS NULL`).Scan(&left))
 	if jobs != "Ada f, Grace t" || left != "Linus" {
 		t.Errorf("it moved %s, and left %s", jobs, left)
 	}
