@@ -129,14 +129,14 @@ func TestLateRowBesideABlockedKeyIsFound(t *testing.T) {
 	w.SweepEvery(time.Hour)
 	w.run()
 	db.put(of[0])
-	testkit.Becomes(t, db.Pool, "it blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.becomes("it blocks its key", 1, "pgleases.consumer_blocked")
 	late := testkit.Must(db.Begin(t.Context()))(t)
 	defer func() { _ = late.Rollback(context.Background()) }()
 	testkit.Must(late.Exec(t.Context(), "INSERT INTO public.outbox (customer, payload) VALUES ($1, '1')", of[1]))(t)
 	db.put(of[0], of[0])
 	w.polled(5)
 	testkit.OK(t, late.Commit(t.Context()))
-	testkit.Becomes(t, db.Pool, "the late row is handled", int64(1), "SELECT count(*) FROM public.effects")
+	db.becomes("the late row is handled", 1, "public.effects")
 	w.polled(5)
 	db.skip(1)
 	db.empty("the rows behind the blocked one are handled")
@@ -154,7 +154,7 @@ func TestLowerIDsBesideABlockedKeyAreFound(t *testing.T) {
 	w.SweepEvery(time.Hour)
 	w.run()
 	db.put(of[0])
-	testkit.Becomes(t, db.Pool, "it blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.becomes("it blocks its key", 1, "pgleases.consumer_blocked")
 	w.polled(5)
 	for id := range 3 {
 		db.exec(`
@@ -225,9 +225,9 @@ func TestRunUntilEmptyLooksAtAllRows(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
 	defer cancel()
 	contains(t, w.RunUntilEmpty(ctx), "only rows of blocked keys are left")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 120, "rows handled")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 100, "rows left")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 100, "rows that block their keys")
+	expect(t, db.count("public.effects"), 120, "rows handled")
+	expect(t, db.count("public.outbox"), 100, "rows left")
+	expect(t, db.count("pgleases.consumer_blocked"), 100, "rows that block their keys")
 }
 
 // searching are the polls of a process that owns all partitions, without the process.

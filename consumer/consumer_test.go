@@ -52,7 +52,7 @@ func TestRunUntilEmpty(t *testing.T) {
 	db.insert(300, 7)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
 	db.exact(300)
-	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 0, "rows that are left")
+	expect(t, db.count("public.outbox"), 0, "rows that are left")
 	expect(t, w.Stats().Rows, 300, "rows in Stats")
 	failing := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 		if row.ID == 310 {
@@ -120,7 +120,7 @@ func TestFailingRowBlocksItsKeyOnly(t *testing.T) {
 			db.empty("all is handled")
 			testkit.OK(t, w.end())
 			db.exact(400)
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "rows that block their keys")
+			expect(t, db.count("pgleases.consumer_blocked"), 0, "rows that block their keys")
 		})
 	}
 }

@@ -122,7 +122,7 @@ func TestWatchEndsBehindTheRowsOfTheCrash(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect))
 	w.run()
-	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
+	db.becomes("it owns all", partitions, "pgleases.consumer_owners")
 	w.crash()
 	db.insert(500, 50)
 	next := newWorker(db, consumer.Each(effect), consumer.WithBatch(10, 1<<20)).run()
@@ -368,7 +368,7 @@ func TestSuspectsRunAlone(t *testing.T) {
 	// as if an owner had crashed with batches in hand, in each partition
 	db.crashed(1, 80, 160)
 	testkit.OK(t, w.RunUntilEmpty(t.Context()))
-	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 0, "rows left")
+	expect(t, db.count("public.outbox"), 0, "rows left")
 
 	db.exec("UPDATE pgleases.consumer_owners SET ended = NULL, watched_to = 1000, note_first = 161, note_last = 180")
 	db.insert(160, 40)
@@ -425,7 +425,7 @@ func TestMaxCrashes(t *testing.T) {
 			} else {
 				testkit.OK(t, err)
 			}
-			expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), test.handled, "effects")
+			expect(t, db.count("public.effects"), test.handled, "effects")
 		})
 	}
 }

@@ -118,7 +118,7 @@ func TestDecoderThatHangsIsLogged(t *testing.T) {
 	db.exec("UPDATE public.outbox SET payload = to_jsonb('hang'::text) WHERE partition = 3")
 	w.run()
 	log.until(t, "decoder still running after its context ended")
-	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
+	db.becomes("the other rows are handled", 1, "public.outbox")
 	let()
 	log.until(t, `level=INFO msg="consumer: decoder returned after its context ended"`)
 	db.empty("the row is handled in the end")

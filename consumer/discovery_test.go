@@ -65,7 +65,7 @@ func TestIdleProcessPollsOnly(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithPoll(20*time.Millisecond)).run()
-	testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
+	db.becomes("it owns all", partitions, "pgleases.consumer_owners")
 	w.polled(30) // at first it polls more often: it has begun, and a notification may have been missed
 	began := time.Now()
 	w.polled(20)
@@ -87,7 +87,7 @@ func TestInsertWakesConsumer(t *testing.T) {
 		const poll = 10 * time.Second
 		db := newDirectDatabase(t)
 		w := newWorker(db, consumer.Each(effect), consumer.WithPoll(poll)).run()
-		testkit.Becomes(t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
+		db.becomes("it owns all", partitions, "pgleases.consumer_owners")
 		for range 3 {
 			w.waits()
 			for range 10 {
@@ -396,14 +396,14 @@ func TestEndFinishesWhatIsInHand(t *testing.T) {
 	testkit.Receive(t, "a row is in hand", in)
 	w.stop()
 	testkit.Until(t, "it has left the lease", func() bool {
-		return one[int64](db, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL") <= 1
+		return db.count("pgleases.partitions WHERE owner IS NOT NULL") <= 1
 	})
 	inHand := db.count("pgleases.consumer_owners WHERE ended IS DISTINCT FROM begun")
 	expect(t, inHand, 1, "partitions in hand, unless the end was recorded")
 	close(out)
 	testkit.OK(t, w.end())
 	db.exact(3)
-	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 97, "rows left")
+	expect(t, db.count("public.outbox"), 97, "rows left")
 }
 
 // A batch ends with the row that fills it. When the size of rows is known, no more of them are read
@@ -495,7 +495,7 @@ func TestLockedRowDelaysItsPartitionOnly(t *testing.T) {
 	if n := w.Stats().Batches - batches; n < 5 {
 		t.Errorf("%d batches within %v", n, time.Since(began))
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "rows that were charged")
+	expect(t, db.count("pgleases.consumer_blocked"), 0, "rows that were charged")
 	testkit.OK(t, locked.Rollback(t.Context()))
 	db.empty("all is handled")
 	testkit.OK(t, w.end())

@@ -55,7 +55,7 @@ func TestDeadLetter(t *testing.T) {
 	letter := one[string](db, `
 		SELECT format('%s %s %s %s %s', id, key, content->>'payload', attempts, error) FROM pgleases.consumer_dead_letters`)
 	expect(t, letter, "50 c0 50 3 no such order", "the dead letter")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
+	expect(t, db.count("pgleases.consumer_blocked"), 0, "blocked rows")
 	expect(t, w.Stats().DeadLetters, 1, "dead letters in Stats")
 	expect(t, w.Stats().Failures, 3, "failures in Stats")
 }
@@ -80,7 +80,7 @@ func TestChangeOfABlockedRowFreesItsKey(t *testing.T) {
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
 	db.exact(99)
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
+	expect(t, db.count("pgleases.consumer_blocked"), 0, "blocked rows")
 }
 
 // A newer version may have written what it knows of a failed row in another way. The row keeps
@@ -284,7 +284,7 @@ func TestIdleHandlers(t *testing.T) {
 			return err
 		}
 		testkit.Until(t, "the server has ended the transaction", func() bool {
-			return one[int64](db, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid) == 0
+			return db.count("pg_stat_activity WHERE pid = $1", pid) == 0
 		})
 		return nil
 	}
@@ -411,9 +411,9 @@ func TestOutageUsesUpNoAttempts(t *testing.T) {
 			w.run()
 			testkit.Until(t, "each partition has failed some times", func() bool { return calls.Load() > 5*partitions })
 			if name == "Unavailable" {
-				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "blocked rows")
+				expect(t, db.count("pgleases.consumer_blocked"), 0, "blocked rows")
 			}
-			if n := one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"); n > 2*partitions {
+			if n := db.count("pgleases.consumer_blocked"); n > 2*partitions {
 				t.Errorf("%d keys are blocked, at most two of each partition", n)
 			}
 			if n := one[int](db, "SELECT coalesce(max(attempts), 0) FROM pgleases.consumer_blocked"); n > 2 {

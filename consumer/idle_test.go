@@ -27,7 +27,7 @@ func idler(db *database, h consumer.Handler[Order], opts ...consumer.Option) *wo
 	w := newWorker(db, h, append([]consumer.Option{consumer.WithPoll(idlePoll)}, opts...)...)
 	w.QuietAfter(quiet)
 	w.run()
-	testkit.Becomes(db.t, db.Pool, "it owns all", int64(partitions), "SELECT count(*) FROM pgleases.consumer_owners")
+	db.becomes("it owns all", partitions, "pgleases.consumer_owners")
 	return w
 }
 
@@ -198,7 +198,7 @@ func TestOperatorsNotifyConsumers(t *testing.T) {
 	db.retry(9)
 	failed(2)
 	db.skip(9)
-	testkit.Becomes(t, db.Pool, "it is skipped", int64(1), "SELECT count(*) FROM pgleases.consumer_dead_letters")
+	db.becomes("it is skipped", 1, "pgleases.consumer_dead_letters")
 	w.waits()
 	testkit.OK(t, db.manager().Return(t.Context(), 9))
 	failed(3)
@@ -206,7 +206,7 @@ func TestOperatorsNotifyConsumers(t *testing.T) {
 	w.waits()
 	db.insert(8, 8)
 	w.waits()
-	expect(t, one[int64](db, "SELECT count(*) FROM public.outbox"), 9, "rows in the pause")
+	expect(t, db.count("public.outbox"), 9, "rows in the pause")
 	testkit.Must(db.manager().Resume(t.Context()))(t)
 	db.becomes("all is handled but the row and one of its key", 2, "public.outbox")
 	testkit.OK(t, w.end())

@@ -134,7 +134,7 @@ func TestSkipDoesNotWaitForItsKey(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(2, 1)
 	w := newWorker(db, failing(1), attempts(1)).run()
-	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.becomes("a row blocks its key", 1, "pgleases.consumer_blocked")
 	db.exec(`
 		INSERT INTO pgleases.consumer_blocked
 		SELECT consumer, partition, 2, key, version, NULL, 0, 0, NULL, now(), NULL, 'infinity', false, 1
@@ -156,7 +156,7 @@ func TestOperatorsPauseAndResume(t *testing.T) {
 	w.polled(2)
 	db.insert(8, 8)
 	w.polled(3)
-	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "rows that were handled in the pause")
+	expect(t, db.count("public.effects"), 0, "rows that were handled in the pause")
 	expect(t, one[string](db, `
 		SELECT concat_ws(' ', waiting, paused_by = 'maria (' || session_user || ')', paused_reason)
 		FROM pgleases.consumers_status`), "8 t why", "status")
@@ -376,7 +376,7 @@ func TestStatusRunsNoCodeOfOthers(t *testing.T) {
 	expect(t, status(usage+looker, "hidden.outbox"), "null", "a table without SELECT")
 	expect(t, status(rights+looker, "hidden.outbox"), "0", "a table with SELECT")
 	expect(t, status("SELECT", `public.outbox; INSERT INTO public.effects DEFAULT VALUES`), "null", "no table")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 0, "effects")
+	expect(t, db.count("public.effects"), 0, "effects")
 }
 
 func TestStatusReadsFewRowsOfALargeTable(t *testing.T) {
@@ -562,12 +562,12 @@ func TestSkipComesFirst(t *testing.T) {
 	testkit.Until(t, "it is at work", func() bool { return calls.Load() > 3 })
 	db.retryAll()
 	db.skip(150)
-	testkit.Becomes(t, db.Pool, "a row is skipped", int64(1), "SELECT count(*) FROM pgleases.consumer_dead_letters")
+	db.becomes("a row is skipped", 1, "pgleases.consumer_dead_letters")
 	if n := before.Load(); n > 20 {
 		t.Errorf("%d calls until then", n)
 	}
 	db.skip((testkit.Receive(t, "a row hangs", hangs)-150)%3 + 151)
-	testkit.Becomes(t, db.Pool, "another is skipped", int64(2), "SELECT count(*) FROM pgleases.consumer_dead_letters")
+	db.becomes("another is skipped", 2, "pgleases.consumer_dead_letters")
 	end()
 	testkit.OK(t, w.end())
 }
@@ -606,7 +606,7 @@ func TestOperatorsDeleteConsumers(t *testing.T) {
 	db := newDatabase(t)
 	db.insert(1, 1)
 	w := newWorker(db, failing(1), attempts(1)).run()
-	testkit.Becomes(t, db.Pool, "a row blocks its key", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.becomes("a row blocks its key", 1, "pgleases.consumer_blocked")
 	err := db.manager().Delete(t.Context())
 	if contains(t, err, `processes run the consumer "orders"`); !errors.Is(err, consumer.ErrInUse) {
 		t.Errorf("%v", err)

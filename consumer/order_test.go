@@ -117,7 +117,7 @@ func TestLostCommitOfARetryKeepsTheOrder(t *testing.T) {
 			}), opts...)
 			w.SweepEvery(time.Hour) // what is behind is found without a sweep
 			w.run()
-			testkit.Becomes(t, db.Pool, "others have passed", int64(2), "SELECT count(*) FROM public.outbox")
+			db.becomes("others have passed", 2, "public.outbox")
 			db.put(of[0])
 			if name == "retry" {
 				w.wire.Lose(1, text, true)
@@ -148,7 +148,7 @@ func TestDeletedRowKeepsTheOrder(t *testing.T) {
 	w := newWorker(db, failing(1), attempts(1), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1))
 	w.SweepEvery(20 * time.Millisecond)
 	w.run()
-	testkit.Becomes(t, db.Pool, "others have passed", int64(3), "SELECT count(*) FROM public.outbox")
+	db.becomes("others have passed", 3, "public.outbox")
 	db.exec("DELETE FROM public.outbox WHERE id = 1")
 	db.empty("all is handled")
 	testkit.OK(t, w.end())
@@ -225,7 +225,7 @@ func TestRowsBeforeALockedOne(t *testing.T) {
 	lock := testkit.Must(db.Begin(t.Context()))(t)
 	testkit.Must(lock.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 2 FOR UPDATE"))(t)
 	w := newWorker(db, consumer.Each(effect), consumer.WithBatch(4, 1<<20)).run()
-	testkit.Becomes(t, db.Pool, "the row before is handled", int64(3), "SELECT count(*) FROM public.outbox")
+	db.becomes("the row before is handled", 3, "public.outbox")
 	testkit.OK(t, lock.Commit(t.Context()))
 	db.empty("all is handled")
 	testkit.OK(t, w.end())

@@ -78,10 +78,10 @@ func TestLockOfAHandlerDelaysItsPartitionOnly(t *testing.T) {
 		}
 		return effect(ctx, tx, row)
 	}), consumer.WithMaxRunning(1)).run()
-	const others = "SELECT count(*) FROM public.outbox WHERE partition <> pgleases.partition_for('c0', 8)"
-	testkit.Becomes(t, db.Pool, "the other partitions are empty", int64(0), others)
+	const others = "public.outbox WHERE partition <> pgleases.partition_for('c0', 8)"
+	db.becomes("the other partitions are empty", 0, others)
 	testkit.Until(t, "its partition waits for a lock", func() bool { return w.Stats().SlowByLock == 1 })
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.consumer_blocked"), 0, "rows that were charged")
+	expect(t, db.count("pgleases.consumer_blocked"), 0, "rows that were charged")
 	testkit.OK(t, locked.Rollback(t.Context()))
 	db.empty("all is handled")
 	testkit.OK(t, w.end())

@@ -34,7 +34,7 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 	}), attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
 	err := w.RunUntilEmpty(t.Context())
 	contains(t, err, "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 1, "rows handled behind it")
+	expect(t, db.count("public.effects"), 1, "rows handled behind it")
 }
 
 // Blocked rows of many keys, all due at once, do not make the look for rows slow.
@@ -146,7 +146,7 @@ func TestRetryComesDuringABacklog(t *testing.T) {
 		}
 	})
 	testkit.Receive(t, "it is handled again", retried)
-	if one[int64](db, "SELECT count(*) FROM public.outbox") == 0 {
+	if db.count("public.outbox") == 0 {
 		t.Error("it was handled behind the backlog")
 	}
 	testkit.OK(t, w.end())
@@ -166,7 +166,7 @@ func TestBackoffHoldsAfterALateAnswer(t *testing.T) {
 		return errors.New("not yet")
 	}), backoff(time.Hour, time.Hour)).run()
 	expect(t, testkit.Receive(t, "a call", calls), 1, "attempt")
-	testkit.Becomes(t, db.Pool, "it has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.becomes("it has failed", 1, "pgleases.consumer_blocked")
 	db.exec("UPDATE pgleases.consumer_blocked SET next_at = clock_timestamp()")
 	expect(t, testkit.Receive(t, "another call", calls), 2, "attempt")
 	deliver := w.wire.Delay("pg_snapshot_xmax")
@@ -189,7 +189,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 	w := newWorker(db, failing(1), backoff(time.Hour, time.Hour))
 	w.SweepEvery(20 * time.Millisecond)
 	w.run()
-	testkit.Becomes(t, db.Pool, "the row has failed", int64(1), "SELECT count(*) FROM pgleases.consumer_blocked")
+	db.becomes("the row has failed", 1, "pgleases.consumer_blocked")
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		testkit.Must(tx.Exec(t.Context(), "SELECT FROM pgleases.consumer_blocked FOR UPDATE"))(t)
 		db.exec("UPDATE public.outbox SET payload = '2'")
@@ -197,7 +197,7 @@ func TestLockedRecordDelaysNoRows(t *testing.T) {
 		for partition := range partitions {
 			db.put(db.customers(partition, 1)...)
 		}
-		testkit.Becomes(t, db.Pool, "all other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
+		db.becomes("all other rows are handled", 1, "public.outbox")
 		_, err := tx.Exec(t.Context(), `
 			UPDATE pgleases.consumer_blocked SET attempts = 5, version = (SELECT xmin::text FROM public.outbox)`)
 		return err
@@ -240,7 +240,7 @@ func TestBlockedRowThatCannotBeHandledKeepsNoOthers(t *testing.T) {
 				db.skip(1)
 			}
 			w.run()
-			testkit.Becomes(t, db.Pool, "all others are handled", int64(1), "SELECT count(*) FROM public.outbox")
+			db.becomes("all others are handled", 1, "public.outbox")
 			if n := calls.Load(); n > 100 {
 				t.Errorf("%d calls for the row", n)
 			}
@@ -272,7 +272,7 @@ func TestGoodRowBehindManyOfAFailingKey(t *testing.T) {
 			}))
 			w.PauseAtMost(20 * time.Millisecond)
 			w.run()
-			testkit.Becomes(t, db.Pool, "the good row is handled", int64(1), "SELECT count(*) FROM public.effects")
+			db.becomes("the good row is handled", 1, "public.effects")
 			testkit.OK(t, w.end())
 		})
 	}
@@ -306,8 +306,8 @@ func TestRetryBehindManyBlockedRows(t *testing.T) {
 	db.retry(150)
 	w.polled(2) // it knows
 	end()
-	testkit.Becomes(t, db.Pool, "the row is handled", int64(1), "SELECT count(*) FROM public.effects WHERE id = 150")
-	testkit.Becomes(t, db.Pool, "so is one that nobody has retried", int64(2), "SELECT count(*) FROM public.effects")
+	db.becomes("the row is handled", 1, "public.effects WHERE id = 150")
+	db.becomes("so is one that nobody has retried", 2, "public.effects")
 	if first.Load() > second.Load() || second.Load() > 400 {
 		t.Errorf("%d calls until the first, and %d until the second", first.Load(), second.Load())
 	}
@@ -353,7 +353,7 @@ func TestSuspectTakesTurnsWithBlockedRows(t *testing.T) {
 		}
 		return effect(ctx, tx, row)
 	}), consumer.WithMaxAttempts(1000, consumer.Backoff(time.Millisecond, time.Millisecond))).run()
-	testkit.Becomes(t, db.Pool, "the suspect is handled", int64(1), "SELECT count(*) FROM public.effects")
+	db.becomes("the suspect is handled", 1, "public.effects")
 	if n := calls.Load(); n > 200 {
 		t.Errorf("%d calls for the others until then", n)
 	}
@@ -451,7 +451,7 @@ func TestRowsTakeTurnsWithBlockedRowsInAnOutage(t *testing.T) {
 	testkit.Until(t, "it is at work", func() bool { return blocked.Load() > 20 })
 	db.put(db.customers(6, 1)...)
 	before := blocked.Load()
-	testkit.Becomes(t, db.Pool, "the row is handled", int64(1), "SELECT count(*) FROM public.effects")
+	db.becomes("the row is handled", 1, "public.effects")
 	if n := blocked.Load() - before; n > 100 {
 		t.Errorf("%d calls for blocked rows until then", n)
 	}

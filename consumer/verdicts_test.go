@@ -69,7 +69,7 @@ func TestDiscardedRowIsNotTriedAgain(t *testing.T) {
 			w := newWorker(db, h, consumer.WithOnFailure(policy)).run()
 			testkit.Becomes(t, db.Pool, "it has ended", "25 1 422", `
 				SELECT coalesce(max(id || ' ' || attempts || ' ' || error), '') FROM pgleases.`+table)
-			testkit.Becomes(t, db.Pool, "the others are handled", int64(49), "SELECT count(*) FROM public.effects")
+			db.becomes("the others are handled", 49, "public.effects")
 			testkit.OK(t, w.end())
 			db.exact(49)
 			expect(t, w.Stats().Failures, 1, "failures")
@@ -94,7 +94,7 @@ func TestSnoozedRowWaits(t *testing.T) {
 			return nil
 		})[kind]
 		w := newWorker(db, h).run()
-		testkit.Becomes(t, db.Pool, "the others are handled", int64(48), "SELECT count(*) FROM public.effects")
+		db.becomes("the others are handled", 48, "public.effects")
 		row := one[string](db, "SELECT id || ' ' || attempts || ' ' || error FROM pgleases.consumer_blocked")
 		expect(t, row, "25 0 snoozed for 1h0m0s", "the row that waits")
 		waits := one[bool](db, `
@@ -140,7 +140,7 @@ func TestUnavailableRowRepeatsNoOthers(t *testing.T) {
 			case row.ID != 25:
 			case met.CompareAndSwap(false, true):
 				return consumer.Unavailable(errors.New("no broker"))
-			case place != 0 || one[int64](db, "SELECT count(*) FROM public.outbox WHERE id < 25") != 0:
+			case place != 0 || db.count("public.outbox WHERE id < 25") != 0:
 				t.Errorf("the rows before were handled again, place %d", place)
 			}
 			return nil

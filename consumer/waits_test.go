@@ -191,7 +191,7 @@ func TestCallOfEachThatIgnoresItsContextKeepsItsPartition(t *testing.T) {
 		}
 		return nil
 	})
-	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
+	db.becomes("the other rows are handled", 1, "public.outbox")
 	expect(t, calls.Load(), 1, "calls for the row")
 	testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
 	let()
@@ -224,7 +224,7 @@ func TestSecondCallThatHangsKeepsItsPartition(t *testing.T) {
 	})
 	testkit.Until(t, "the call is counted", func() bool { return w.Stats().Overdue == 1 })
 	db.put(all[0], all[7])
-	testkit.Becomes(t, db.Pool, "the other rows are handled", int64(1), "SELECT count(*) FROM public.outbox")
+	db.becomes("the other rows are handled", 1, "public.outbox")
 	let()
 	db.empty("the row is handled in the end")
 	testkit.OK(t, w.end())
