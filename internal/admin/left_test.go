@@ -35,7 +35,8 @@ func TestALeaseIsLeftInOrderOnly(t *testing.T) {
 			joined(t, other, "m", 1)
 			wire := new(testkit.Wire)
 			pool := newPool(t, url, wire.Carry)
-			victim := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID("victim"), pgleases.WithTTL(time.Second)))(t)
+			victim := testkit.Must(pgleases.NewClient(t.Context(), pool,
+				pgleases.WithClientID("victim"), pgleases.WithTTL(time.Second)))(t)
 			t.Cleanup(func() {
 				wire.Mend()
 				_ = victim.Close(context.Background()) // its session is gone
@@ -49,8 +50,9 @@ func TestALeaseIsLeftInOrderOnly(t *testing.T) {
 			}
 			order := func(verb admin.Verb) {
 				if verb != "" {
-					c := admin.Change{Verb: verb, Subject: test.subject, Reason: "why", Actor: "me", Force: verb == admin.VerbDrain}
-					testkit.OK(t, a.Apply(t.Context(), c))
+					testkit.OK(t, a.Apply(t.Context(), admin.Change{
+						Verb: verb, Subject: test.subject, Reason: "why", Actor: "me", Force: verb == admin.VerbDrain,
+					}))
 				}
 			}
 			order(test.stop)
@@ -62,7 +64,9 @@ func TestALeaseIsLeftInOrderOnly(t *testing.T) {
 			} else {
 				wire.Cut()
 			}
-			testkit.Until(t, "it is no member", func() bool { return len(snapshot().Lease("l").Members) == 0 && vacant() })
+			testkit.Until(t, "it is no member", func() bool {
+				return len(snapshot().Lease("l").Members) == 0 && vacant()
+			})
 			order(test.resume)
 			s := snapshot()
 			lost := s.Unowned(s.Lease("l"))

@@ -30,8 +30,12 @@ func findingsOf(t *testing.T, a *admin.Admin, check string) (texts []string) {
 func tellStory(t *testing.T, url, story, now string) {
 	t.Helper()
 	steps := strings.Split(story, ", ")
-	statements := []string{`TRUNCATE pgleases.events, pgleases.clients, pgleases.members, pgleases.leases, pgleases.identities, pgleases.partitions, pgleases.overrides`,
-		`INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now()), ('other', 1, 5, 1, 0, 'infinity', now())`}
+	statements := []string{`
+		TRUNCATE pgleases.events, pgleases.clients, pgleases.members, pgleases.leases, pgleases.identities,
+			pgleases.partitions, pgleases.overrides`, `
+		INSERT INTO pgleases.leases VALUES
+			('l', 1, 5, 1, 0, 'infinity', now()), ('other', 1, 5, 1, 0, 'infinity', now())`,
+	}
 	for i, step := range steps {
 		verb, id, _ := strings.Cut(step, " ")
 		row := map[string]string{
@@ -46,11 +50,17 @@ func tellStory(t *testing.T, url, story, now string) {
 		if verb == "inherit" { // by the plan that follows an eviction
 			at += " - interval '599 seconds'"
 		}
-		statements = append(statements, "INSERT INTO pgleases.events (at, lease, cause, actor, reason, from_id, to_id) VALUES ("+at+", "+fmt.Sprintf(row, "'"+id+"'")+")")
+		statements = append(statements,
+			"INSERT INTO pgleases.events (at, lease, cause, actor, reason, from_id, to_id) VALUES ("+at+", "+
+				fmt.Sprintf(row, "'"+id+"'")+")")
 	}
 	for i, id := range strings.Fields(now) {
-		statements = append(statements, fmt.Sprintf(`INSERT INTO pgleases.clients VALUES (%d, '%s', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now())`, i+1, id),
-			fmt.Sprintf(`INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('l', %d, 1, now(), %[1]d)`, i+1))
+		statements = append(statements, fmt.Sprintf(`
+			INSERT INTO pgleases.clients
+			VALUES (%d, '%s', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now())`, i+1, id),
+			fmt.Sprintf(`
+			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number)
+			VALUES ('l', %d, 1, now(), %[1]d)`, i+1))
 	}
 	exec(t, url, statements...)
 }
@@ -59,7 +69,11 @@ func tellStory(t *testing.T, url, story, now string) {
 func TestDoctorKeepsNamingAClientThatNothingReplaced(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	a := newAdmin(t, newPool(t, pgtest.OwnerURL(url)))
+	owner := newPool(t, pgtest.OwnerURL(url))
+	a := newAdmin(t, owner)
+	const evictedAt = `
+		SELECT to_char(max(at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') FROM pgleases.events
+		WHERE cause = 'evicted' AND from_id = $1`
 	for _, test := range []struct{ name, story, now, want string }{
 		{"killed", "join a, join b, join c, kill c", "a b", "c"},
 		{"joined before all events", "kill c, inherit c", "a b", "c"},
@@ -68,8 +82,10 @@ func TestDoctorKeepsNamingAClientThatNothingReplaced(t *testing.T) {
 		{"back before its old session was evicted", "join a, join b, join b, kill b", "a b", ""},
 		{"back, and killed again", "join a, join b, kill b, join b, kill b", "a", "b"},
 		{"two killed, one replaced", "join a, join b, join c, kill b, kill c, join d", "a d", "c"},
-		{"a deploy of the rest, one after the other", "join a, join b, join c, kill c, leave a, join d, leave b, join e", "d e", "c"},
-		{"a deploy of the rest, the new ones first", "join a, join b, join c, kill c, join d, leave a, join e, leave b", "d e", "c"},
+		{"a deploy of the rest, one after the other",
+			"join a, join b, join c, kill c, leave a, join d, leave b, join e", "d e", "c"},
+		{"a deploy of the rest, the new ones first",
+			"join a, join b, join c, kill c, join d, leave a, join e, leave b", "d e", "c"},
 		{"a deploy of all", "join a, join b, join c, kill c, leave a, join d, leave b, join e, join f", "d e f", ""},
 		{"a deploy under the same IDs", "join a, join b, kill b, leave a, join a, join b", "a b", ""},
 		{"fewer on purpose", "join a, join b, join c, join d, kill d, leave c", "a b", ""},
@@ -77,8 +93,10 @@ func TestDoctorKeepsNamingAClientThatNothingReplaced(t *testing.T) {
 		{"back, and left in order", "join a, join b, kill b, join b, leave b", "a", ""},
 		{"an operator evicted it", "join a, join b, evict b, kill b", "a", ""},
 		{"an operator evicted it before", "join a, join b, evict b, kill b, join b, kill b", "a", "b"},
-		{"another was back before its old session was evicted", "join a, join b, join c, kill b, join c, kill c", "a c", "b"},
-		{"back before its old session was evicted, and left in order", "join a, join b, join b, kill b, leave b", "a", ""},
+		{"another was back before its old session was evicted",
+			"join a, join b, join c, kill b, join c, kill c", "a c", "b"},
+		{"back before its old session was evicted, and left in order",
+			"join a, join b, join b, kill b, leave b", "a", ""},
 		{"more were started before", "join a, join b, join c, join d, kill b", "a c d", "b"},
 		{"of another lease", "join a, elsewhere b, kill b", "a", ""},
 		{"it had left the lease", "join a, join b, leave b, kill b", "a", ""},
@@ -89,15 +107,18 @@ func TestDoctorKeepsNamingAClientThatNothingReplaced(t *testing.T) {
 		got := findingsOf(t, a, "expired")
 		want := []string{"ok no session is expired"}
 		if test.want != "" {
-			at := testkit.Value[string](t, newPool(t, pgtest.OwnerURL(url)), "SELECT to_char(max(at) AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS') FROM pgleases.events WHERE cause = 'evicted' AND from_id = $1", test.want)
-			want[0] = fmt.Sprintf(`warning evicted and not replaced: client %q of "l", host node-7, pid 9, since %s UTC (`, test.want, at)
+			at := testkit.Value[string](t, owner, evictedAt, test.want)
+			want[0] = fmt.Sprintf("warning evicted and not replaced: "+
+				`client %q of "l", host node-7, pid 9, since %s UTC (`, test.want, at)
 		}
 		if len(got) != 1 || !strings.HasPrefix(got[0], want[0]) {
 			t.Errorf("%s (%s): %q, want %q", test.name, test.story, got, want)
 		}
 	}
 	tellStory(t, url, "join a, join b, kill b", "a")
-	exec(t, url, "INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason) VALUES ('drain', 'b', 'infinity', now(), 'x', 'its host goes')")
+	exec(t, url, `
+		INSERT INTO pgleases.overrides (verb, client, until, since, actor, reason)
+		VALUES ('drain', 'b', 'infinity', now(), 'x', 'its host goes')`)
 	if got := findingsOf(t, a, "expired"); !slices.Equal(got, []string{"ok no session is expired"}) {
 		t.Errorf("of a drained client: %q", got)
 	}
@@ -112,8 +133,11 @@ func TestDoctorKeepsNamingAClientThatNothingReplaced(t *testing.T) {
 func TestLossesReadFewEvents(t *testing.T) {
 	t.Parallel()
 	url := pgtest.FreshDatabase(t) // see BlocksRead
-	exec(t, url, `INSERT INTO pgleases.events (at, lease, cause, from_id, to_id)
-			SELECT now() - n * interval '1 second', 'l', CASE n % 4 WHEN 0 THEN 'joined' WHEN 1 THEN 'left' ELSE 'given' END, 'c' || n, 'c' || n FROM generate_series(200000, 1, -1) AS n`,
+	exec(t, url, `
+		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id)
+		SELECT now() - n * interval '1 second', 'l',
+			CASE n % 4 WHEN 0 THEN 'joined' WHEN 1 THEN 'left' ELSE 'given' END, 'c' || n, 'c' || n
+		FROM generate_series(200000, 1, -1) AS n`,
 		"VACUUM ANALYZE pgleases.events")
 	direct, _ := pgtest.DirectURL(pgtest.OwnerURL(url))
 	pool := newPool(t, direct, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["enable_seqscan"] = "off" })
@@ -121,7 +145,9 @@ func TestLossesReadFewEvents(t *testing.T) {
 	if blocks := testkit.BlocksRead(t, pool, string(text), 5_000); blocks > 20 {
 		t.Errorf("without an eviction it reads %d blocks", blocks)
 	}
-	exec(t, url, "INSERT INTO pgleases.events (at, cause, from_id) SELECT now() - n * interval '20 minutes', 'evicted', 'c' || n * 1200 FROM generate_series(1, 70) AS n")
+	exec(t, url, `
+		INSERT INTO pgleases.events (at, cause, from_id)
+		SELECT now() - n * interval '20 minutes', 'evicted', 'c' || n * 1200 FROM generate_series(1, 70) AS n`)
 	if blocks := testkit.BlocksRead(t, pool, string(text), 5_000); blocks > 6000 {
 		t.Errorf("it reads %d blocks", blocks)
 	}

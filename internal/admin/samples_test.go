@@ -28,16 +28,18 @@ func sampled(t *testing.T) (url string, owner *pgxpool.Pool) {
 	testkit.OK(t, schedule.Migrate(t.Context(), owner))
 	testkit.Execute(t, owner, consumer.TableSQL("outbox", "", queue))
 	client := newClient(t, owner, "worker")
-	testkit.Must(consumer.New(t.Context(), client, owner, "outbox", queue,
-		consumer.Each(func(context.Context, pgx.Tx, consumer.Row[struct{}]) error { return errors.New("never called") })))(t)
-	for _, statement := range []string{
-		`INSERT INTO outbox (customer, payload, created_at) SELECT 'c' || n, '{}', clock_timestamp() - n * interval '1 minute' FROM generate_series(1, 40) AS n`,
-		`INSERT INTO pgleases.schedule_groups (name, partitions) VALUES ('mail', 8)`,
-		`INSERT INTO pgleases.schedules (group_name, name, kind, key, partition, rule, args, anchor, cursor, due, failures, declared, revision, registered)
-			SELECT 'mail', 's' || n, 'k', '', n % 8, '@every 1h', '{}', now(), now(), now() + CASE WHEN n <= 3 THEN '-1 hour' ELSE '1 hour' END::interval, CASE WHEN n > 6 THEN 2 ELSE 0 END, false, 1, now() FROM generate_series(1, 10) AS n`,
-	} {
-		testkit.Execute(t, owner, statement)
-	}
+	never := func(context.Context, pgx.Tx, consumer.Row[struct{}]) error { return errors.New("never called") }
+	testkit.Must(consumer.New(t.Context(), client, owner, "outbox", queue, consumer.Each(never)))(t)
+	testkit.Execute(t, owner, `
+		INSERT INTO outbox (customer, payload, created_at)
+		SELECT 'c' || n, '{}', clock_timestamp() - n * interval '1 minute' FROM generate_series(1, 40) AS n;
+		INSERT INTO pgleases.schedule_groups (name, partitions) VALUES ('mail', 8);
+		INSERT INTO pgleases.schedules (group_name, name, kind, key, partition, rule, args, anchor, cursor, due,
+			failures, declared, revision, registered)
+		SELECT 'mail', 's' || n, 'k', '', n % 8, '@every 1h', '{}', now(), now(),
+			now() + CASE WHEN n <= 3 THEN '-1 hour' ELSE '1 hour' END::interval,
+			CASE WHEN n > 6 THEN 2 ELSE 0 END, false, 1, now()
+		FROM generate_series(1, 10) AS n`)
 	return url, owner
 }
 
@@ -55,7 +57,9 @@ func sample(t *testing.T, pool *pgxpool.Pool, name string) string {
 		}
 	}
 	var all string
-	testkit.OK(t, tx.QueryRow(t.Context(), `SELECT coalesce(string_agg(kind || ' ' || coalesce(floor(value / CASE kind WHEN 'oldest' THEN 60 ELSE 1 END)::text, '-'), ', ' ORDER BY kind), '')
+	testkit.OK(t, tx.QueryRow(t.Context(), `
+		SELECT coalesce(string_agg(concat_ws(' ', kind,
+			coalesce(floor(value / CASE kind WHEN 'oldest' THEN 60 ELSE 1 END)::text, '-')), ', ' ORDER BY kind), '')
 		FROM pgleases.samples WHERE name = $1 AND at = (SELECT max(at) FROM pgleases.samples)`, name).Scan(&all))
 	return all
 }
@@ -89,7 +93,9 @@ func TestSamplesLeaveOutWhatCannotBeRead(t *testing.T) {
 		t.Errorf("of the group: %s, want %s", got, want)
 	}
 	// A function that does not end stands for a queue table that is slow to read.
-	exec(t, url, `CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers, OUT waiting int, OUT oldest timestamptz, OUT timed boolean, OUT unhandled int, OUT first_id bigint)
+	exec(t, url, `
+		CREATE OR REPLACE FUNCTION pgleases.consumer_backlog(p_consumer pgleases.consumers,
+			OUT waiting int, OUT oldest timestamptz, OUT timed boolean, OUT unhandled int, OUT first_id bigint)
 		LANGUAGE plpgsql VOLATILE AS 'BEGIN PERFORM pg_sleep(60); END'`)
 	exec(t, url, "DELETE FROM pgleases.samples")
 	conn := testkit.Must(owner.Acquire(t.Context()))(t)
@@ -103,7 +109,8 @@ func TestSamplesLeaveOutWhatCannotBeRead(t *testing.T) {
 	}
 	testkit.Must(conn.Exec(t.Context(), "RESET statement_timeout"))(t)
 	of := func(kind string) (n int) {
-		testkit.OK(t, conn.QueryRow(t.Context(), "SELECT count(value)::int FROM pgleases.samples WHERE kind = $1 AND name <> ''", kind).Scan(&n))
+		testkit.OK(t, conn.QueryRow(t.Context(), `
+			SELECT count(value)::int FROM pgleases.samples WHERE kind = $1 AND name <> ''`, kind).Scan(&n))
 		return n
 	}
 	if of("waiting") != 0 || of("late") == 0 {
@@ -114,18 +121,32 @@ func TestSamplesLeaveOutWhatCannotBeRead(t *testing.T) {
 func TestCurvesHaveGapsAndTheHighestOfEachStep(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.samples (at, kind, name, value)
-		SELECT '2031-05-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'waiting', 'outbox', n FROM generate_series(0, 1439) AS n WHERE n < 30 OR n >= 60;
-		INSERT INTO pgleases.samples (at, kind, name, value) VALUES ('2031-05-01 00:00:00Z', 'waiting', '', 7), ('2031-05-01 00:01:00Z', 'oldest', 'outbox', NULL)`)
+	exec(t, url, `
+		INSERT INTO pgleases.samples (at, kind, name, value)
+		SELECT '2031-05-01 00:00:00Z'::timestamptz + n * interval '1 minute', 'waiting', 'outbox', n
+		FROM generate_series(0, 1439) AS n WHERE n < 30 OR n >= 60;
+		INSERT INTO pgleases.samples (at, kind, name, value) VALUES
+			('2031-05-01 00:00:00Z', 'waiting', '', 7), ('2031-05-01 00:01:00Z', 'oldest', 'outbox', NULL)`)
 	a := newAdmin(t, newPool(t, url))
 	day := time.Date(2031, 5, 1, 0, 0, 0, 0, time.UTC)
-	c := testkit.Must(a.Curves(t.Context(), admin.Period{From: day, To: day.Add(24 * hour)}, "outbox", "oldest", "waiting"))(t)
-	if c.Step != 900 || len(c.Curves) != 2 || c.Curves[0].Kind != "oldest" || len(c.Curves[0].Points) != 0 || len(c.Curves[1].Points) != 94 {
+	outbox := func(from time.Time) *admin.Curves {
+		p := admin.Period{From: from, To: from.Add(24 * hour)}
+		return testkit.Must(a.Curves(t.Context(), p, "outbox", "oldest", "waiting"))(t)
+	}
+	c := outbox(day)
+	if c.Step != 900 || len(c.Curves) != 2 {
 		t.Fatalf("the curves are %+v", c)
 	}
-	points := c.Curves[1].Points
+	oldest, waiting := c.Curves[0], c.Curves[1]
+	if oldest.Kind != "oldest" || len(oldest.Points) != 0 || len(waiting.Points) != 94 {
+		t.Fatalf("the curves are %+v", c)
+	}
+	points := waiting.Points
 	for i, want := range map[int]admin.Point{
-		0: {day.Unix(), 14}, 1: {day.Unix() + 900, 29}, 2: {day.Unix() + 3600, 74}, 93: {day.Unix() + 23*3600 + 2700, 1439},
+		0:  {day.Unix(), 14},
+		1:  {day.Unix() + 900, 29},
+		2:  {day.Unix() + 3600, 74},
+		93: {day.Unix() + 23*3600 + 2700, 1439},
 	} {
 		if points[i] != want {
 			t.Errorf("point %d is %v, want %v", i, points[i], want)
@@ -134,10 +155,10 @@ func TestCurvesHaveGapsAndTheHighestOfEachStep(t *testing.T) {
 	if want := day.Add(23*hour + 59*time.Minute); c.Last == nil || !c.Last.Equal(want) {
 		t.Errorf("the latest sample is of %v, want %v", c.Last, want)
 	}
-	for to, want := range map[time.Time]*time.Time{day: nil, day.Add(72 * hour): c.Last} {
-		before := testkit.Must(a.Curves(t.Context(), admin.Period{From: to.Add(-24 * hour), To: to}, "outbox", "oldest", "waiting"))(t)
+	for from, want := range map[time.Time]*time.Time{day.Add(-24 * hour): nil, day.Add(48 * hour): c.Last} {
+		before := outbox(from)
 		if (before.Last == nil) != (want == nil) || want != nil && !before.Last.Equal(*want) {
-			t.Errorf("until %v the latest sample is of %v, want %v", to, before.Last, want)
+			t.Errorf("of the day from %v the latest sample is of %v, want %v", from, before.Last, want)
 		}
 	}
 	all := testkit.Must(a.Curves(t.Context(), admin.Period{From: day, To: day.Add(hour)}, "", "waiting"))(t)
