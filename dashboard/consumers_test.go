@@ -3,6 +3,7 @@ package dashboard_test
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,10 +24,20 @@ func newConsumers(t *testing.T) (url string) {
 	testkit.OK(t, consumer.Migrate(t.Context(), owner))
 	for i, name := range []string{"mails", strange} {
 		queue := consumer.Queue{Table: fmt.Sprintf("mails%d", i), Key: "customer", Partitions: 4}
-		testkit.Must(owner.Exec(t.Context(), consumer.TableSQL(name, "", queue)))(t)
-		testkit.Must(owner.Exec(t.Context(), `INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, key_column, partitions) VALUES ($1, $2, 'id', 'partition', 'customer', 4)`, name, queue.Table))(t)
-		testkit.Must(owner.Exec(t.Context(), `INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at) SELECT $1, 0, n, 'key ' || n, '1', 3, E'no route\nto host', 'infinity' FROM generate_series(1, 3) AS n`, name))(t)
-		testkit.Must(owner.Exec(t.Context(), `INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts, error) SELECT $1, n, 0, 'key ' || n, jsonb_build_object('id', n, 'customer', 'key ' || n, 'payload', '{}'), 9, 'gone' FROM generate_series(11, 12) AS n`, name))(t)
+		testkit.Execute(t, owner, consumer.TableSQL(name, "", queue))
+		testkit.Execute(t, owner, `
+			INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, key_column, partitions)
+			VALUES ($1, $2, 'id', 'partition', 'customer', 4)`, name, queue.Table)
+		testkit.Execute(t, owner, `
+			INSERT INTO pgleases.consumer_blocked
+				(consumer, partition, id, key, version, attempts, error, next_at)
+			SELECT $1, 0, n, 'key ' || n, '1', 3, E'no route\nto host', 'infinity'
+			FROM generate_series(1, 3) AS n`, name)
+		testkit.Execute(t, owner, `
+			INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts, error)
+			SELECT $1, n, 0, 'key ' || n,
+				jsonb_build_object('id', n, 'customer', 'key ' || n, 'payload', '{}'), 9, 'gone'
+			FROM generate_series(11, 12) AS n`, name)
 	}
 	return url
 }
@@ -34,17 +45,16 @@ func newConsumers(t *testing.T) (url string) {
 func TestConsumersAreListed(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, newPool(t, pgtest.OwnerURL(newConsumers(t))), dashboard.Options{})
-	if status, body := look(t, h, "consumers", nil); status != 200 || !strings.Contains(body, `"name":"mails"`) || !strings.Contains(body, `"blocked_keys":3`) {
-		t.Errorf("%d %s", status, body)
-	}
-	status, body := look(t, h, "consumer", map[string]string{"name": strange})
+	expect(t, "the list", look(t, h, "consumers", nil), 200, `"name":"mails"`, `"blocked_keys":3`)
+	w := look(t, h, "consumer", map[string]string{"name": strange})
+	expect(t, "one", w, 200)
 	var c admin.Consumer
-	if err := json.Unmarshal([]byte(body), &c); err != nil || status != 200 || c.Name != strange || len(c.Blocked) != 3 || len(c.Letters) != 2 || c.Blocked[0].Error != "no route\nto host" {
-		t.Errorf("%d %s: %v", status, body, err)
+	testkit.OK(t, json.Unmarshal(w.Body.Bytes(), &c))
+	if c.Name != strange || len(c.Letters) != 2 || len(c.Blocked) != 3 || c.Blocked[0].Error != "no route\nto host" {
+		t.Errorf("it is %+v", c)
 	}
-	if status, body := look(t, h, "consumer", map[string]string{"name": "none"}); status != 404 || !strings.Contains(body, `There is no consumer \"none\".`) {
-		t.Errorf("%d %s", status, body)
-	}
+	none := look(t, h, "consumer", map[string]string{"name": "none"})
+	expect(t, "of no consumer", none, 404, `There is no consumer \"none\".`)
 }
 
 // A handled is an answer to a verb on a consumer, or to its rehearsal.
@@ -61,7 +71,7 @@ func TestVerbsOnConsumersAreRehearsedAndDone(t *testing.T) {
 	t.Parallel()
 	url := newConsumers(t)
 	owner := newPool(t, pgtest.OwnerURL(url))
-	h := newHandler(t, owner, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, owner, asOperator)
 	send := func(path, verb, rows string) (a handled, status int) {
 		t.Helper()
 		body := fmt.Sprintf(`{"verb":%q,"consumer":%q,"rows":[%s],"reason":"why"}`, verb, strange, rows)
@@ -103,8 +113,14 @@ func TestVerbsOnConsumersAreRehearsedAndDone(t *testing.T) {
 			t.Errorf("%s %s %s: %d %q, want %q: %s", test.path, test.verb, test.rows, status, got, test.want, a.Text)
 		}
 	}
-	causes := testkit.Value[string](t, owner, `SELECT string_agg(cause, ', ' ORDER BY id) FROM pgleases.events WHERE lease = 'consumer/' || $1 AND reason = 'why' AND actor LIKE 'ann (%'`, strange)
-	if want := "row retried, row skipped, row skipped, rows retried, row returned, row returned, consumer paused, consumer resumed"; causes != want {
+	causes := testkit.Value[[]string](t, owner, `
+		SELECT array_agg(cause ORDER BY id) FROM pgleases.events
+		WHERE lease = 'consumer/' || $1 AND reason = 'why' AND actor LIKE 'ann (%'`, strange)
+	want := []string{
+		"row retried", "row skipped", "row skipped", "rows retried", "row returned", "row returned",
+		"consumer paused", "consumer resumed",
+	}
+	if !slices.Equal(causes, want) {
 		t.Errorf("written down is %q, want %q", causes, want)
 	}
 }
@@ -113,7 +129,7 @@ func TestVerbsOnConsumersAreRefused(t *testing.T) {
 	t.Parallel()
 	url := newConsumers(t)
 	owner := newPool(t, pgtest.OwnerURL(url))
-	operator := newHandler(t, owner, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	operator := newHandler(t, owner, asOperator)
 	many := strings.TrimSuffix(strings.Repeat(`{"id":"1"},`, 101), ",")
 	for _, test := range []struct {
 		body   string
@@ -130,13 +146,15 @@ func TestVerbsOnConsumersAreRefused(t *testing.T) {
 		{`{"verb":"pause","consumer":"none","reason":"why"}`, 404, "none"},
 		{`{"verb":"pause","consumer":"mails","reason":"` + strings.Repeat("x", 4001) + `"}`, 422, "4001 bytes"},
 	} {
-		if got := post(t, operator, "/data/handle", test.body); got.status != test.status || !strings.Contains(got.Text, test.want) {
+		got := post(t, operator, "/data/handle", test.body)
+		if got.status != test.status || !strings.Contains(got.Text, test.want) {
 			t.Errorf("%.80s: %+v, want %d %q", test.body, got, test.status, test.want)
 		}
 	}
-	viewer := newHandler(t, owner, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "vic")})
+	viewer := newHandler(t, owner, asViewer)
+	const pause = `{"verb":"pause","consumer":"mails","reason":"why"}`
 	for _, path := range []string{"/data/handle", "/data/rehearse"} {
-		if got := post(t, viewer, path, `{"verb":"pause","consumer":"mails","reason":"why"}`); got.status != 403 || got.Kind != "denied" {
+		if got := post(t, viewer, path, pause); got.status != 403 || got.Kind != "denied" {
 			t.Errorf("%s of a viewer: %+v", path, got)
 		}
 		if got := post(t, operator, path, `{}`, "Sec-Fetch-Site", "cross-site"); got.status != 403 {
@@ -145,9 +163,9 @@ func TestVerbsOnConsumersAreRefused(t *testing.T) {
 	}
 	role, pool := roleOf(t, url)
 	exec(t, url, testkit.Must(admin.Grants(role, "pgleases", admin.ForReader))(t))
-	reader := newHandler(t, pool, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
-	const pause = `{"verb":"pause","consumer":"mails","reason":"why"}`
-	if got := post(t, reader, "/data/handle", pause); got.status != 502 || !strings.Contains(got.Text, "--for=consumer-operators") {
+	reader := newHandler(t, pool, asOperator)
+	got := post(t, reader, "/data/handle", pause)
+	if got.status != 502 || !strings.Contains(got.Text, "--for=consumer-operators") {
 		t.Errorf("without rights: %+v", got)
 	}
 	exec(t, url, testkit.Must(admin.Grants(role, "pgleases", admin.ForConsumerOperators))(t))

@@ -62,12 +62,17 @@ func TestBadOptionsAreRefused(t *testing.T) {
 
 func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{Title: `<script>alert("x")</script>`, Authorize: func(r *http.Request) (dashboard.Access, string) {
+	authorize := func(r *http.Request) (dashboard.Access, string) {
 		if r.Header.Get("As") == "nobody" {
 			return dashboard.AccessDenied, ""
 		}
 		return dashboard.AccessReadOnly, `<b>eve</b>`
-	}})
+	}
+	h := newHandler(t, idle(t), dashboard.Options{Title: `<script>alert("x")</script>`, Authorize: authorize})
+	foreign := map[string][]string{
+		"another site":   {"Sec-Fetch-Site", "cross-site"},
+		"another scheme": {"Origin", "https://example.com"},
+	}
 	for _, test := range []struct {
 		method, path, as string
 		status           int
@@ -95,16 +100,15 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 		{"POST", "/data/apply", "another site", 403, "application/json"},
 		{"POST", "/", "another scheme", 403, "application/json"},
 	} {
-		headers := map[string][]string{"another site": {"Sec-Fetch-Site", "cross-site"}, "another scheme": {"Origin", "https://example.com"}}[test.as]
-		w := do(t, h, test.method, test.path, append(headers, "As", test.as)...)
+		w := do(t, h, test.method, test.path, append(foreign[test.as], "As", test.as)...)
 		name := test.method + " " + test.path + " " + test.as
 		if w.Code != test.status || w.Header().Get("Content-Type") != test.kind {
 			t.Errorf("%s: %d %s, want %d %s", name, w.Code, w.Header().Get("Content-Type"), test.status, test.kind)
 		}
 		policy := w.Header().Get("Content-Security-Policy")
 		for _, want := range []string{
-			"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'", "base-uri 'none'", "form-action 'none'",
-			"frame-ancestors 'none'",
+			"default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
+			"base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
 		} {
 			if !strings.Contains(policy, want) {
 				t.Errorf("%s: policy %q lacks %s", name, policy, want)
@@ -113,8 +117,14 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 		if strings.Contains(policy, "unsafe") {
 			t.Errorf("%s: policy %q", name, policy)
 		}
-		for header, want := range map[string]string{"X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
-			"Cross-Origin-Resource-Policy": "same-origin", "Access-Control-Allow-Origin": "", "Cache-Control": "no-store"} {
+		for header, want := range map[string]string{
+			"X-Content-Type-Options":       "nosniff",
+			"X-Frame-Options":              "DENY",
+			"Referrer-Policy":              "no-referrer",
+			"Cross-Origin-Resource-Policy": "same-origin",
+			"Access-Control-Allow-Origin":  "",
+			"Cache-Control":                "no-store",
+		} {
 			if got := w.Header().Get(header); got != want {
 				t.Errorf("%s: %s is %q, want %q", name, header, got, want)
 			}
@@ -124,7 +134,8 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 	if !strings.Contains(page, "&lt;script&gt;alert") || !strings.Contains(page, "&lt;b&gt;eve&lt;/b&gt;") {
 		t.Errorf("names in the page are not text:\n%s", page)
 	}
-	if inline := regexp.MustCompile(`(?i)<script>|<style|\sstyle=|\son\w+=|javascript:`).FindString(page); inline != "" {
+	inlined := regexp.MustCompile(`(?i)<script>|<style|\sstyle=|\son\w+=|javascript:`)
+	if inline := inlined.FindString(page); inline != "" {
 		t.Errorf("the page has inline %q", inline)
 	}
 	for _, match := range regexp.MustCompile(`(?:href|src)="([^"]*)"`).FindAllStringSubmatch(page, -1) {
@@ -142,8 +153,11 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 	for _, prefix := range []string{"/leases", "/ops/a b/leases"} {
 		server := serve(t, http.StripPrefix(prefix, h))
 		asked := server.URL + strings.ReplaceAll(prefix, " ", "%20")
-		for _, address := range []string{"/", "/leases", "/leases/", "/leases/consumer~2Fmails/17", "/leases/a%2Fb/17", "/schedules/~2E~2E/%C3%A4"} {
-			if strings.Contains(prefix, " ") && strings.Contains(address, "%2F") { // http.StripPrefix removes no such prefix
+		for _, address := range []string{
+			"/", "/leases", "/leases/", "/leases/consumer~2Fmails/17", "/leases/a%2Fb/17", "/schedules/~2E~2E/%C3%A4",
+		} {
+			// http.StripPrefix does not remove a prefix with a space from an address with an escaped slash.
+			if strings.Contains(prefix, " ") && strings.Contains(address, "%2F") {
 				continue
 			}
 			response, err := server.Client().Get(asked + address)
@@ -164,10 +178,12 @@ func TestItWorksUnderAnyPrefix(t *testing.T) {
 				}
 			}
 		}
-		if without, err := server.Client().Get(asked); err != nil || without.StatusCode != 404 { // relative URLs would lead elsewhere
-			t.Errorf("prefix %q without a slash: %v", prefix, err)
-		} else {
-			_ = without.Body.Close()
+		// Relative URLs would lead elsewhere.
+		without, err := server.Client().Get(asked)
+		testkit.OK(t, err)
+		_ = without.Body.Close()
+		if without.StatusCode != 404 {
+			t.Errorf("prefix %q without a slash: %d", prefix, without.StatusCode)
 		}
 	}
 }
@@ -191,8 +207,18 @@ type status struct {
 	Failure string
 }
 
+func (s status) live() bool { return s.Seen && !s.Stale && s.Failure == "" }
+
+func (s status) away() bool { return s.Seen && s.Stale && s.Failure != "" }
+
 func newViewer(t *testing.T, url string) *viewer {
-	return &viewer{t: t, url: url, shows: make(neturl.Values), leases: make(map[string]json.RawMessage), parts: make(map[string]string)}
+	return &viewer{
+		t:      t,
+		url:    url,
+		shows:  make(neturl.Values),
+		leases: make(map[string]json.RawMessage),
+		parts:  make(map[string]string),
+	}
 }
 
 // poll returns the status, and the length of the answer.
@@ -233,7 +259,8 @@ func (v *viewer) poll() (code, length int, err error) {
 			err = errors.Join(err, json.Unmarshal(text, &l))
 			v.leases[l.Name] = text
 		}
-		maps.DeleteFunc(v.leases, func(name string, _ json.RawMessage) bool { return !slices.Contains(told.Names, name) })
+		isGone := func(name string, _ json.RawMessage) bool { return !slices.Contains(told.Names, name) }
+		maps.DeleteFunc(v.leases, isGone)
 	}
 	return response.StatusCode, len(body), err
 }
@@ -270,22 +297,24 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 	owned := func(want string) func() bool {
 		return func() bool { return strings.Contains(string(v.leases["orders"]), want) }
 	}
-	v.until("it owns all", owned(`"owned":8,"incoming":0,"outgoing":0`)) // else nothing would be handed over to the next
+	v.until("it owns all", owned(`"owned":8,"incoming":0,"outgoing":0`)) // else the next would be handed none
 	var clients []struct {
 		ID   string
 		Slot int
 	}
-	if err := json.Unmarshal([]byte(v.parts["clients"]), &clients); err != nil || len(clients) != 1 || clients[0].ID != one.ID() || clients[0].Slot != 0 {
-		t.Errorf("clients %+v, %v", clients, err)
+	testkit.OK(t, json.Unmarshal([]byte(v.parts["clients"]), &clients))
+	if len(clients) != 1 || clients[0].ID != one.ID() || clients[0].Slot != 0 {
+		t.Errorf("clients %+v", clients)
 	}
-	if !v.status.Seen || v.status.Stale || v.status.Failure != "" {
+	if !v.status.live() {
 		t.Errorf("status %+v", v.status)
 	}
 	join(t, newClient(t, pool, "two"), "orders", 8)
 	v.until("two owns four", owned(`"owned":4,"incoming":0,"outgoing":0`))
 	v.until("the events say so", func() bool {
 		told := v.parts["events"]
-		return strings.Contains(told, `"cause":"joined"`) && strings.Contains(told, `"cause":"handed over"`) && strings.Contains(told, `"to":"two"`)
+		return strings.Contains(told, `"cause":"joined"`) &&
+			strings.Contains(told, `"cause":"handed over"`) && strings.Contains(told, `"to":"two"`)
 	})
 	v.until("the health", func() bool { return v.parts["health"] != "" })
 }
@@ -293,11 +322,16 @@ func TestThePollsTellWhatIsThere(t *testing.T) {
 // scatter creates a lease for 64 clients in which each partition is a separate range.
 func scatter(t *testing.T, url string, partitions int) {
 	t.Helper()
-	exec(t, url, `INSERT INTO pgleases.clients SELECT s, 'client-' || s, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now() FROM generate_series(1, 64) AS s`,
-		fmt.Sprintf(`INSERT INTO pgleases.leases VALUES ('wide', %d, 5, 1, 0, 'infinity', now())`, partitions),
-		`INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'wide', s, 1, now(), 1 FROM generate_series(1, 64) AS s`,
-		fmt.Sprintf(`INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since)
-			SELECT 'wide', p, 1 + p %% 64, 1 + p %% 64, 3, 'client-' || 1 + p %% 64, now() FROM generate_series(0, %d) AS p`, partitions-1))
+	exec(t, url, fmt.Sprintf(`
+		INSERT INTO pgleases.clients
+		SELECT s, 'client-' || s, 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now()
+		FROM generate_series(1, 64) AS s;
+		INSERT INTO pgleases.leases VALUES ('wide', %[1]d, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number)
+		SELECT 'wide', s, 1, now(), 1 FROM generate_series(1, 64) AS s;
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since)
+		SELECT 'wide', p, 1 + p %% 64, 1 + p %% 64, 3, 'client-' || 1 + p %% 64, now()
+		FROM generate_series(0, %[1]d - 1) AS p`, partitions))
 }
 
 // narrow makes the buffers of a connection small.
@@ -335,7 +369,7 @@ func wideServer(t *testing.T, write time.Duration) (*httptest.Server, *viewer, c
 	t.Helper()
 	url := pgtest.MigratedDatabase(t)
 	scatter(t, url, 16384)
-	h := dashboard.HandlerWith(newPool(t, url), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 300*time.Millisecond, patience, write)
+	h := dashboard.HandlerWith(newPool(t, url), asViewer, 300*time.Millisecond, patience, write)
 	server, ended := serveNarrow(t, h)
 	v := newViewer(t, server.URL)
 	v.until("the lease", func() bool { return len(v.leases["wide"]) > 1<<17 })
@@ -405,15 +439,15 @@ func TestWhatWasSeenStaysWhileTheDatabaseIsAway(t *testing.T) {
 	server := serve(t, newHandler(t, testkit.Pool(t, url, c.Carry), dashboard.Options{}))
 	v := newViewer(t, server.URL)
 	owned := func(v *viewer) bool { return strings.Contains(string(v.leases["orders"]), `"owned":8`) }
-	v.until("one owns all", func() bool { return owned(v) && v.status.Seen && !v.status.Stale })
+	v.until("one owns all", func() bool { return owned(v) && v.status.live() })
 	c.Cut()
-	v.until("it is stale", func() bool { return v.status.Seen && v.status.Stale && v.status.Failure != "" })
+	v.until("it is stale", func() bool { return v.status.away() })
 	later := newViewer(t, server.URL) // who comes only now sees that, too
-	later.until("what was seen", func() bool { return owned(later) && later.status.Stale && later.status.Failure != "" })
+	later.until("what was seen", func() bool { return owned(later) && later.status.away() })
 	before := later.status.Age
 	later.until("it grows older", func() bool { return later.status.Stale && later.status.Age > before })
 	c.Mend()
-	later.until("it is live again", func() bool { return later.status.Seen && !later.status.Stale && later.status.Failure == "" })
+	later.until("it is live again", func() bool { return later.status.live() })
 }
 
 // If a connection hangs, for example behind a pooler, viewers still get answers, even if the pool
@@ -432,7 +466,8 @@ func TestAConnectionThatHangsStopsNoLooks(t *testing.T) {
 			c := new(testkit.Wire)
 			c.Mute(text)
 			// on a busy machine, a check of the health needs time to get to LISTEN
-			h := dashboard.HandlerWith(testkit.Pool(t, u.String(), c.Carry), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, 100*time.Millisecond, 3*time.Second, time.Minute)
+			pool := testkit.Pool(t, u.String(), c.Carry)
+			h := dashboard.HandlerWith(pool, asViewer, 100*time.Millisecond, 3*time.Second, time.Minute)
 			v := newViewer(t, serve(t, h).URL)
 			v.until("it hangs", func() bool { return c.Left() == 0 })
 			exec(t, url, "INSERT INTO pgleases.leases VALUES ('made meanwhile', 1, 5, 1, 0, 'infinity', now())")
@@ -450,7 +485,7 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 	scatter(t, url, partitions)
 	c := new(testkit.Wire)
 	pool := testkit.Pool(t, url, c.Carry)
-	server := serve(t, dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, interval, patience, patience))
+	server := serve(t, dashboard.HandlerWith(pool, asViewer, interval, patience, patience))
 	began := time.Now()
 	var all sync.WaitGroup
 	for range viewers {
@@ -501,5 +536,5 @@ func TestAHundredViewersAskNoMoreThanOne(t *testing.T) {
 			quiet = 0
 		}
 	}
-	t.Logf("%d viewers of %d partitions in %v: %d messages to the database", viewers, partitions, elapsed.Round(time.Millisecond), sent)
+	t.Logf("%d viewers of %d partitions in %v: %d messages", viewers, partitions, elapsed.Round(time.Millisecond), sent)
 }

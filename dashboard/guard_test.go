@@ -2,7 +2,6 @@ package dashboard_test
 
 import (
 	"crypto/tls"
-	"fmt"
 	"io"
 	"net"
 	"net/http"
@@ -19,7 +18,7 @@ import (
 // scheme is of another origin.
 func TestOriginOfAnotherSchemeIsForeign(t *testing.T) {
 	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, idle(t), asOperator)
 	for _, test := range []struct {
 		origin, site string
 		tls          bool
@@ -52,14 +51,15 @@ func TestOriginOfAnotherSchemeIsForeign(t *testing.T) {
 // The connection of a request whose body does not come is closed, whatever the answer is.
 func TestRequestWithoutItsBodyIsClosed(t *testing.T) {
 	t.Parallel()
-	h := dashboard.HandlerWith(idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Second, time.Second, 100*time.Millisecond)
+	h := dashboard.HandlerWith(idle(t), asViewer, time.Second, time.Second, 100*time.Millisecond)
 	server := httptest.NewServer(h)
 	defer server.Close()
 	for _, request := range []string{"GET /nowhere", "GET /", "POST /data/apply", "POST /", "PUT /x"} {
 		for _, header := range []string{"", "Sec-Fetch-Site: cross-site\r\n"} {
 			conn := testkit.Must(net.Dial("tcp", server.Listener.Addr().String()))(t)
 			defer conn.Close()
-			_ = testkit.Must(fmt.Fprintf(conn, "%s HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n%s\r\n", request, header))(t)
+			const rest = " HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n"
+			_ = testkit.Must(io.WriteString(conn, request+rest+header+"\r\n"))(t)
 			testkit.OK(t, conn.SetReadDeadline(time.Now().Add(testkit.Patience)))
 			if _, err := io.ReadAll(conn); err != nil {
 				t.Errorf("%s %q: the connection stays open: %v", request, header, err)

@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/dashboard"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/clients"
@@ -19,6 +23,27 @@ import (
 func TestMain(m *testing.M) { testkit.Main(m) }
 
 const patience = testkit.Patience
+
+// as returns options that give all users an access.
+func as(access dashboard.Access, actor string) dashboard.Options {
+	return dashboard.Options{
+		Authorize: func(*http.Request) (dashboard.Access, string) { return access, actor },
+	}
+}
+
+var (
+	asOperator = as(dashboard.AccessOperator, "ann")
+	asViewer   = as(dashboard.AccessReadOnly, "vic")
+)
+
+// expect checks the status of an answer, and that it has texts.
+func expect(t *testing.T, what string, w *httptest.ResponseRecorder, status int, texts ...string) {
+	t.Helper()
+	isMissing := func(text string) bool { return !strings.Contains(w.Body.String(), text) }
+	if w.Code != status || slices.ContainsFunc(texts, isMissing) {
+		t.Errorf("%s: %d %s, want %d %q", what, w.Code, w.Body, status, texts)
+	}
+}
 
 // newPool returns a pool whose statements go through any pooler.
 func newPool(t *testing.T, url string) *pgxpool.Pool {

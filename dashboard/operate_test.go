@@ -23,11 +23,6 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// as returns an Authorize that gives all users an access.
-func as(access dashboard.Access, actor string) func(*http.Request) (dashboard.Access, string) {
-	return func(*http.Request) (dashboard.Access, string) { return access, actor }
-}
-
 // answer is the answer to a POST.
 type answer struct {
 	status     int
@@ -65,26 +60,30 @@ func post(t *testing.T, h http.Handler, path, body string, headers ...string) an
 // A user with AccessReadOnly has no buttons, and all requests for changes are refused.
 func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 	t.Parallel()
-	viewer, operator := newHandler(
-		t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "vic")},
-	), newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	viewer := newHandler(t, idle(t), asViewer)
+	operator := newHandler(t, idle(t), asOperator)
 	for _, path := range []string{"/data/preview", "/data/apply"} {
-		if a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why"}`); a.status != 403 || a.Kind != "denied" {
+		a := post(t, viewer, path, `{"verb":"drain","subject":"a","reason":"why"}`)
+		if a.status != 403 || a.Kind != "denied" {
 			t.Errorf("%s: %+v", path, a)
 		}
 	}
 	for name, h := range map[string]http.Handler{
 		"without Authorize":      newHandler(t, idle(t), dashboard.Options{}),
-		"an access that is none": newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator+1, "")}),
+		"an access that is none": newHandler(t, idle(t), as(dashboard.AccessOperator+1, "")),
 	} {
 		if a := post(t, h, "/data/apply", `{}`); a.status != 403 {
 			t.Errorf("%s: %+v", name, a)
 		}
 	}
-	page, other := do(t, viewer, "GET", "/").Body.String(), do(t, operator, "GET", "/").Body.String()
+	page := do(t, viewer, "GET", "/").Body.String()
+	other := do(t, operator, "GET", "/").Body.String()
 	for _, what := range []string{"<dialog", "operate.js"} {
-		if strings.Contains(page, what) || !strings.Contains(other, what) {
-			t.Errorf("%s: a viewer has it: %v, an operator: %v", what, strings.Contains(page, what), strings.Contains(other, what))
+		if strings.Contains(page, what) {
+			t.Errorf("a viewer has %s", what)
+		}
+		if !strings.Contains(other, what) {
+			t.Errorf("an operator has no %s", what)
 		}
 	}
 	if !strings.Contains(page, "This page needs JavaScript") {
@@ -97,7 +96,11 @@ func TestWhoOnlyLooksChangesNothing(t *testing.T) {
 
 func TestWhatIsNoChangeIsRefused(t *testing.T) {
 	t.Parallel()
-	h := newHandler(t, idle(t), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, idle(t), asOperator)
+	asForm := []string{"Content-Type", "application/x-www-form-urlencoded"}
+	asText := []string{"Content-Type", "text/plain"}
+	crossSite := []string{"Sec-Fetch-Site", "cross-site"}
+	sameSite := []string{"Sec-Fetch-Site", "same-site"}
 	for _, test := range []struct {
 		path, body string
 		headers    []string
@@ -108,24 +111,26 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 		{"/data/apply", `{"verb":"drain","actor":"root"}`, nil, 400, `unknown field "actor"`},
 		{"/data/apply", `{} {}`, nil, 400, "more than one value"},
 		{"/data/apply", `{"reason":"` + strings.Repeat("x", 17<<10) + `"}`, nil, 413, "longer than 16384 bytes"},
-		{"/data/apply", `{"verb":"drain","subject":"a","reason":" \n"}`, nil, 422, `for the reason "": give a name and a reason`},
+		{"/data/apply", `{"verb":"drain","subject":"a","reason":" \n"}`, nil, 422, `"": give a name and a reason`},
 		{"/data/preview", `{"verb":"drain","subject":"a","lasts":"soon"}`, nil, 400, `duration "soon" is invalid`},
 		{"/data/preview", `{"verb":"drain","subject":"a","lasts":"-2h"}`, nil, 400, `duration "-2h" is invalid`},
 		{"/data/preview", `{"verb":"lose","subject":"a"}`, nil, 422, `verb "lose" is none of`},
 		{"/data/ask", `{"verb":"pause_job","job":"7","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"},
-		{"/data/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is not a verb on schedules or jobs"}, // the page shows none
-		{"/data/preview", `{"verb":"drain","subject":"a"}`, []string{"Content-Type", "text/plain"}, 415, "is not application/json"},
-		{"/data/preview", `verb=drain`, []string{"Content-Type", "application/x-www-form-urlencoded"}, 415, "is not application/json"},
-		{"/data/preview", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"},
-		{"/data/preview", `{}`, []string{"Sec-Fetch-Site", "same-site"}, 403, "a page of another site"},
-		{"/", `{}`, []string{"Sec-Fetch-Site", "cross-site"}, 403, "a page of another site"}, // also where nothing is changed as yet
+		// The page does not show this one.
+		{"/data/ask", `{"verb":"retry_failed","kind":"mail","reason":"why"}`, nil, 400, "is not a verb on schedules"},
+		{"/data/preview", `{"verb":"drain","subject":"a"}`, asText, 415, "is not application/json"},
+		{"/data/preview", `verb=drain`, asForm, 415, "is not application/json"},
+		{"/data/preview", `{}`, crossSite, 403, "a page of another site"},
+		{"/data/preview", `{}`, sameSite, 403, "a page of another site"},
+		{"/", `{}`, crossSite, 403, "a page of another site"}, // also where nothing is changed as yet
 		// The same happens if a proxy changes the host, and the browser sends only the origin.
 		{
 			"/data/apply", `{}`, []string{"Origin", "https://evil.example"}, 403,
 			`the page is of "https://evil.example", and the request of "example.com". If a proxy`,
 		},
 	} {
-		if a := post(t, h, test.path, test.body, test.headers...); a.status != test.status || !strings.Contains(a.Text, test.text) {
+		a := post(t, h, test.path, test.body, test.headers...)
+		if a.status != test.status || !strings.Contains(a.Text, test.text) {
 			t.Errorf("%s %.60s %v: %+v, want %d %q", test.path, test.body, test.headers, a, test.status, test.text)
 		}
 	}
@@ -134,12 +139,11 @@ func TestWhatIsNoChangeIsRefused(t *testing.T) {
 			t.Errorf("GET %s: %d", path, w.Code)
 		}
 	}
-	if w := do(t, h, "POST", "/", "Sec-Fetch-Site", "same-origin"); w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
+	w := do(t, h, "POST", "/", "Sec-Fetch-Site", "same-origin")
+	if w.Code != 405 || w.Header().Get("Allow") != "GET, HEAD" {
 		t.Errorf("POST /: %d %q", w.Code, w.Header().Get("Allow"))
 	}
-	if w := do(t, h, "GET", "/data/explain?lease=orders&partition=x"); w.Code != 400 || !strings.Contains(w.Body.String(), "is not a number") {
-		t.Errorf("explain: %d %s", w.Code, w.Body)
-	}
+	expect(t, "explain", do(t, h, "GET", "/data/explain?lease=orders&partition=x"), 400, "is not a number")
 }
 
 func TestConfirmedChangeNamesItsOperator(t *testing.T) {
@@ -152,7 +156,9 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	a := testkit.Must(admin.New(operators))(t)
 	var may atomic.Int32
 	may.Store(int32(dashboard.AccessOperator))
-	h := newHandler(t, operators, dashboard.Options{Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" }})
+	h := newHandler(t, operators, dashboard.Options{
+		Authorize: func(*http.Request) (dashboard.Access, string) { return dashboard.Access(may.Load()), "ann" },
+	})
 	calm := func(owned ...int) (s *admin.Snapshot) {
 		t.Helper()
 		testkit.Until(t, fmt.Sprint("they own ", owned), func() bool {
@@ -164,7 +170,11 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 	}
 	calm(4, 4)
 	p := post(t, h, "/data/preview", `{"verb":"drain","subject":"one","lasts":"2h"}`)
-	if p.status != 200 || len(p.Moves) != 1 || p.Moves[0].From != "one" || p.Moves[0].To != "two" || p.Moves[0].Partitions.Count() != 4 || p.Moves[0].Kind != admin.MoveAsked {
+	if p.status != 200 || len(p.Moves) != 1 {
+		t.Fatalf("preview: %+v", p)
+	}
+	m := p.Moves[0]
+	if m.From != "one" || m.To != "two" || m.Partitions.Count() != 4 || m.Kind != admin.MoveAsked {
 		t.Fatalf("preview: %+v", p)
 	}
 	const apply = `{"verb":"drain","subject":"one","lasts":"2h","reason":"its <b>disk"}`
@@ -184,34 +194,33 @@ func TestConfirmedChangeNamesItsOperator(t *testing.T) {
 		t.Fatalf("apply: %+v", got)
 	}
 	s := calm(0, 8)
-	if len(s.Overrides) != 1 || !strings.HasPrefix(s.Overrides[0].Actor, "ann (") || s.Overrides[0].Reason != "its <b>disk" || s.Overrides[0].Until.Sub(s.At) < time.Hour {
-		t.Errorf("overrides %+v", s.Overrides)
+	if len(s.Overrides) != 1 {
+		t.Fatalf("overrides %+v", s.Overrides)
 	}
-	if got := post(t, h, "/data/preview", `{"verb":"drain","subject":"two"}`); got.status != 409 || got.Kind != "last" {
+	drain := s.Overrides[0]
+	if !strings.HasPrefix(drain.Actor, "ann (") || drain.Reason != "its <b>disk" || drain.Until.Sub(s.At) < time.Hour {
+		t.Errorf("the drain is %+v", drain)
+	}
+	got := post(t, h, "/data/preview", `{"verb":"drain","subject":"two"}`)
+	if got.status != 409 || got.Kind != "last" {
 		t.Errorf("of the last: %+v", got)
 	}
-	if got := post(t, h, "/data/preview", `{"verb":"drain","subject":"two","force":true}`); got.status != 200 || len(got.Moves) != 1 || got.Moves[0].To != "" {
+	got = post(t, h, "/data/preview", `{"verb":"drain","subject":"two","force":true}`)
+	if got.status != 200 || len(got.Moves) != 1 || got.Moves[0].To != "" {
 		t.Errorf("of the last, forced: %+v", got)
 	}
-	if got := post(t, h, "/data/preview", `{"verb":"drain","subject":"none"}`); got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, `client "none" is not known`) {
+	got = post(t, h, "/data/preview", `{"verb":"drain","subject":"none"}`)
+	if got.status != 422 || got.Kind != "refused" || !strings.Contains(got.Text, `client "none" is not known`) {
 		t.Errorf("of a client that is unknown: %+v", got)
 	}
-	if got := post(
-		t, h, "/data/ask", `{"verb":"pause_schedule","group":"g","schedule":"s","reason":"why"}`,
-	); got.status != 404 || !strings.Contains(got.Text, `package schedule in schema "pgleases" is missing`) {
+	got = post(t, h, "/data/ask", `{"verb":"pause_schedule","group":"g","schedule":"s","reason":"why"}`)
+	if got.status != 404 || !strings.Contains(got.Text, `package schedule in schema "pgleases" is missing`) {
 		t.Errorf("a schedule where there are none: %+v", got)
 	}
-	if w := do(t, h, "GET", "/data/explain?lease=orders&partition=0"); w.Code != 200 || !strings.Contains(w.Body.String(), `It is owned by \"two\"`) {
-		t.Errorf("explain: %d %s", w.Code, w.Body)
-	}
-	if w := do(t, h, "GET", "/data/explain?lease=orders&partition=8"); w.Code != 404 || !strings.Contains(w.Body.String(), "no such partition") {
-		t.Errorf("explain: %d %s", w.Code, w.Body)
-	}
-	if w := do(t, h, "GET", "/data/happened?lease=orders"); w.Code != 200 || !strings.Contains(
-		w.Body.String(), `"cause":"handed over"`,
-	) || !strings.Contains(w.Body.String(), `"cause":"drain"`) {
-		t.Errorf("events of a lease: %d %s", w.Code, w.Body)
-	}
+	expect(t, "explain", do(t, h, "GET", "/data/explain?lease=orders&partition=0"), 200, `It is owned by \"two\"`)
+	expect(t, "explain", do(t, h, "GET", "/data/explain?lease=orders&partition=8"), 404, "no such partition")
+	expect(t, "events of a lease", do(t, h, "GET", "/data/happened?lease=orders"), 200,
+		`"cause":"handed over"`, `"cause":"drain"`)
 }
 
 // If it is unknown whether the commit arrived, the answer says so.
@@ -220,7 +229,7 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 	url := pgtest.MigratedDatabase(t)
 	exec(t, url, `INSERT INTO pgleases.leases VALUES ('orders', 4, 5, 1, 0, 'infinity', now())`)
 	c := new(testkit.Wire)
-	h := newHandler(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry), dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")})
+	h := newHandler(t, testkit.Pool(t, pgtest.OwnerURL(url), c.Carry), asOperator)
 	const body = `{"verb":"freeze","subject":"orders","reason":"why"}`
 	c.Mute("commit\x00") // not "read committed"
 	answered := make(chan answer)
@@ -235,21 +244,26 @@ func TestAnAnswerThatNeverComesIsToldApart(t *testing.T) {
 		}
 	}
 	c.Cut()
-	if got := <-answered; got.status != 502 || got.Kind != "unknown" || !strings.Contains(got.Text, "it is not known whether that was done") {
+	got := <-answered
+	const unknown = "it is not known whether that was done"
+	if got.status != 502 || got.Kind != "unknown" || !strings.Contains(got.Text, unknown) {
 		t.Errorf("at the commit: %+v", got)
 	}
 	if got := post(t, h, "/data/apply", body); got.status != 502 || got.Kind != "failed" {
 		t.Errorf("before it: %+v", got)
 	}
-	if got := post(t, h, "/data/preview", `{"verb":"unfreeze","subject":"orders"}`); got.status != 502 || got.Kind != "failed" {
+	got = post(t, h, "/data/preview", `{"verb":"unfreeze","subject":"orders"}`)
+	if got.status != 502 || got.Kind != "failed" {
 		t.Errorf("of a preview: %+v", got)
 	}
 }
 
 // stuck sends a request to a server, and reads only the beginning of the answer.
-func stuck(t *testing.T, pool *pgxpool.Pool, write time.Duration, say, want string) (url, from string, ended chan string) {
+func stuck(
+	t *testing.T, pool *pgxpool.Pool, write time.Duration, say, want string,
+) (url, from string, ended chan string) {
 	t.Helper()
-	server, ended := serveNarrow(t, dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, patience, write))
+	server, ended := serveNarrow(t, dashboard.HandlerWith(pool, asOperator, time.Second, patience, write))
 	return server.URL, doNotRead(t, server, say, want), ended
 }
 
@@ -258,22 +272,29 @@ func stuck(t *testing.T, pool *pgxpool.Pool, write time.Duration, say, want stri
 func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.events (cause, actor, reason) SELECT 'drain', 'ann', repeat('x', 4000) FROM generate_series(1, 100)`)
-	for name, write := range map[string]time.Duration{"that is waited for": time.Hour, "that is given up": time.Second} {
+	exec(t, url, `
+		INSERT INTO pgleases.events (cause, actor, reason)
+		SELECT 'drain', 'ann', repeat('x', 4000) FROM generate_series(1, 100)`)
+	const happened = "GET /data/happened HTTP/1.1\r\nHost: x\r\n\r\n"
+	for name, write := range map[string]time.Duration{
+		"that is waited for": time.Hour,
+		"that is given up":   time.Second,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			begin := "HTTP/1.1 200"
 			if write < patience { // on a busy machine, the time may be over before anything arrives
 				begin = ""
 			}
-			server, from, ended := stuck(t, newPool(t, pgtest.OwnerURL(url)), write, "GET /data/happened HTTP/1.1\r\nHost: x\r\n\r\n", begin)
+			server, from, ended := stuck(t, newPool(t, pgtest.OwnerURL(url)), write, happened, begin)
 			if write < patience {
 				if of := testkit.Receive(t, "its place is free", ended); of != from {
 					t.Errorf("the connection of %s has ended, and not that of %s", of, from)
 				}
 				return
 			}
-			answer := testkit.Must((&http.Client{Timeout: patience}).Get(server + "/data/explain?lease=none&partition=0"))(t)
+			client := &http.Client{Timeout: patience}
+			answer := testkit.Must(client.Get(server + "/data/explain?lease=none&partition=0"))(t)
 			_ = answer.Body.Close()
 			if answer.StatusCode != http.StatusNotFound {
 				t.Error(answer.Status)
@@ -284,12 +305,11 @@ func TestWhoDoesNotReadItsAnswerKeepsNobodyFromAsking(t *testing.T) {
 
 func TestASlowSenderKeepsNoOperatorWaiting(t *testing.T) {
 	t.Parallel()
-	server, _, _ := stuck(
-		t, idle(t), time.Hour,
-		"POST /data/preview HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 99\r\nExpect: 100-continue\r\n\r\n",
-		"HTTP/1.1 100",
-	)
-	answer, err := (&http.Client{Timeout: patience}).Post(server+"/data/preview", "application/json", strings.NewReader("{"))
+	const preview = "POST /data/preview HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n" +
+		"Content-Length: 99\r\nExpect: 100-continue\r\n\r\n"
+	server, _, _ := stuck(t, idle(t), time.Hour, preview, "HTTP/1.1 100")
+	client := &http.Client{Timeout: patience}
+	answer, err := client.Post(server+"/data/preview", "application/json", strings.NewReader("{"))
 	testkit.OK(t, err)
 	_ = answer.Body.Close()
 	if answer.StatusCode != http.StatusBadRequest {
@@ -307,19 +327,21 @@ func TestALateAnswerIsThatOfTheDatabase(t *testing.T) {
 				return nil, ctx.Err()
 			}
 		})
-		h := dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessOperator, "ann")}, time.Second, time.Second, 100*time.Millisecond)
+		h := dashboard.HandlerWith(pool, asOperator, time.Second, time.Second, 100*time.Millisecond)
 		client := serveInMemory(t, h)
 		var all sync.WaitGroup
 		for range 3 { // the last of which waits for two
 			all.Go(func() {
-				answer, err := client.Post("http://memory/data/preview", "application/json", strings.NewReader(`{"verb":"drain","subject":"a"}`))
+				body := strings.NewReader(`{"verb":"drain","subject":"a"}`)
+				answer, err := client.Post("http://memory/data/preview", "application/json", body)
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				defer answer.Body.Close()
 				text, err := io.ReadAll(answer.Body)
-				if err != nil || answer.StatusCode != http.StatusBadGateway || !strings.Contains(string(text), "deadline exceeded") {
+				isLate := strings.Contains(string(text), "deadline exceeded")
+				if err != nil || answer.StatusCode != http.StatusBadGateway || !isLate {
 					t.Errorf("%s %q, %v", answer.Status, text, err)
 				}
 			})

@@ -19,15 +19,16 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// look asks a question by GET, and returns the status and the answer.
-func look(t *testing.T, h http.Handler, path string, query map[string]string) (status int, body string) {
+// look asks a question by GET.
+func look(
+	t *testing.T, h http.Handler, path string, query map[string]string,
+) *httptest.ResponseRecorder {
 	t.Helper()
 	values := make(neturl.Values)
 	for key, value := range query {
 		values.Set(key, value)
 	}
-	w := do(t, h, "GET", "/data/"+path+"?"+values.Encode())
-	return w.Code, w.Body.String()
+	return do(t, h, "GET", "/data/"+path+"?"+values.Encode())
 }
 
 // The answers of all questions about the past to bad periods, and to names that nothing has.
@@ -78,10 +79,7 @@ func TestPastRefusesWhatItCannotAnswer(t *testing.T) {
 		{"explain", "lease=none&partition=", 400, "is not a number from 0"},
 		{"explain", "lease=none&key=a", 404, "there is no such lease"},
 	} {
-		w := do(t, h, "GET", "/data/"+test.path+"?"+test.query)
-		if w.Code != test.status || !strings.Contains(w.Body.String(), test.want) {
-			t.Errorf("%s?%s: %d %s, want %d %s", test.path, test.query, w.Code, w.Body, test.status, test.want)
-		}
+		expect(t, test.path+"?"+test.query, do(t, h, "GET", "/data/"+test.path+"?"+test.query), test.status, test.want)
 	}
 }
 
@@ -92,25 +90,27 @@ func TestPastTakesAnyName(t *testing.T) {
 	pool := newPool(t, url)
 	h := newHandler(t, pool, dashboard.Options{})
 	c := newClient(t, pool, "one")
-	for _, name := range []string{`a/b "c" 'd' \ e`, "line\nbreak\ttab", "../..", "%2F~2F?&#", strings.Repeat("ä", 127)} {
+	for _, name := range []string{
+		`a/b "c" 'd' \ e`, "line\nbreak\ttab", "../..", "%2F~2F?&#", strings.Repeat("ä", 127),
+	} {
 		lease := testkit.Must(c.Lease(t.Context(), name, 7))(t)
 		testkit.Until(t, "it owns all", func() bool { return len(lease.Values()) == 7 })
-		status, body := look(t, h, "life", map[string]string{"lease": name})
+		w := look(t, h, "life", map[string]string{"lease": name})
+		expect(t, "the life of "+name, w, 200)
 		var life struct {
 			Lease  string
 			Spells []struct{ Owner string }
 		}
-		if err := json.Unmarshal([]byte(body), &life); err != nil || status != 200 || life.Lease != name || len(life.Spells) == 0 || life.Spells[0].Owner != "one" {
-			t.Errorf("%q: %d %s", name, status, body)
+		testkit.OK(t, json.Unmarshal(w.Body.Bytes(), &life))
+		if life.Lease != name || len(life.Spells) == 0 || life.Spells[0].Owner != "one" {
+			t.Errorf("%q: %s", name, w.Body)
 		}
-		if status, body := look(t, h, "happened", map[string]string{"lease": name}); status != 200 || !strings.Contains(body, `"cause":"joined"`) {
-			t.Errorf("%q: %d %s", name, status, body)
-		}
+		w = look(t, h, "happened", map[string]string{"lease": name})
+		expect(t, "the events of "+name, w, 200, `"cause":"joined"`)
 		key := "customer-7/" + name
 		want := fmt.Sprintf(`"partition":%d,`, lease.PartitionFor(key))
-		if status, body := look(t, h, "explain", map[string]string{"lease": name, "key": key}); status != 200 || !strings.Contains(body, want) {
-			t.Errorf("%q: %d %s, want %s", name, status, body, want)
-		}
+		w = look(t, h, "explain", map[string]string{"lease": name, "key": key})
+		expect(t, "the partition of "+key, w, 200, want)
 	}
 }
 
@@ -119,34 +119,23 @@ func TestPastWithoutRights(t *testing.T) {
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
 	h := newHandler(t, newRole(t, url, "SELECT ON pgleases.leases"), dashboard.Options{})
-	if status, body := look(t, h, "past", nil); status != 200 || !strings.Contains(body, "permission denied for table events") || !strings.Contains(body, "--for=reader") {
-		t.Errorf("past: %d %s", status, body)
+	expect(t, "past", look(t, h, "past", nil), 200, "permission denied for table events", "--for=reader")
+	for _, path := range []string{"happened", "life"} {
+		w := look(t, h, path, map[string]string{"lease": "l"})
+		expect(t, path, w, http.StatusBadGateway, "permission denied", "--for=reader")
 	}
-	for _, path := range []string{"happened", "life", "consumers"} {
-		status, body := look(t, h, path, map[string]string{"lease": "l"})
-		if path == "consumers" { // there are no tables
-			if status != 200 || !strings.Contains(body, `"missing":true`) {
-				t.Errorf("%s: %d %s", path, status, body)
-			}
-			continue
-		}
-		if status != http.StatusBadGateway || !strings.Contains(body, "permission denied") || !strings.Contains(body, "--for=reader") {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
-	}
+	expect(t, "without tables", look(t, h, "consumers", nil), 200, `"missing":true`)
 }
 
 func TestPastWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
 	h := newHandler(t, idle(t), dashboard.Options{})
 	for _, path := range []string{"happened", "life", "explain", "consumers", "consumer", "schedule"} {
-		status, body := look(t, h, path, map[string]string{"lease": "l", "partition": "1", "group": "g", "name": "n"})
-		if status != http.StatusBadGateway || !strings.Contains(body, "failed to connect") {
-			t.Errorf("%s: %d %s", path, status, body)
-		}
+		w := look(t, h, path, map[string]string{"lease": "l", "partition": "1", "group": "g", "name": "n"})
+		expect(t, path, w, http.StatusBadGateway, "failed to connect")
 	}
-	if status, body := look(t, h, "past", nil); status != 200 || strings.Count(body, "failed to connect") < 2 {
-		t.Errorf("past: %d %s", status, body)
+	if w := look(t, h, "past", nil); w.Code != 200 || strings.Count(w.Body.String(), "failed to connect") < 2 {
+		t.Errorf("past: %d %s", w.Code, w.Body)
 	}
 }
 
@@ -155,17 +144,32 @@ func TestPastIsReadByIndex(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.leases VALUES ('l-7', 256, 5, 1, 0, 'infinity', now())`,
-		`INSERT INTO pgleases.events (tx, at, lease, cause, from_id, to_id, partitions)
-			SELECT (1000001 - n)::text::xid8, clock_timestamp() - n * interval '2.5 seconds', 'l-' || n % 90, 'given', 'c-' || n % 200, 'c-' || (n + 1) % 200, int4multirange(int4range(n % 200, n % 200 + 5))
-			FROM generate_series(1, 1000000) AS n`,
-		`INSERT INTO pgleases.events (at, lease, cause, name, actor, reason)
-			SELECT clock_timestamp() - n * interval '1 day', 'schedule/g', 'schedule paused', 'close', 'ann', 'why' FROM generate_series(1, 10) AS n`, `ANALYZE pgleases.events`)
+	exec(t, url, `INSERT INTO pgleases.leases VALUES ('l-7', 256, 5, 1, 0, 'infinity', now())`, `
+		INSERT INTO pgleases.events (tx, at, lease, cause, from_id, to_id, partitions)
+		SELECT (1000001 - n)::text::xid8, clock_timestamp() - n * interval '2.5 seconds', 'l-' || n % 90, 'given',
+			'c-' || n % 200, 'c-' || (n + 1) % 200, int4multirange(int4range(n % 200, n % 200 + 5))
+		FROM generate_series(1, 1000000) AS n`, `
+		INSERT INTO pgleases.events (at, lease, cause, name, actor, reason)
+		SELECT clock_timestamp() - n * interval '1 day', 'schedule/g', 'schedule paused', 'close', 'ann', 'why'
+		FROM generate_series(1, 10) AS n`,
+		`ANALYZE pgleases.events`)
 	h := newHandler(t, newPool(t, url), dashboard.Options{})
+	const day = 24 * time.Hour
 	for _, query := range []string{
-		"past?since=1h", "past?since=24h", "past?since=7d", "life?lease=l-7&since=1h", "life?lease=l-7&since=7d", "life?lease=l-7&since=7d&partition=7",
-		"happened?since=1h", "happened?since=7d", "happened?since=7d&lease=l-7", "happened?since=30d&lease=schedule/g&name=close", "happened?since=7d&client=c-7", "happened?since=30d&cause=joined",
-		fmt.Sprintf("happened?from=%s&to=%s", ago(20*24*time.Hour), ago(20*24*time.Hour-time.Hour)), fmt.Sprintf("past?from=%s&to=%s", ago(20*24*time.Hour), ago(19*24*time.Hour)),
+		"past?since=1h",
+		"past?since=24h",
+		"past?since=7d",
+		fmt.Sprintf("past?from=%s&to=%s", ago(20*day), ago(19*day)),
+		"life?lease=l-7&since=1h",
+		"life?lease=l-7&since=7d",
+		"life?lease=l-7&since=7d&partition=7",
+		"happened?since=1h",
+		"happened?since=7d",
+		"happened?since=7d&lease=l-7",
+		"happened?since=7d&client=c-7",
+		"happened?since=30d&lease=schedule/g&name=close",
+		"happened?since=30d&cause=joined",
+		fmt.Sprintf("happened?from=%s&to=%s", ago(20*day), ago(20*day-time.Hour)),
 	} {
 		// A server that is busy with other tests may take longer, so the question is asked again.
 		testkit.Until(t, query+" is answered within the limit", func() bool {
@@ -222,8 +226,8 @@ func TestViewersOfAnAddressShareItsFailure(t *testing.T) {
 		look(t, h, test.path, test.query)
 		one := c.Counted() - before
 		for range 200 {
-			if status, body := look(t, h, test.path, test.query); status != test.want {
-				t.Fatalf("%s %v: %d %s", test.path, test.query, status, body)
+			if w := look(t, h, test.path, test.query); w.Code != test.want {
+				t.Fatalf("%s %v: %d %s", test.path, test.query, w.Code, w.Body)
 			}
 		}
 		if all := c.Counted() - before; all > 20*one {
@@ -245,9 +249,11 @@ func TestViewersOfThePastThatDoNotReadCostLittle(t *testing.T) { // not in paral
 	testkit.OnlyInCI(t)
 	const viewers, most = 300, 50 << 20
 	url := pgtest.MigratedDatabase(t)
-	exec(t, url, `INSERT INTO pgleases.events (cause, actor, reason) SELECT 'drain', 'ann', repeat('x', 1000) FROM generate_series(1, 1000)`)
+	exec(t, url, `
+		INSERT INTO pgleases.events (cause, actor, reason)
+		SELECT 'drain', 'ann', repeat('x', 1000) FROM generate_series(1, 1000)`)
 	pool := newPool(t, url)
-	server, _ := serveNarrow(t, dashboard.HandlerWith(pool, dashboard.Options{Authorize: as(dashboard.AccessReadOnly, "")}, time.Hour, patience, time.Hour))
+	server, _ := serveNarrow(t, dashboard.HandlerWith(pool, asViewer, time.Hour, patience, time.Hour))
 	used := func() int64 {
 		runtime.GC()
 		var m runtime.MemStats
@@ -275,7 +281,8 @@ func TestAViewerThatGoesLeavesNoAnswer(t *testing.T) {
 		r := httptest.NewRequest("GET", "/data/past?since=1h", nil).WithContext(gone)
 		h.ServeHTTP(httptest.NewRecorder(), r)
 	}
-	if status, body := look(t, h, "past", map[string]string{"since": "1h"}); status != 200 || strings.Contains(body, "canceled") {
-		t.Errorf("another viewer gets %d %s", status, body)
+	w := look(t, h, "past", map[string]string{"since": "1h"})
+	if w.Code != 200 || strings.Contains(w.Body.String(), "canceled") {
+		t.Errorf("another viewer gets %d %s", w.Code, w.Body)
 	}
 }

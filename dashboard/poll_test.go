@@ -60,7 +60,8 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 		h.saw(t.Context(), &admin.Snapshot{Leases: all, Clients: []admin.Client{{ID: "one"}}}, time.Now())
 		return h
 	}
-	versions, shown := make(url.Values), make(map[string]int64)
+	versions := make(url.Values)
+	shown := make(map[string]int64)
 	poll := func(step string, h *hub, names, changed, others string) {
 		t.Helper()
 		var answer struct {
@@ -88,7 +89,8 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 			}
 		}
 		slices.Sort(gotOthers)
-		if got := [3]string{strings.Join(told.Names, " "), strings.Join(gotChanged, " "), strings.Join(gotOthers, " ")}; got != [3]string{names, changed, others} {
+		got := [3]string{strings.Join(told.Names, " "), strings.Join(gotChanged, " "), strings.Join(gotOthers, " ")}
+		if got != [3]string{names, changed, others} {
 			t.Errorf("%s: names, changed leases and other parts are %q", step, got)
 		}
 	}
@@ -98,7 +100,8 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	poll("the same", look(h, lease("a", 1), lease("b", 1), lease("c", 1)), "", "", "")
 	poll("one has changed", look(h, lease("a", 1), lease("b", 2), lease("c", 1)), "a b c", "b", "")
 	look(h, lease("a", 1), lease("b", 3), lease("c", 1), lease("d", 1))
-	poll("one was dropped, one is new, one has changed twice", look(h, lease("b", 4), lease("c", 1), lease("d", 1)), "b c d", "b d", "")
+	h = look(h, lease("b", 4), lease("c", 1), lease("d", 1))
+	poll("one was dropped, one is new, one has changed twice", h, "b c d", "b d", "")
 	h = look(newHub(nil, defaultTimes), lease("b", 4), lease("c", 1), lease("d", 1))
 	poll("the same of another process", h, "", "", "")
 	for i := range int64(maxBefore + 1) {
@@ -106,7 +109,8 @@ func TestAPollIsSentOnlyWhatDiffers(t *testing.T) {
 	}
 	poll("from a version long ago", h, "b c d", "b c d", "")
 	poll("before a look of another process", newHub(nil, defaultTimes), "", "", "")
-	poll("from a version that it does not know", look(newHub(nil, defaultTimes), lease("b", 4), lease("c", 7)), "b c", "b c", "")
+	other := look(newHub(nil, defaultTimes), lease("b", 4), lease("c", 7))
+	poll("from a version that it does not know", other, "b c", "b c", "")
 	poll("no lease is left", look(h), "", "", "")
 	if shown["b"] != 4 || shown["c"] != 7 {
 		t.Errorf("shown is %v", shown)
@@ -143,7 +147,11 @@ func TestAFailedLookAndOneThatHangsAreStale(t *testing.T) {
 // Reads of the groups take at most 5 % of the time, even on a slow server.
 func TestALongCountIsFollowedByALongRest(t *testing.T) {
 	t.Parallel()
-	for took, want := range map[time.Duration]time.Duration{0: counted, 250 * time.Millisecond: counted, time.Second: 20 * time.Second} {
+	for took, want := range map[time.Duration]time.Duration{
+		0:                      counted,
+		250 * time.Millisecond: counted,
+		time.Second:            20 * time.Second,
+	} {
 		if got := rest(took); got != want {
 			t.Errorf("after %v it rests for %v, want %v", took, got, want)
 		}
