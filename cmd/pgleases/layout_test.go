@@ -22,7 +22,8 @@ func podNames() (names []string) {
 func clientRows() [][]string {
 	rows := [][]string{strings.Split("CLIENT,STATE,HEARTBEAT,TTL,LEASES,OWNED,HOST,PID,UP,FAST", ",")}
 	for i, name := range podNames() {
-		rows = append(rows, []string{name, "superseded", "1.2s", "6s", "12", fmt.Sprint(1000 + i), name, "1234567", "13h", "no"})
+		cells := []string{name, "superseded", "1.2s", "6s", "12", fmt.Sprint(1000 + i), name, "1234567", "13h", "no"}
+		rows = append(rows, cells)
 	}
 	return rows
 }
@@ -72,9 +73,11 @@ func TestNarrowTablesLeaveOutColumnsInOrder(t *testing.T) {
 	t.Parallel()
 	before := clientRows()[0]
 	for width := 200; width > 30; width-- {
+		headings := clientRows()[0]
 		now := fields(layout(clientRows(), width, false))[0]
-		gone := slices.DeleteFunc(slices.Clone(clientRows()[0]), func(h string) bool { return slices.Contains(now, h) })
-		want := slices.DeleteFunc(slices.Clone(leftOut), func(h string) bool { return !slices.Contains(clientRows()[0], h) })[:len(gone)]
+		gone := slices.DeleteFunc(slices.Clone(headings), func(h string) bool { return slices.Contains(now, h) })
+		all := slices.DeleteFunc(slices.Clone(leftOut), func(h string) bool { return !slices.Contains(headings, h) })
+		want := all[:len(gone)]
 		if slices.Sort(gone); !slices.Equal(gone, slices.Sorted(slices.Values(want))) || len(now) > len(before) {
 			t.Fatalf("at %d columns %v are left out, want %v", width, gone, want)
 		}
@@ -92,7 +95,9 @@ func TestNarrowTablesDropTheDateOfToday(t *testing.T) {
 	}
 	today := time.Now().UTC().Format(time.DateTime)
 	rows[1] = []string{today, strings.Repeat("name", 20)}
-	if text := layout(rows, 60, false); strings.Contains(text, today) && today[:10] == time.Now().UTC().Format(time.DateOnly) {
+	text := layout(rows, 60, false)
+	isStillToday := today[:10] == time.Now().UTC().Format(time.DateOnly)
+	if strings.Contains(text, today) && isStillToday {
 		t.Errorf("it is not without today's date:\n%s", text)
 	}
 }
@@ -133,8 +138,11 @@ func TestNarrowTablesCutRangesBetweenNumbers(t *testing.T) {
 // longNames are those of leases, groups, consumers and tables that differ in the middle, at the end, or where
 // they begin.
 var longNames = []string{
-	"warehouse/europe-central/stock-reservations/retry", "warehouse/europe-central/stock-reservations/first", "warehouse/europe-west/stock-reservations/retry",
-	"shop-a/warehouse/europe-central/stock-reservations", "shop-b/warehouse/europe-central/stock-reservations",
+	"warehouse/europe-central/stock-reservations/retry",
+	"warehouse/europe-central/stock-reservations/first",
+	"warehouse/europe-west/stock-reservations/retry",
+	"shop-a/warehouse/europe-central/stock-reservations",
+	"shop-b/warehouse/europe-central/stock-reservations",
 }
 
 // At 80 columns the rows of each of these verbs still name different things.
@@ -142,6 +150,8 @@ func TestRowsStayDifferentAt80Columns(t *testing.T) {
 	t.Parallel()
 	pods := podNames()
 	const why = "the operator of the night has written a long reason here, so that it needs several lines"
+	const groups = "GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS"
+	const consumers = "CONSUMER,QUEUE,OWNED,WAITING,OLDEST,BLOCKED KEYS,FOR,DEAD LETTERS,UNHANDLED,STATE"
 	for verb, table := range map[string]struct {
 		heading string
 		names   int // columns that name the row
@@ -149,21 +159,27 @@ func TestRowsStayDifferentAt80Columns(t *testing.T) {
 		row     func(i int) []string
 	}{
 		"events": {"AT,CAUSE,LEASE,FROM,TO,PARTITIONS,BY,REASON", 5, 140, func(i int) []string {
-			return []string{"2026-11-28 13:04:05", "consumer resumed", longNames[i], pods[i], pods[(i+1)%5], "0-100,102,104-110,113-1200", "maria.gonzales@example.com (postgres)", why}
+			const partitions, by = "0-100,102,104-110,113-1200", "maria.gonzales@example.com (postgres)"
+			next := pods[(i+1)%5]
+			return []string{"2026-11-28 13:04:05", "consumer resumed", longNames[i], pods[i], next, partitions, by, why}
 		}},
 		"schedules": {"GROUP,SCHEDULE,SINCE,SUCCEEDED,STATE", 2, 0, func(i int) []string {
 			return []string{longNames[0], longNames[i], "119m ago", "47h ago", "failing, 1000 ticks: " + why}
 		}},
 		"schedules list": {"SCHEDULE,KIND,RULE,OWNER,NEXT,SUCCEEDED,STATE", 1, 0, func(i int) []string {
-			return []string{longNames[i], "reservations", "CRON_TZ=Europe/Berlin */5 8-18 * * MON-FRI", pods[i], "in 119m", "47h ago", "retrying: " + why}
+			const rule = "CRON_TZ=Europe/Berlin */5 8-18 * * MON-FRI"
+			return []string{longNames[i], "reservations", rule, pods[i], "in 119m", "47h ago", "retrying: " + why}
 		}},
-		"schedules groups": {"GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS", 1, 85, func(i int) []string {
+		"schedules groups": {groups, 1, 85, func(i int) []string {
 			return []string{longNames[i], "1000+", "1000+", "1000+", "1000+", "1000+", "1000+", "1000+"}
 		}},
-		"consumers": {"CONSUMER,QUEUE,OWNED,WAITING,OLDEST,BLOCKED KEYS,FOR,DEAD LETTERS,UNHANDLED,STATE", 1, 89, func(i int) []string {
-			return []string{longNames[i], longNames[i], "1024/1024", "1000+", "119m", "1000", "47h", "0", "0", "paused 3m ago by maria: " + why}
+		"consumers": {consumers, 1, 89, func(i int) []string {
+			state := "paused 3m ago by maria: " + why
+			return []string{longNames[i], longNames[i], "1024/1024", "1000+", "119m", "1000", "47h", "0", "0", state}
 		}},
-		"status": {"SUBJECT,STATE", 1, 0, func(i int) []string { return []string{"  " + longNames[i], "1 without an owner: 17"} }},
+		"status": {"SUBJECT,STATE", 1, 0, func(i int) []string {
+			return []string{"  " + longNames[i], "1 without an owner: 17"}
+		}},
 	} {
 		rows := [][]string{strings.Split(table.heading, ",")}
 		for i := range longNames {

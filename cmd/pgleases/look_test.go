@@ -69,8 +69,28 @@ func newConn(t *testing.T, databaseURL string) *pgx.Conn {
 // fails runs a verb that must fail with a message.
 func fails(t *testing.T, databaseURL, args, says string) {
 	t.Helper()
-	if c := command.Run(t, command.Database(databaseURL), strings.Fields(args)...); c.ExitCode() != supervise.Failed || !strings.Contains(c.Printed(), says) {
-		t.Errorf("%s: exit code %d, told %q, want %q", args, c.ProcessState.ExitCode(), c.Printed(), says)
+	c := command.Run(t, command.Database(databaseURL), strings.Fields(args)...)
+	expectExit(t, c, supervise.Failed, says)
+}
+
+// expectExit expects the exit code of a command, and texts in what it prints.
+func expectExit(t *testing.T, c *command.Command, code int, texts ...string) {
+	t.Helper()
+	got := c.ExitCode()
+	printed := c.Printed()
+	isMissing := func(text string) bool { return !strings.Contains(printed, text) }
+	if got != code || slices.ContainsFunc(texts, isMissing) {
+		t.Errorf("%q: exit code %d and %q, want %d and %q", c.Args[1:], got, printed, code, texts)
+	}
+}
+
+// expectPrinted checks that a text has a line that matches each pattern.
+func expectPrinted(t *testing.T, text string, patterns ...string) {
+	t.Helper()
+	for _, pattern := range patterns {
+		if !regexp.MustCompile("(?m)" + pattern).MatchString(text) {
+			t.Errorf("the command does not print %s: %s", pattern, text)
+		}
 	}
 }
 
@@ -123,7 +143,9 @@ func TestVerbsShowAFleet(t *testing.T) {
 	}
 	conn := newConn(t, database)
 	testkit.Until(t, "two partitions each", func() (even bool) {
-		const of = "SELECT count(*) = 3 AND min(n) = 2 FROM (SELECT count(*) AS n FROM pgleases.partitions WHERE owner = target GROUP BY owner) AS counts"
+		const of = `
+			SELECT count(*) = 3 AND min(n) = 2
+			FROM (SELECT count(*) AS n FROM pgleases.partitions WHERE owner = target GROUP BY owner) AS counts`
 		_ = conn.QueryRow(t.Context(), of).Scan(&even) // an error is that there are no tables yet
 		return even
 	})
@@ -135,14 +157,11 @@ func TestVerbsShowAFleet(t *testing.T) {
 	}
 
 	list := output1(t, database, "list")
-	if !regexp.MustCompile(`(?m)^LEASE +COUNT +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED +STATE\nfleet +6 +6 +0 +0 +3 +\S+ ago +-$`).MatchString(list) {
-		t.Errorf("list: %s", list)
-	}
+	expectPrinted(t, list, `^LEASE +COUNT +OWNED +MOVING +ORPHANS +MEMBERS +PLANNED +STATE\n`+
+		`fleet +6 +6 +0 +0 +3 +\S+ ago +-$`)
 	clients := output1(t, database, "clients")
 	for _, id := range ids {
-		if !regexp.MustCompile(`(?m)^` + regexp.QuoteMeta(shown(id)) + ` +live +\S+ +1m0s +1 +2 +\S+ +[0-9]+ +\S+ +no$`).MatchString(clients) {
-			t.Errorf("clients, %q: %s", id, clients)
-		}
+		expectPrinted(t, clients, `^`+regexp.QuoteMeta(shown(id))+` +live +\S+ +1m0s +1 +2 +\S+ +[0-9]+ +\S+ +no$`)
 	}
 	decoded[Build](t, database, "version")
 	for _, c := range decoded[[]admin.Client](t, database, "clients") {
@@ -150,22 +169,28 @@ func TestVerbsShowAFleet(t *testing.T) {
 			t.Errorf("client %+v", c)
 		}
 	}
-	if l := decoded[admin.Lease](t, database, "describe", "fleet"); l.Name != "fleet" || len(l.Members) != 3 || len(l.Holdings) != 3 {
+	l := decoded[admin.Lease](t, database, "describe", "fleet")
+	if l.Name != "fleet" || len(l.Members) != 3 || len(l.Holdings) != 3 {
 		t.Errorf("describe: %+v", l)
 	}
 	describe := output1(t, database, "describe", "fleet")
-	if n := len(regexp.MustCompile(`(?m)^[0-9,-]+ +2 +\S`).FindAllString(describe, -1)); n != 3 || !strings.HasPrefix(describe, "fleet: 6 partitions, generation ") {
+	n := len(regexp.MustCompile(`(?m)^[0-9,-]+ +2 +\S`).FindAllString(describe, -1))
+	if n != 3 || !strings.HasPrefix(describe, "fleet: 6 partitions, generation ") {
 		t.Errorf("describe has %d rows: %s", n, describe)
 	}
 	explain := output1(t, database, "explain", "fleet/5")
-	if !strings.Contains(explain, "weight 1, so its share is 2.00 of 6 partitions among 3 working members; it owns 2.") {
-		t.Errorf("explain: %s", explain)
-	}
-	if e := decoded[admin.Explanation](t, database, "explain", "fleet/5"); !slices.Contains(ids, e.Owner) || e.Epoch < 1 || len(e.Reasons) == 0 {
+	expectPrinted(t, explain, `weight 1, so its share is 2.00 of 6 partitions among 3 working members; it owns 2\.`)
+	e := decoded[admin.Explanation](t, database, "explain", "fleet/5")
+	if !slices.Contains(ids, e.Owner) || e.Epoch < 1 || len(e.Reasons) == 0 {
 		t.Errorf("explain: %+v", e)
 	}
-	for what, text := range map[string]string{"list": list, "clients": clients, "describe": describe, "explain": explain,
-		"clients -o json": output1(t, database, "clients", "-o", "json")} {
+	for what, text := range map[string]string{
+		"list":            list,
+		"clients":         clients,
+		"describe":        describe,
+		"explain":         explain,
+		"clients -o json": output1(t, database, "clients", "-o", "json"),
+	} {
 		unprintable(t, what, text)
 	}
 	expectIll(t, database, "", "") // doctor finds nothing
@@ -173,11 +198,14 @@ func TestVerbsShowAFleet(t *testing.T) {
 	fails(t, database, "explain fleat/1", `there is no lease "fleat": did you mean fleet?`)
 	var of int
 	testkit.OK(t, conn.QueryRow(t.Context(), "SELECT pgleases.partition_for('customer-7', 6)").Scan(&of))
-	if e := decoded[admin.Explanation](t, database, "explain", "fleet", "--key", "customer-7"); e.Lease != "fleet" || e.Partition != of {
+	e = decoded[admin.Explanation](t, database, "explain", "fleet", "--key", "customer-7")
+	if e.Lease != "fleet" || e.Partition != of {
 		t.Errorf("the partition of a key is %d, and explained: %+v", of, e)
 	}
-	fails(t, database, "explain fleet/5 --key customer-7", `"fleet/5" names a partition, and --key another one: give pgleases explain fleet --key KEY, or leave --key out`)
-	fails(t, database, "explain fleet", `lease "fleet" has partitions 0 to 5: give one, such as pgleases explain fleet/0, or a key with --key`)
+	fails(t, database, "explain fleet/5 --key customer-7", `"fleet/5" names a partition, and --key another one: `+
+		`give pgleases explain fleet --key KEY, or leave --key out`)
+	fails(t, database, "explain fleet",
+		`lease "fleet" has partitions 0 to 5: give one, such as pgleases explain fleet/0, or a key with --key`)
 	fails(t, database, "explain fleat --key customer-7", `there is no lease "fleat": did you mean fleet?`)
 }
 
@@ -187,24 +215,30 @@ func TestTerminalGetsNarrowTablesWithColors(t *testing.T) {
 	t.Parallel()
 	database, long := pgtest.MigratedDatabase(t), strings.Repeat("worker", 12)
 	execute(t, database, strings.ReplaceAll(sound, "'a'", "'"+long+"'"))
-	execute(t, database, `UPDATE pgleases.clients SET metadata = '{"zone": "b\u0007", "address": "`+strings.Repeat("x", 300)+`"}'`)
+	execute(t, database, `
+		UPDATE pgleases.clients SET metadata = '{"zone": "b\u0007", "address": "`+strings.Repeat("x", 300)+`"}'`)
 	for _, noColor := range []string{"", "1"} {
 		terminal := testkit.Must(os.OpenFile("/dev/ptmx", os.O_RDWR, 0))(t)
 		defer terminal.Close()
 		fd := int(terminal.Fd())
 		testkit.OK(t, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0))
 		testkit.OK(t, unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: 80, Row: 20}))
-		side := testkit.Must(os.OpenFile(fmt.Sprint("/dev/pts/", testkit.Must(unix.IoctlGetInt(fd, unix.TIOCGPTN))(t)), os.O_RDWR|syscall.O_NOCTTY, 0))(t)
+		number := testkit.Must(unix.IoctlGetInt(fd, unix.TIOCGPTN))(t)
+		side := testkit.Must(os.OpenFile(fmt.Sprint("/dev/pts/", number), os.O_RDWR|syscall.O_NOCTTY, 0))(t)
 		c := exec.Command(command.Built, "clients")
-		c.Env, c.Stdout = append(os.Environ(), "DATABASE_URL="+database, "TERM=xterm", "NO_COLOR="+noColor), side
+		c.Stdout = side
+		c.Env = append(os.Environ(), "DATABASE_URL="+database, "TERM=xterm", "NO_COLOR="+noColor)
 		testkit.OK(t, c.Run())
 		side.Close()
-		text := make([]byte, 4096)
-		text = text[:testkit.Must(terminal.Read(text))(t)]
-		if strings.Contains(string(text), long) || !strings.Contains(string(text), "…") || strings.Contains(string(text), green+"live"+plain) != (noColor == "") {
+		buffer := make([]byte, 4096)
+		text := string(buffer[:testkit.Must(terminal.Read(buffer))(t)])
+		if strings.Contains(text, long) || !strings.Contains(text, "…") {
+			t.Errorf("the name is not cut: %q", text)
+		}
+		if strings.Contains(text, green+"live"+plain) != (noColor == "") {
 			t.Errorf("with NO_COLOR=%s: %q", noColor, text)
 		}
-		for line := range strings.Lines(string(text)) {
+		for line := range strings.Lines(text) {
 			if n := utf8.RuneCountInString(strings.TrimRight(line, "\r\n")); n > 80 && noColor != "" {
 				t.Errorf("%d columns: %q", n, line)
 			}
@@ -212,9 +246,10 @@ func TestTerminalGetsNarrowTablesWithColors(t *testing.T) {
 	}
 	for _, verb := range []string{"clients", "describe l"} {
 		text := output1(t, database, strings.Fields(verb)...)
-		if !strings.Contains(text, long) || strings.Contains(text, "\x1b") || !regexp.MustCompile(` METADATA +(FAST|STATE)\n.* address=x{22}…x{18} zone="b\\a" `).MatchString(text) {
+		if !strings.Contains(text, long) || strings.Contains(text, "\x1b") {
 			t.Errorf("without a terminal: %q", text)
 		}
+		expectPrinted(t, text, ` METADATA +(FAST|STATE)\n.* address=x{22}…x{18} zone="b\\a" `)
 	}
 	execute(t, database, `UPDATE pgleases.clients SET metadata = '{"nested": [1]}'`)
 	if text := output1(t, database, "clients"); !strings.Contains(text, ` nested=[1] `) {
@@ -246,16 +281,20 @@ func TestLocksListsHolders(t *testing.T) {
 		ended <- err
 	}()
 	defer func() { cancel(); <-ended }()
-	testkit.Becomes(t, pool, "one waits", 1, "SELECT count(*)::int FROM pgleases.locks WHERE name = 'plain' AND token IS NULL")
+	testkit.Becomes(t, pool, "one waits", 1,
+		"SELECT count(*)::int FROM pgleases.locks WHERE name = 'plain' AND token IS NULL")
 	text := output1(t, database, "locks")
 	unprintable(t, "locks", text)
-	for _, pattern := range []string{`plain +exclusive +` + regexp.QuoteMeta(shown(odd)) + ` +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +1`, `left +shared +- +\S+ +- +- +- +7 +0`, regexp.QuoteMeta(shown(odd)) + ` +exclusive .*`} {
-		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(text) {
-			t.Errorf("locks lacks %s: %s", pattern, text)
-		}
-	}
+	oddClient := regexp.QuoteMeta(shown(odd))
+	expectPrinted(t, text,
+		`^plain +exclusive +`+oddClient+` +\S+ +\S+ +\S+ +[0-9]+ +[0-9]+ +1$`,
+		`^left +shared +- +\S+ +- +- +- +7 +0$`,
+		`^`+oddClient+` +exclusive .*$`)
 	all := decoded[[]admin.Lock](t, database, "locks", "pl")
-	if len(all) != 1 || all[0].Name != "plain" || all[0].Waiting != 1 || all[0].Holders[0].Client != odd || all[0].Holders[0].Token == 0 || all[0].Holders[0].TimeLeft <= 0 || all[0].Holders[0].TimeLeft > 6*time.Second {
+	if len(all) != 1 || all[0].Name != "plain" || all[0].Waiting != 1 {
+		t.Fatalf("locks with a prefix: %+v", all)
+	}
+	if h := all[0].Holders[0]; h.Client != odd || h.Token == 0 || h.TimeLeft <= 0 || h.TimeLeft > 6*time.Second {
 		t.Errorf("locks with a prefix: %+v", all)
 	}
 }
@@ -275,7 +314,8 @@ func TestWatchContinuesThroughAnOutage(t *testing.T) {
 		_, after, found := strings.Cut(all.Printed(), "Set --database, DATABASE_URL")
 		return found && strings.Contains(after, "LEASE ")
 	})
-	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'", "UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
+	execute(t, database, "UPDATE pgleases.leases SET name = 'renamed'",
+		"UPDATE pgleases.members SET lease = 'renamed'", "UPDATE pgleases.partitions SET lease = 'renamed'")
 	way.Set(false, false)
 	testkit.Until(t, "it looks again", func() bool { return strings.Contains(all.Printed(), "renamed ") })
 	unprintable(t, "watch", all.Printed())
@@ -290,14 +330,17 @@ func TestUnwritableOutputIsAFailure(t *testing.T) {
 	full := testkit.Must(os.OpenFile("/dev/full", os.O_WRONLY, 0))(t)
 	defer full.Close()
 	env := append(os.Environ(), command.Database(pgtest.MigratedDatabase(t))...)
-	for _, args := range []string{"--version", "list", "clients -o json", "events", "schema", "help", "pause l --reason why"} {
+	const done = "Only the output failed: if the verb changes something, the change was made\n"
+	for _, args := range []string{
+		"--version", "list", "clients -o json", "events", "schema", "help", "pause l --reason why",
+	} {
 		c := exec.Command(command.Built, strings.Fields(args)...)
 		var told strings.Builder
 		c.Env, c.Stdout, c.Stderr = env, full, &told
 		if _ = c.Run(); c.ProcessState.ExitCode() != 125 || !strings.Contains(told.String(), "no space left") {
 			t.Errorf("%s: exit code %d, want 125; told %q", args, c.ProcessState.ExitCode(), told.String())
 		}
-		if strings.HasPrefix(args, "pause") && !strings.Contains(told.String(), "Only the output failed: if the verb changes something, the change was made\n") {
+		if strings.HasPrefix(args, "pause") && !strings.Contains(told.String(), done) {
 			t.Errorf("%s does not say that it was done: %q", args, told.String())
 		}
 	}
@@ -310,17 +353,16 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 	role := newRole(t, database)
 	direct, _ := pgtest.DirectURL(pgtest.MigratedDatabase(t, testkit.Must(schedule.Schema())(t)))
 	stopped := direct + "&default_transaction_read_only=on" // so writes are stopped
-	for _, test := range []struct {
-		database, args string
-		want           string
-	}{
+	restricted := as(t, database, role)
+	for _, test := range []struct{ database, args, want string }{
 		{empty, "list", "or run pgleases migrate"},
 		{empty, "locks", "or run pgleases migrate"},
 		{database, "list --schema none", `schema "none" is missing`},
-		{as(t, database, role), "list", "pgleases grants ROLE --for=reader"},
-		{as(t, database, role), "schedules pause reports close --reason why", "pgleases grants ROLE --for=schedule-operators"},
-		{stopped, "schedules pause reports close --reason why", "default_transaction_read_only: give the address of the primary"},
-		{as(t, database, role), "migrate --schema other", fmt.Sprintf("role %q may not create it", role)},
+		{restricted, "list", "pgleases grants ROLE --for=reader"},
+		{restricted, "schedules pause reports close --reason why", "pgleases grants ROLE --for=schedule-operators"},
+		{stopped, "schedules pause reports close --reason why",
+			"default_transaction_read_only: give the address of the primary"},
+		{restricted, "migrate --schema other", fmt.Sprintf("role %q may not create it", role)},
 		{"postgres://127.0.0.1:1/none", "clients", "Set --database, DATABASE_URL or the PG* variables"},
 		{"not a url", "clients", "cannot read the connection string"},
 		{database, "list extra", "extra"},
@@ -347,30 +389,42 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	database, byText := pgtest.EmptyDatabase(t), pgtest.EmptyDatabase(t)
-	for _, test := range []struct{ before, want string }{
-		{"SELECT", "schema \"it's\": version 1, created\npackage schedule in schema \"it's\": version 1, created\npackage consumer in schema \"it's\": version 1, created\n"},
-		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed; DROP FUNCTION "it's".tidy; CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'; DROP FUNCTION "it's".consumer_pause`,
-			"schema \"it's\": version 1, replaced: tidy, the row of server, the trigger changed\npackage schedule in schema \"it's\": version 1, replaced: schedule_clock\npackage consumer in schema \"it's\": version 1, replaced: consumer_pause\n"},
+	const clockNow = `
+		CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'`
+	for _, test := range []struct{ before, leases, schedules, consumers string }{
+		{"SELECT", "created", "created", "created"},
+		{`DELETE FROM "it's".server; ALTER TABLE "it's".leases DISABLE TRIGGER changed;
+			DROP FUNCTION "it's".tidy; DROP FUNCTION "it's".consumer_pause;` + clockNow,
+			"replaced: tidy, the row of server, the trigger changed", "replaced: schedule_clock",
+			"replaced: consumer_pause"},
 		// No client has used the tables, so they need no acceptance.
-		{`UPDATE "it's".server SET accepted_timeline = 0`, "schema \"it's\": version 1, nothing to do\npackage schedule in schema \"it's\": version 1, nothing to do\npackage consumer in schema \"it's\": version 1, nothing to do\n"},
+		{`UPDATE "it's".server SET accepted_timeline = 0`, "nothing to do", "nothing to do", "nothing to do"},
 	} {
 		execute(t, database, test.before)
-		if got := output1(t, database, "migrate", "--schedules", "--consumers", "--schema", "it's"); got != test.want {
-			t.Errorf("migrate after %s: %q, want %q", test.before, got, test.want)
+		want := fmt.Sprintf(`schema "it's": version 1, %s
+package schedule in schema "it's": version 1, %s
+package consumer in schema "it's": version 1, %s
+`, test.leases, test.schedules, test.consumers)
+		if got := output1(t, database, "migrate", "--schedules", "--consumers", "--schema", "it's"); got != want {
+			t.Errorf("migrate after %s: %q, want %q", test.before, got, want)
 		}
 	}
-	execute(t, byText, "SET client_min_messages = warning", output1(t, byText, "schema", "--schedules", "--consumers", "--schema", "it's"))
+	execute(t, byText, "SET client_min_messages = warning",
+		output1(t, byText, "schema", "--schedules", "--consumers", "--schema", "it's"))
 	for _, url := range []string{database, byText} {
-		expectIll(t, url, "", "", "--schema", "it's", "--skip", "round-trip") // without clients it is measured against a short TTL
+		// Without clients, the round trip is measured against a short TTL.
+		expectIll(t, url, "", "", "--schema", "it's", "--skip", "round-trip")
 	}
-	execute(t, byText, `CREATE OR REPLACE FUNCTION "it's".schedule_clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT now()'`)
+	execute(t, byText, clockNow)
 	expectIll(t, byText, "warning functions", "schedule_clock", "--schema", "it's", "--skip", "round-trip")
 
 	execute(t, database, `REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA "it's" FROM PUBLIC`)
 	roles := make(map[string]string)
 	for _, purpose := range admin.Purposes {
-		roles[string(purpose)] = newRole(t, database)
-		execute(t, database, output1(t, database, "grants", roles[string(purpose)], "--for", string(purpose), "--schema", "it's"))
+		role := newRole(t, database)
+		roles[string(purpose)] = role
+		grants := output1(t, database, "grants", role, "--for", string(purpose), "--schema", "it's")
+		execute(t, database, grants)
 	}
 	in := func(purpose string, args ...string) (int, string) {
 		c := command.Run(t, command.Database(as(t, database, roles[purpose])), append(args, "--schema", "it's")...)
@@ -378,8 +432,15 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 	}
 	file := testkit.Must(schedulesql.Files.ReadFile("grants/operator.sql"))(t)
 	roles["the file alone"] = newRole(t, database)
-	execute(t, database, strings.NewReplacer("pgleases_operator", roles["the file alone"], "pgleases", `"it's"`).Replace(string(file)))
-	for _, verb := range []string{"schedules groups", "schedules list none", "schedules list none --only late", "schedules history none x", "jobs list none"} {
+	ofRole := strings.NewReplacer("pgleases_operator", roles["the file alone"], "pgleases", `"it's"`)
+	execute(t, database, ofRole.Replace(string(file)))
+	for _, verb := range []string{
+		"schedules groups",
+		"schedules list none",
+		"schedules list none --only late",
+		"schedules history none x",
+		"jobs list none",
+	} {
 		for _, purpose := range []string{"reader", "schedules", "schedule-operators", "the file alone"} {
 			if _, text := in(purpose, strings.Fields(verb)...); strings.Contains(text, "permission denied") {
 				t.Errorf("%s as %s: %s", verb, purpose, text)
@@ -391,7 +452,11 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 			t.Errorf("consumers as %s: %s", purpose, text)
 		}
 	}
-	for purpose, want := range map[string]string{"consumer-operators": "there is no consumer", "consumers": "--for=consumer-operators", "reader": "--for=consumer-operators"} {
+	for purpose, want := range map[string]string{
+		"consumer-operators": "there is no consumer",
+		"consumers":          "--for=consumer-operators",
+		"reader":             "--for=consumer-operators",
+	} {
 		if _, text := in(purpose, "consumers", "pause", "orders", "--reason", "why"); !strings.Contains(text, want) {
 			t.Errorf("pause as %s: %s", purpose, text)
 		}
@@ -403,12 +468,15 @@ func TestMigrateAndGrantsServeRoles(t *testing.T) {
 			}
 		}
 	}
-	c := command.Run(t, command.Database(as(t, database, roles["application"])), "run", "reports", "--once", "--ttl", "5m", "--schema", "it's", "--", "true")
-	if code := c.ExitCode(); code != 0 {
-		t.Errorf("run with the rights of an application: %d, %s", code, c.Printed())
-	}
-	for purpose, want := range map[string]int{"operator": 0, "reader": supervise.Failed, "application": supervise.Failed} {
-		if code, text := in(purpose, "freeze", "reports", "--dry-run"); code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
+	const run = "run reports --once --ttl 5m --schema it's -- true"
+	expectExit(t, command.Run(t, command.Database(as(t, database, roles["application"])), strings.Fields(run)...), 0)
+	for purpose, want := range map[string]int{
+		"operator":    0,
+		"reader":      supervise.Failed,
+		"application": supervise.Failed,
+	} {
+		code, text := in(purpose, "freeze", "reports", "--dry-run")
+		if code != want || (code == 0) != strings.Contains(text, "No partition would move.") {
 			t.Errorf("dry run as %s: exit code %d, %s", purpose, code, text)
 		}
 	}
@@ -438,8 +506,13 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		}
 		return nil
 	})
+	// However late, each tick runs.
+	all := []schedule.ScheduleOption{
+		schedule.WithMissed(schedule.MissedAll),
+		schedule.WithOverlap(schedule.OverlapBuffer),
+	}
 	for i, name := range []string{"good", "bad", odd} {
-		testkit.OK(t, kind.Add(name, job{i}, schedule.Every(time.Second), schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer))) // however late, each tick runs
+		testkit.OK(t, kind.Add(name, job{i}, schedule.Every(time.Second), all...))
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
@@ -454,16 +527,22 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	recorded := func(what, query string, args ...any) { // in the history
 		t.Helper()
 		testkit.Until(t, what, func() (is bool) {
-			testkit.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) > 0 FROM pgleases.history WHERE "+query, args...).Scan(&is))
+			isThere := "SELECT count(*) > 0 FROM pgleases.history WHERE " + query
+			testkit.OK(t, pool.QueryRow(t.Context(), isThere, args...).Scan(&is))
 			return is
 		})
 	}
 	recorded("one has run", "name = 'good'")
 	recorded("one has failed", "name = 'bad'")
-	if first := history("good"); first[len(first)-1].Outcome != "succeeded" || history("bad")[0].Outcome != "failed" || !strings.Contains(history("bad")[0].Error, "job 1 failed") {
-		t.Errorf("history %+v, %+v", first, history("bad"))
+	first, bad := history("good"), history("bad")
+	if first[len(first)-1].Outcome != "succeeded" {
+		t.Errorf("history %+v", first)
 	}
-	if text := output1(t, database, "schedules", "history", "reports", "bad", "-n", "1"); strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed \x1b[2J"`+"\n") {
+	if bad[0].Outcome != "failed" || !strings.Contains(bad[0].Error, "job 1 failed") {
+		t.Errorf("history %+v", bad)
+	}
+	text := output1(t, database, "schedules", "history", "reports", "bad", "-n", "1")
+	if strings.Count(text, "\n") != 2 || !strings.Contains(text, `"job 1 failed \x1b[2J"`+"\n") {
 		t.Errorf("history: %s", text)
 	}
 	changed := func(args ...string) string {
@@ -472,9 +551,7 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	shows := func(pattern string, args ...string) {
 		t.Helper()
-		if text := output1(t, database, args...); !regexp.MustCompile(`(?m)` + pattern).MatchString(text) {
-			t.Errorf("pgleases %s does not print %s: %s", strings.Join(args, " "), pattern, text)
-		}
+		expectPrinted(t, output1(t, database, args...), pattern)
 	}
 	if text := changed("schedules", "pause", "reports", "good"); text != "pause reports good: done\n" {
 		t.Errorf("pause prints %q", text)
@@ -485,18 +562,18 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		return !regexp.MustCompile(`(?m)^good .* running `).MatchString(list)
 	})
 	unprintable(t, "schedules list", list)
-	for _, pattern := range []string{`good +close +\S.* +- +\S+ ago +paused \S+ ago by ann \(.+\): why`, `bad +close .* (running|due|planned|retrying).* \(last error: job 1 failed \\x1b\[2J\)`, regexp.QuoteMeta(shown(odd)) + ` +close .* (running|due|planned|retrying).*`} {
-		if !regexp.MustCompile(`(?m)^` + pattern + `$`).MatchString(list) {
-			t.Errorf("schedules list lacks %s: %s", pattern, list)
-		}
-	}
-	if one := decoded[[]schedule.Schedule](t, database, "schedules", "list", "reports", "go"); len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
+	expectPrinted(t, list,
+		`^good +close +\S.* +- +\S+ ago +paused \S+ ago by ann \(.+\): why$`,
+		`^bad +close .* (running|due|planned|retrying).* \(last error: job 1 failed \\x1b\[2J\)$`,
+		`^`+regexp.QuoteMeta(shown(odd))+` +close .* (running|due|planned|retrying).*$`)
+	one := decoded[[]schedule.Schedule](t, database, "schedules", "list", "reports", "go")
+	if len(one) != 1 || one[0].Name != "good" || one[0].PausedAt.IsZero() {
 		t.Errorf("schedules list with a prefix: %+v", one)
 	}
-	if text := output1(t, database, "schedules", "list", "reports", "-n", "1"); !strings.HasPrefix(text, "SCHEDULE ") || !strings.Contains(text, "\nbad ") || !strings.Contains(text, "There may be more") {
-		t.Errorf("one schedule: %s", text)
-	}
-	if page := decoded[[]schedule.Schedule](t, database, "schedules", "list", "reports", "--after", "bad", "--only", "paused"); len(page) != 1 || page[0].Name != "good" {
+	shows(`\ASCHEDULE .*\nbad (.*\n)*.*There may be more`, "schedules", "list", "reports", "-n", "1")
+	page := decoded[[]schedule.Schedule](t, database,
+		"schedules", "list", "reports", "--after", "bad", "--only", "paused")
+	if len(page) != 1 || page[0].Name != "good" {
 		t.Errorf("those that are paused behind bad: %+v", page)
 	}
 	shows(`^reports +3 +\d+ +0 +1 +\d +\d+ +0$`, "schedules", "groups")
@@ -519,7 +596,8 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	number := func(text string) string {
 		t.Helper()
 		id, hint, _ := strings.Cut(text, "\n") // the hint is on stderr
-		if !regexp.MustCompile(`^[0-9]+$`).MatchString(id) || hint != "pgleases: new jobs: 1; to see how it goes: pgleases jobs show reports "+id+"\n" {
+		want := "pgleases: new jobs: 1; to see how it goes: pgleases jobs show reports " + id + "\n"
+		if !regexp.MustCompile(`^[0-9]+$`).MatchString(id) || hint != want {
 			t.Fatalf("%q is no number with a hint", text)
 		}
 		return id
@@ -530,7 +608,9 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 		return job
 	}
 	failed := ends(number(changed("schedules", "trigger", "reports", "bad")), "failed")
-	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", failed); fmt.Sprint(j.ID) != failed || j.Name != "bad" || j.Outcome != "failed" || !strings.HasPrefix(j.Error, "job 1 failed") {
+	j := decoded[schedule.Job](t, database, "jobs", "show", "reports", failed)
+	if fmt.Sprint(j.ID) != failed || j.Name != "bad" || j.Outcome != "failed" ||
+		!strings.HasPrefix(j.Error, "job 1 failed") {
 		t.Errorf("job %+v", j)
 	}
 	if !slices.ContainsFunc(history("bad"), func(e schedule.HistoryEntry) bool { return fmt.Sprint(e.Job) == failed }) {
@@ -538,12 +618,14 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	}
 	decoded[[]schedule.HistoryEntry](t, database, "jobs", "failed", "reports")
 	shows(`^`+failed+` +bad +close +failed .* "job 1 failed \\x1b\[2J" \(\{"N": 1\}\)$`, "jobs", "failed", "reports")
-	text := output1(t, database, "jobs", "show", "reports", failed)
+	text = output1(t, database, "jobs", "show", "reports", failed)
 	unprintable(t, "jobs show", text)
-	if !regexp.MustCompile(`(?m)^`+failed+` +bad +close .* failed .* "job 1 failed \\x1b\[2J"$`).MatchString(text) || !strings.HasSuffix(text, "\narguments: {\"N\": 1}\n\njob 1 failed \\x1b[2J\nbelow\n") {
+	expectPrinted(t, text, `^`+failed+` +bad +close .* failed .* "job 1 failed \\x1b\[2J"$`)
+	if !strings.HasSuffix(text, "\narguments: {\"N\": 1}\n\njob 1 failed \\x1b[2J\nbelow\n") {
 		t.Errorf("jobs show: %s", text)
 	}
-	if text := output1(t, database, "jobs", "show", "reports", failed, "-o", "json"); strings.Contains(text, `"owner"`) || !strings.Contains(text, `"N": 1`) {
+	text = output1(t, database, "jobs", "show", "reports", failed, "-o", "json")
+	if strings.Contains(text, `"owner"`) || !strings.Contains(text, `"N": 1`) {
 		t.Errorf("an ended job has an owner, or a failed one no arguments: %s", text)
 	}
 	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'unknown' WHERE outcome = 'failed'"))(t)
@@ -551,75 +633,115 @@ func TestSchedulesArePausedResumedAndDeleted(t *testing.T) {
 	retriedJob := ends(number(changed("jobs", "retry", "reports", failed, "--unknown")), "failed")
 	shows(` ago +- +`+retriedJob+` +"job 1 failed`, "jobs", "show", "reports", failed) // RETRY OF, RETRIED AS
 	shows(` ago +`+failed+` +- +"job 1 failed`, "jobs", "show", "reports", retriedJob)
-	tick := slices.DeleteFunc(history("bad"), func(e schedule.HistoryEntry) bool { return e.Job != 0 || e.Outcome != "unknown" })[0].Until.Format(time.RFC3339Nano)
+	bad = history("bad")
+	isUnknownTick := func(e schedule.HistoryEntry) bool { return e.Job == 0 && e.Outcome == "unknown" }
+	tick := bad[slices.IndexFunc(bad, isUnknownTick)].Until.Format(time.RFC3339Nano)
 	fails(t, database, "schedules retry reports bad --reason why "+tick, "so it may have been done")
 	retried := ends(number(changed("schedules", "retry", "reports", "bad", tick, "--unknown")), "failed")
 	good := history("good")
 	done := good[slices.IndexFunc(good, func(e schedule.HistoryEntry) bool { return e.Outcome == "succeeded" })].Until
-	again := ends(number(changed("schedules", "backfill", "reports", "good", done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano))), "succeeded")
-	shows(`(?s)^JOB.* ATTEMPTS .*\n`+again+` +good +close +.* succeeded +- +1 [^\n]*\n$`, "jobs", "show", "reports", again) // without its arguments
+	from, to := done.Add(-time.Millisecond).Format(time.RFC3339Nano), done.Format(time.RFC3339Nano)
+	again := ends(number(changed("schedules", "backfill", "reports", "good", from, to)), "succeeded")
+	// Its arguments are not shown.
+	shows(`(?s)^JOB.* ATTEMPTS .*\n`+again+` +good +close +.* succeeded +- +1 [^\n]*\n\z`,
+		"jobs", "show", "reports", again)
 	hangs := testkit.Must(export.Enqueue(t.Context(), job{}))(t)
 	testkit.Until(t, "one runs", func() bool {
 		text = output1(t, database, "jobs", "list", "reports")
-		return regexp.MustCompile(`(?m)^\d+ +- +export .* running for \S+ +` + client.ID() + ` +0 +- +-$`).MatchString(text)
+		isRunning := regexp.MustCompile(`(?m)^\d+ +- +export .* running for \S+ +` + client.ID() + ` +0 +- +-$`)
+		return isRunning.MatchString(text)
 	})
 	shows(` running +`+client.ID()+` +0 +\S+ ago +- +- +- +-\n`, "jobs", "show", "reports", fmt.Sprint(hangs))
-	shows(` restart `+client.ID()+`: pgleases clients names its host and pid$`, "jobs", "cancel", "reports", fmt.Sprint(hangs), "--reason", "why", "--actor", "ann")
+	asAnn := []string{"--reason", "why", "--actor", "ann"}
+	shows(` restart `+client.ID()+`: pgleases clients names its host and pid$`,
+		append([]string{"jobs", "cancel", "reports", fmt.Sprint(hangs)}, asAnn...)...)
 	close(canceled)
 	later := testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour)))(t)
 	waiting := fmt.Sprint(later)
 	shows(`^`+waiting+` +- +close +\S.* planned +\S+ +0 +- +- +- +- +-$`, "jobs", "show", "reports", waiting)
-	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), schedule.WithUnique(odd, schedule.OnConflictReject)))(t)
+	unique := schedule.WithUnique(odd, schedule.OnConflictReject)
+	testkit.Must(kind.Enqueue(t.Context(), job{}, schedule.WithDelay(time.Hour), unique))(t)
 	listed := func(args ...string) []schedule.Job {
 		return decoded[[]schedule.Job](t, database, append([]string{"jobs", "list", "reports"}, args...)...)
 	}
-	for args, want := range map[string]int{"": 2, "--kind close --state planned": 2, "--kind none": 0, "--state retrying": 0, "odd": 1, "-n 1": 1} {
-		if got := listed(strings.Fields(args)...); len(got) != want || want == 2 && (got[0].ID != later || got[0].Kind != "close" || got[0].State != "planned" || got[0].Trigger != "job") {
+	for args, want := range map[string]int{
+		"--kind none":      0,
+		"--state retrying": 0,
+		"odd":              1,
+		"-n 1":             1,
+	} {
+		if got := listed(strings.Fields(args)...); len(got) != want {
+			t.Errorf("jobs list %s: %+v", args, got)
+		}
+	}
+	for _, args := range []string{"", "--kind close --state planned"} {
+		got := listed(strings.Fields(args)...)
+		if len(got) != 2 {
+			t.Fatalf("jobs list %s: %+v", args, got)
+		}
+		if j := got[0]; j.ID != later || j.Kind != "close" || j.State != "planned" || j.Trigger != "job" {
 			t.Errorf("jobs list %s: %+v", args, got)
 		}
 	}
 	list = output1(t, database, "jobs", "list", "reports")
 	unprintable(t, "jobs list", list)
-	if !regexp.MustCompile(`(?m)^\d+ +` + regexp.QuoteMeta(shown(odd)) + ` +close +\S.* planned +\S+ +0 +\S.* -$`).MatchString(list) {
-		t.Errorf("jobs list: %s", list)
-	}
+	expectPrinted(t, list, `^\d+ +`+regexp.QuoteMeta(shown(odd))+` +close +\S.* planned +\S+ +0 +\S.* -$`)
 	changed("jobs", "cancel", "reports", waiting)
 	if j := decoded[schedule.Job](t, database, "jobs", "show", "reports", waiting); j.Outcome != "canceled" {
 		t.Errorf("job %+v", j)
 	}
-	shows(`nothing to retry: no job or tick of kind none failed since then, or all were retried; kinds of failed jobs and failing schedules: close$`,
-		"jobs", "retry-failed", "reports", "none", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
-	fails(t, database, "jobs retry-failed reports close 2020-01-01T00:00:00Z --reason why", "because their outcome is unknown")
-	testkit.Must(pool.Exec(t.Context(), "UPDATE pgleases.history SET outcome = 'failed', kind = 'mail', retried = NULL WHERE job = $1::text::bigint", retried))(t)
-	shows(`^(\d+)\npgleases: new jobs: 1; to see how it goes: pgleases jobs show reports \d+$`,
-		"jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
-	shows(`or all were retried; kinds of failed jobs and failing schedules: close$`, "jobs", "retry-failed", "reports", "mail", "2020-01-01T00:00:00Z", "--reason", "why", "--actor", "ann")
+	retryFailed := func(kind string) []string {
+		return append([]string{"jobs", "retry-failed", "reports", kind, "2020-01-01T00:00:00Z"}, asAnn...)
+	}
+	shows(`nothing to retry: no job or tick of kind none failed since then, or all were retried; `+
+		`kinds of failed jobs and failing schedules: close$`, retryFailed("none")...)
+	fails(t, database, "jobs retry-failed reports close 2020-01-01T00:00:00Z --reason why",
+		"because their outcome is unknown")
+	testkit.Execute(t, pool, `
+		UPDATE pgleases.history SET outcome = 'failed', kind = 'mail', retried = NULL
+		WHERE job = $1::text::bigint`, retried)
+	shows(`^(\d+)\npgleases: new jobs: 1; to see how it goes: pgleases jobs show reports \d+$`, retryFailed("mail")...)
+	shows(`or all were retried; kinds of failed jobs and failing schedules: close$`, retryFailed("mail")...)
 	changed("schedules", "delete", "reports", "good")
-	var asked string
-	testkit.OK(t, pool.QueryRow(t.Context(), `SELECT string_agg(concat_ws(' ', cause, nullif(name, ''), CASE WHEN cause <> 'jobs retried' THEN row_id END), ', ' ORDER BY id)
-		FROM pgleases.events WHERE lease = 'schedule/reports' AND reason = 'why' AND actor = concat('ann (', session_user, ')')`).Scan(&asked))
-	if want := fmt.Sprintf("schedule paused good, schedule resumed good, schedule triggered bad %s, job retried bad %s, tick retried bad %s, schedule backfilled good %s, job canceled %d, job canceled %s, jobs retried, schedule deleted good",
-		failed, retriedJob, retried, again, hangs, waiting); asked != want {
+	asked := testkit.Value[[]string](t, pool, `
+		SELECT array_agg(concat_ws(' ', cause, nullif(name, ''), CASE WHEN cause <> 'jobs retried' THEN row_id END)
+			ORDER BY id)
+		FROM pgleases.events
+		WHERE lease = 'schedule/reports' AND reason = 'why' AND actor = concat('ann (', session_user, ')')`)
+	want := []string{
+		"schedule paused good",
+		"schedule resumed good",
+		"schedule triggered bad " + failed,
+		"job retried bad " + retriedJob,
+		"tick retried bad " + retried,
+		"schedule backfilled good " + again,
+		fmt.Sprint("job canceled ", hangs),
+		"job canceled " + waiting,
+		"jobs retried",
+		"schedule deleted good",
+	}
+	if !slices.Equal(asked, want) {
 		t.Errorf("written down is %q, want %q", asked, want)
 	}
-	for args, want := range map[string]string{
-		"schedules pause reports good --reason why":                        "pgleases schedules list GROUP, schedules history",
-		"schedules pause report bad --reason why":                          `there is no group "report": did you mean reports?`,
-		"schedules pause reports bad":                                      "--reason is missing",
-		"jobs retry-failed report close 2020-01-01T00:00:00Z --reason why": `there is no group "report": did you mean reports?`,
-		"jobs cancel reports " + failed:                                    "--reason is missing",
-		"schedules pause reports":                                          "SCHEDULE is missing: pgleases schedules pause",
-		"schedules trigger reports good --reason why":                      "pgleases schedules list GROUP, schedules history",
-		"schedules backfill reports bad x y":                               `"x" is no time`,
-		"schedules backfill reports bad 2030-01-01T00:00:00Z":              "TO is missing",
-		"jobs show reports x":                                              `"x" is no job`,
-		"jobs show reports 99999":                                          "has no such job",
-		"jobs retry-failed reports close x --reason why":                   `"x" is no time`,
-		"jobs list reports -n 0":                                           "give 1 or more",
-		"jobs list reports --state asleep":                                 "planned, due, running, retrying, blocked",
-		"schedules retry reports bad 2020-01-01T00:00:00Z --reason why":    "is not in the history",
-		"schedules list reports --schema none":                             "missing in this database",
+	for _, test := range []struct{ args, want string }{
+		{"schedules pause reports good --reason why", "pgleases schedules list GROUP, schedules history"},
+		{"schedules pause report bad --reason why", `there is no group "report": did you mean reports?`},
+		{"schedules pause reports bad", "--reason is missing"},
+		{"jobs retry-failed report close 2020-01-01T00:00:00Z --reason why",
+			`there is no group "report": did you mean reports?`},
+		{"jobs cancel reports " + failed, "--reason is missing"},
+		{"schedules pause reports", "SCHEDULE is missing: pgleases schedules pause"},
+		{"schedules trigger reports good --reason why", "pgleases schedules list GROUP, schedules history"},
+		{"schedules backfill reports bad x y", `"x" is no time`},
+		{"schedules backfill reports bad 2030-01-01T00:00:00Z", "TO is missing"},
+		{"jobs show reports x", `"x" is no job`},
+		{"jobs show reports 99999", "has no such job"},
+		{"jobs retry-failed reports close x --reason why", `"x" is no time`},
+		{"jobs list reports -n 0", "give 1 or more"},
+		{"jobs list reports --state asleep", "planned, due, running, retrying, blocked"},
+		{"schedules retry reports bad 2020-01-01T00:00:00Z --reason why", "is not in the history"},
+		{"schedules list reports --schema none", "missing in this database"},
 	} {
-		fails(t, database, args, want)
+		fails(t, database, test.args, test.want)
 	}
 }

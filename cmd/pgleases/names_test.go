@@ -22,32 +22,45 @@ func TestNamesForgeNoLine(t *testing.T) {
 	pool := testkit.Pool(t, database)
 	testkit.OK(t, schedule.Migrate(context.Background(), pool))
 	testkit.OK(t, consumer.Migrate(context.Background(), pool))
-	name := "w1\nFORGED: done\r\t\x1b[2J\u202e"
-	why := []string{"--reason", name, "--actor", name}
-	for _, words := range [][]string{
-		{"drain", name}, {"undrain", name}, {"cordon", name}, {"uncordon", name}, {"pause", name}, {"resume", name}, {"resume", name}, {"freeze", name},
-		{"unfreeze", name}, {"unfreeze", name}, {"pin", name + "/1", name}, {"unpin", name + "/1"}, {"evict", name}, {"drop", name}, {"replace", name, "--by", name + "2", "--partitions", "1"},
-		{"schedules", "pause", name, name}, {"schedules", "resume", name, name}, {"schedules", "delete", name, name}, {"schedules", "trigger", name, name},
-		{"schedules", "backfill", name, name, "2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"}, {"schedules", "retry", name, name, "2026-03-01T00:00:00Z"},
-		{"jobs", "cancel", name, "1"}, {"jobs", "retry", name, "1"}, {"jobs", "retry-failed", name, name, "2026-03-01T00:00:00Z"},
-		{"consumers", "pause", name}, {"consumers", "resume", name}, {"consumers", "retry", name, "1"}, {"consumers", "skip", name, "1"},
-		{"consumers", "return", name, "1"}, {"consumers", "delete", name},
+	why := []string{"--reason", forgery, "--actor", forgery}
+	for _, line := range []string{
+		"drain NAME", "undrain NAME", "cordon NAME", "uncordon NAME", "pause NAME", "resume NAME", "resume NAME",
+		"freeze NAME", "unfreeze NAME", "unfreeze NAME", "pin NAME/1 NAME", "unpin NAME/1", "evict NAME", "drop NAME",
+		"replace NAME --by NAME2 --partitions 1",
+		"schedules pause NAME NAME", "schedules resume NAME NAME", "schedules delete NAME NAME",
+		"schedules trigger NAME NAME", "schedules backfill NAME NAME 2026-03-01T00:00:00Z 2026-03-02T00:00:00Z",
+		"schedules retry NAME NAME 2026-03-01T00:00:00Z",
+		"jobs cancel NAME 1", "jobs retry NAME 1", "jobs retry-failed NAME NAME 2026-03-01T00:00:00Z",
+		"consumers pause NAME", "consumers resume NAME", "consumers retry NAME 1", "consumers skip NAME 1",
+		"consumers return NAME 1", "consumers delete NAME",
 	} {
-		expectNoForgedLine(t, database, append(words, why...)...)
+		expectNoForgedLine(t, database, line, why...)
 	}
-	for _, words := range [][]string{
-		{"describe", name}, {"explain", name + "/1"}, {"explain", name}, {"locks", name}, {"events", name}, {"events", "--client", name}, {"events", "--cause", name}, {"explain", name + "/1", "--at", name}, {"events"}, {"overrides"}, {"list"}, {"clients"},
-		{"schedules", "list", name}, {"schedules", "history", name, name}, {"jobs", "list", name}, {"jobs", "failed", name}, {"jobs", "show", name, "1"},
-		{"consumers"}, {"consumers", "show", name}, {"consumers", "table", name, "--table", name}, {"status"}, {"schedules"}, {"doctor", "--role", name}, {"list", "--schema", name}, {"doctor", "--schema", name},
-		{"run", name, "-n", "70000", "--", "true"}, {"run", "x", "--", name}, {"list", "--database", name}, {"list", "--database", "postgres://" + name + "@localhost:1/x"},
+	for _, line := range []string{
+		"describe NAME", "explain NAME/1", "explain NAME", "locks NAME", "events NAME", "events --client NAME",
+		"events --cause NAME", "explain NAME/1 --at NAME", "events", "overrides", "list", "clients",
+		"schedules list NAME", "schedules history NAME NAME", "jobs list NAME", "jobs failed NAME", "jobs show NAME 1",
+		"consumers", "consumers show NAME", "consumers table NAME --table NAME",
+		"status", "schedules", "doctor --role NAME", "list --schema NAME", "doctor --schema NAME",
+		"run NAME -n 70000 -- true", "run x -- NAME",
+		"list --database NAME", "list --database postgres://NAME@localhost:1/x",
 	} {
-		expectNoForgedLine(t, database, words...)
+		expectNoForgedLine(t, database, line)
 	}
 }
 
-// expectNoForgedLine runs the command, and checks what it prints.
-func expectNoForgedLine(t *testing.T, database string, arguments ...string) {
+// forgery ends its line, begins another one, and moves the cursor.
+const forgery = "w1\nFORGED: done\r\t\x1b[2J\u202e"
+
+// expectNoForgedLine runs a line of a command, in which NAME is the forgery, with further arguments,
+// and checks what it prints.
+func expectNoForgedLine(t *testing.T, database, line string, further ...string) {
 	t.Helper()
+	arguments := strings.Fields(line)
+	for i, word := range arguments {
+		arguments[i] = strings.ReplaceAll(word, "NAME", forgery)
+	}
+	arguments = append(arguments, further...)
 	c := command.Run(t, command.Database(database), arguments...)
 	c.ExitCode()
 	printed := c.Printed()

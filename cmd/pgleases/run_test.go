@@ -20,6 +20,7 @@ func TestMain(m *testing.M) { command.Main(m) }
 func TestRunChecksArgumentsWithoutADatabase(t *testing.T) {
 	t.Parallel()
 	long := strings.Repeat("x", 256)
+	env := []string{"DATABASE_URL=postgres://127.0.0.1:1/none"}
 	for want, args := range map[string][]string{
 		`lease name "" is empty`:                  {""},
 		`lease name "a\xff" is not valid UTF-8`:   {"a\xff"},
@@ -31,10 +32,8 @@ func TestRunChecksArgumentsWithoutADatabase(t *testing.T) {
 		`TTL 11m0s is out of range`:               {"one", "--id", "a", "--wait", "1m", "--ttl", "11m"},
 		`schema name "" is empty`:                 {"one", "--id", "a", "--once", "--schema="},
 	} {
-		c := command.Run(t, []string{"DATABASE_URL=postgres://127.0.0.1:1/none"}, slices.Concat([]string{"run"}, args, []string{"--", "true"})...)
-		if code := c.ExitCode(); code != 125 || !strings.Contains(c.Printed(), want) {
-			t.Errorf("%q: exit code %d and %q, want 125 and %q", args, code, c.Printed(), want)
-		}
+		c := command.Run(t, env, slices.Concat([]string{"run"}, args, []string{"--", "true"})...)
+		expectExit(t, c, 125, want)
 	}
 }
 
@@ -43,19 +42,17 @@ func TestRunTakesALeaseThatBeginsWithADash(t *testing.T) {
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
 	c := command.Run(t, env, "run", "--once", "--", "-x", "--", "sh", "-c", "echo lease $PGLEASES_LEASE")
-	if code := c.ExitCode(); code != 0 || !strings.Contains("\n"+c.Printed(), "\nlease -x\n") {
-		t.Errorf("exit code %d, output %q", code, c.Printed())
-	}
+	expectExit(t, c, 0)
+	expectPrinted(t, c.Printed(), `^lease -x$`)
 }
 
 func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
-	if code := command.Run(t, env, "run", "counted", "--once", "--", "true").ExitCode(); code != 0 {
-		t.Fatal("exit code", code)
-	}
-	plain := filepath.Join(t.TempDir(), "plain")
+	expectExit(t, command.Run(t, env, "run", "counted", "--once", "--", "true"), 0)
+	dir := t.TempDir()
+	plain := filepath.Join(dir, "plain")
 	testkit.OK(t, os.WriteFile(plain, nil, 0o600))
 	for _, test := range []struct {
 		args string
@@ -73,7 +70,8 @@ func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 		{"run one --status-socket= -- true", 125, "--status-socket is empty: give a path"},
 		{"run one --status-socket " + plain + " -- true", 125, "the file exists, and is no socket: give another path"},
 		{"run one --status-socket " + plain + "/x -- true", 125, "not a directory"},
-		{"run one --status-socket " + filepath.Join(filepath.Dir(plain), strings.Repeat("x", 120)) + " -- true", 125, "is the path longer than 100 bytes?"},
+		{"run one --status-socket " + filepath.Join(dir, strings.Repeat("x", 120)) + " -- true", 125,
+			"is the path longer than 100 bytes?"},
 		{"run one --ttl 1ms -- true", 125, "TTL 1ms is out of range: 1s to 10m0s"},
 		{"run one --wait 0s -- true", 125, "--wait 0s: give a time above 0, or --try"},
 		{"run one --wait 1s --try -- true", 125, "--try and --wait: give one of them"},
@@ -83,13 +81,12 @@ func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 		{"run counted -n 2 -- true", 125, "Give that number with -n"},
 		{"run one -- /no/such/program", 127, "give a program in PATH"},
 		{"run one -- " + plain, 126, "is it executable?"},
-		{"run one -- " + filepath.Dir(plain), 126, "is a directory: is it executable?"},
-		{"run one --database postgres://127.0.0.1:1/none -- true", 125, "Set --database, DATABASE_URL or the PG* variables"},
+		{"run one -- " + dir, 126, "is a directory: is it executable?"},
+		{"run one --database postgres://127.0.0.1:1/none -- true", 125,
+			"Set --database, DATABASE_URL or the PG* variables"},
 		{"nonsense", 125, `unknown command "nonsense"`},
 	} {
 		c := command.Run(t, env, strings.Fields(test.args)...)
-		if code := c.ExitCode(); code != test.code || !strings.Contains(c.Printed(), test.want) {
-			t.Errorf("%s: exit code %d and %q, want %d and %q", test.args, code, c.Printed(), test.code, test.want)
-		}
+		expectExit(t, c, test.code, test.want)
 	}
 }

@@ -19,7 +19,8 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	t.Parallel()
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
-	c := command.Run(t, command.Database(database), "serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
+	c := command.Run(t, command.Database(database),
+		"serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
 	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
 	testkit.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
 	found := address.FindStringSubmatch(c.Printed())
@@ -30,9 +31,19 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 		defer response.Body.Close()
 		return response.StatusCode, string(testkit.Must(io.ReadAll(response.Body))(t))
 	}
-	for host, want := range map[string]int{"": 200, "localhost": 200, "localhost:8080": 200, "[::1]:80": 200, "leases.example": 200,
-		"evil.example": 421, "evil.example:8080": 421, "localhost.evil.example": 421, "192.0.2.1": 421} {
-		if code, body := ask("GET", "", host); code != want || (want == 200) != strings.Contains(body, "<title>Test &amp; trial</title>") {
+	for host, want := range map[string]int{
+		"":                       200,
+		"localhost":              200,
+		"localhost:8080":         200,
+		"[::1]:80":               200,
+		"leases.example":         200,
+		"evil.example":           421,
+		"evil.example:8080":      421,
+		"localhost.evil.example": 421,
+		"192.0.2.1":              421,
+	} {
+		code, body := ask("GET", "", host)
+		if code != want || (want == 200) != strings.Contains(body, "<title>Test &amp; trial</title>") {
 			t.Errorf("host %q: %d, want %d", host, code, want)
 		}
 	}
@@ -44,16 +55,19 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 		return strings.Contains(told, `"name":"l","partitions":2`) && strings.Contains(told, `"owner":"a"`)
 	})
 
-	if code, body := ask("GET", "metrics", ""); code != 200 || !strings.Contains(body, "\npgleases_database_partitions{lease=\"l\"} 2\n") {
+	code, body := ask("GET", "metrics", "")
+	if code != 200 || !strings.Contains(body, "\npgleases_database_partitions{lease=\"l\"} 2\n") {
 		t.Errorf("metrics: %d, %s", code, body)
 	}
 	if code, _ := ask("GET", "metrics", "evil.example"); code != 421 {
 		t.Errorf("metrics for another site: %d", code)
 	}
 
-	fails(t, database, "serve --listen "+found[2], "Give --listen an address of this machine and a port that is free") // it is in use
+	// Its address is in use.
+	fails(t, database, "serve --listen "+found[2], "Give --listen an address of this machine and a port that is free")
 	for listen, want := range map[string]int{"0.0.0.0:0": 200, "0.0.0.0:0 --host leases.example": 421} {
-		open := command.Run(t, command.Database(database), append([]string{"serve", "--listen"}, strings.Fields(listen)...)...)
+		args := append([]string{"serve", "--listen"}, strings.Fields(listen)...)
+		open := command.Run(t, command.Database(database), args...)
 		port := regexp.MustCompile(`Open http://\S+:(\d+)/\n`)
 		testkit.Until(t, "it says where it listens", func() bool { return port.MatchString(open.Printed()) })
 		found[1] = "http://127.0.0.1:" + port.FindStringSubmatch(open.Printed())[1] + "/"

@@ -14,8 +14,10 @@ import (
 )
 
 var (
-	recommended = regexp.MustCompile("\\bpgleases ((?:[a-z][a-z-]*|[A-Z]+|<[a-z]+>|'[^']*'|%\\S+|--?[a-z][a-z-]*(?:[= ]\\S+?)?)(?: |$|[;,.:)\"'`\n]))+")
-	flagIn      = regexp.MustCompile(`(?:^|\s)--([a-z][a-z-]*)`)
+	recommended = regexp.MustCompile("\\bpgleases " +
+		"((?:[a-z][a-z-]*|[A-Z]+|<[a-z]+>|'[^']*'|%\\S+|--?[a-z][a-z-]*(?:[= ]\\S+?)?)(?: |$|[;,.:)\"'`\n]))+")
+	flagIn  = regexp.MustCompile(`(?:^|\s)--([a-z][a-z-]*)`)
+	hasText = regexp.MustCompile(`\.(go|sql|txt|md|yaml|js)$`)
 )
 
 // Errors, findings, help and pages recommend commands. Each verb has the flags that they name.
@@ -27,14 +29,19 @@ func TestTextsNameFlagsThatExist(t *testing.T) {
 			return err
 		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "testdata"):
 			return filepath.SkipDir
-		case entry.IsDir() || strings.HasSuffix(path, "_test.go") || !regexp.MustCompile(`\.(go|sql|txt|md|yaml|js)$`).MatchString(path):
+		case entry.IsDir() || strings.HasSuffix(path, "_test.go") || !hasText.MatchString(path):
 			return nil
 		}
 		text, err := os.ReadFile(path)
 		for _, command := range recommended.FindAllString(string(text), -1) {
-			verb, flags := verbOf(root, command), flagIn.FindAllStringSubmatch(strings.SplitN(command, " -- ", 2)[0], -1)
-			for _, flag := range flags {
-				if found++; verb != nil && verb.Flags().Lookup(flag[1]) == nil && verb.InheritedFlags().Lookup(flag[1]) == nil && flag[1] != "help" {
+			verb := verbOf(root, command)
+			words, _, _ := strings.Cut(command, " -- ")
+			for _, flag := range flagIn.FindAllStringSubmatch(words, -1) {
+				found++
+				if verb == nil || flag[1] == "help" {
+					continue
+				}
+				if verb.Flags().Lookup(flag[1]) == nil && verb.InheritedFlags().Lookup(flag[1]) == nil {
 					t.Errorf("%s: %q: the verb %q has no flag --%s", path, command, verb.CommandPath(), flag[1])
 				}
 			}
