@@ -139,12 +139,14 @@ var browser = sync.OnceValues(func() (context.Context, func()) {
 	}
 	allocator, endAllocator := chromedp.NewExecAllocator(context.Background(), options...)
 	ctx, end := chromedp.NewContext(allocator, chromedp.WithErrorf(func(format string, args ...any) {
-		if text := fmt.Sprintf(format, args...); !strings.Contains(text, "EventTopLayerElementsUpdated") { // a dialog has opened or closed, which it does not know
+		text := fmt.Sprintf(format, args...)
+		if !strings.Contains(text, "EventTopLayerElementsUpdated") { // a dialog, which it does not know
 			fmt.Fprintln(os.Stderr, text)
 		}
 	}))
 	if err := chromedp.Run(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "start Chromium, which these tests need (Debian, Ubuntu: apt-get install chromium):", err)
+		const need = "start Chromium, which these tests need (Debian, Ubuntu: apt-get install chromium):"
+		fmt.Fprintln(os.Stderr, need, err)
 		os.Exit(1)
 	}
 	return ctx, func() {
@@ -220,9 +222,54 @@ func eval[T any](x tab, expression string) (value T) {
 // awaited has an expression's promise be kept first.
 func awaited(p *runtime.EvaluateParams) *runtime.EvaluateParams { return p.WithAwaitPromise(true) }
 
-// until waits until an expression is true in the page. One page may follow another meanwhile.
-func (x tab) until(expression string) {
+// textOf is an expression for the text of the first element that a selector finds.
+func textOf(selector string) string {
+	return fmt.Sprintf(`document.querySelector(%q).textContent`, selector)
+}
+
+// count is an expression for the number of elements that a selector finds.
+func count(selector string) string {
+	return fmt.Sprintf(`document.querySelectorAll(%q).length`, selector)
+}
+
+// matches says that a text matches a pattern.
+func matches(text, pattern string) string { return `/` + pattern + `/.test(` + text + `)` }
+
+// some says that the text of one of the elements that a selector finds matches a pattern.
+func some(selector, pattern string) string {
+	return rows(selector) + `.some(text => ` + matches("text", pattern) + `)`
+}
+
+// every says that the texts of all elements that a selector finds match a pattern.
+func every(selector, pattern string) string {
+	return rows(selector) + `.every(text => ` + matches("text", pattern) + `)`
+}
+
+// click clicks on the first element that a selector finds.
+func (x tab) click(selector string) {
 	x.Helper()
+	x.clickOn(fmt.Sprintf(`document.querySelector(%q)`, selector))
+}
+
+// clickOn clicks on the element that an expression returns.
+func (x tab) clickOn(element string) {
+	x.Helper()
+	eval[bool](x, element+`.click() || true`)
+}
+
+// choose gives a field a value, as one does who types.
+func (x tab) choose(field, value string) {
+	x.Helper()
+	eval[bool](x, fmt.Sprintf(`(e => {
+		e.value = %q;
+		return e.dispatchEvent(new Event("input", {bubbles: true}));
+	})(document.querySelector(%q))`, value, field))
+}
+
+// until waits until expressions are true in the page, all at once. One page may follow another meanwhile.
+func (x tab) until(expressions ...string) {
+	x.Helper()
+	expression := "(" + strings.Join(expressions, ") && (") + ")"
 	look := time.NewTicker(50 * time.Millisecond)
 	defer look.Stop()
 	for {
@@ -249,14 +296,25 @@ func (x tab) signIn(url, address string) {
 	x.run(chromedp.Navigate(url+"/login"), chromedp.SendKeys("input", "secret\r", chromedp.ByQuery))
 	x.until(`document.querySelector("a")?.href.endsWith("/ops/leases/")`)
 	// Not chromedp.Click, whose node may be of the page before.
-	eval[bool](x, `document.querySelector("a").click() || true`)
+	x.click("a")
 	x.until(isLive)
 	if address != "" {
 		x.show(address)
 	}
 }
 
-const isLive = `document.querySelector("#state-text")?.textContent === "Live"`
+const (
+	isLive    = `document.querySelector("#state-text")?.textContent === "Live"`
+	isStale   = `/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent)`
+	hasBanner = `!document.querySelector("#banner").hidden`
+	noBanner  = `document.querySelector("#banner").hidden`
+)
+
+// bannerSays waits until a banner is shown whose text matches a pattern.
+func (x tab) bannerSays(pattern string) {
+	x.Helper()
+	x.until(hasBanner, matches(textOf("#banner-text"), pattern))
+}
 
 // show opens an address anew, as somebody does who was sent it.
 func (x tab) show(address string) {
@@ -268,7 +326,7 @@ func (x tab) show(address string) {
 // turnTo leads to a screen by its link, without loading the page anew.
 func (x tab) turnTo(screen string) {
 	x.Helper()
-	eval[bool](x, fmt.Sprintf(`document.querySelector('nav a[data-screen=%q]').click() || true`, screen))
+	x.click(fmt.Sprintf(`nav a[data-screen=%q]`, screen))
 	x.until(fmt.Sprintf(`document.querySelector("nav a[aria-current]")?.dataset.screen === %q`, screen))
 }
 

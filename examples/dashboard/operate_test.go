@@ -26,12 +26,13 @@ func operators(t *testing.T, url string) *pgxpool.Pool {
 // open opens the dialog by the button that has a label, for who hears it, and chooses a verb; empty: the one that it begins with.
 func (x tab) open(label, verb string) {
 	x.Helper()
-	button := fmt.Sprintf(`[...document.querySelectorAll("button")].find(e => e.getAttribute("aria-label") === %q)`, label)
+	button := fmt.Sprintf(`[...document.querySelectorAll("button")].find(e =>
+		e.getAttribute("aria-label") === %q)`, label)
 	x.until(button + ` !== undefined`)
-	eval[bool](x, button+`.click() || true`)
+	x.clickOn(button)
 	x.until(`document.querySelector("#operate").open`)
 	if verb != "" {
-		eval[bool](x, fmt.Sprintf(`document.querySelector("#operate-verbs input[value=%s]").click() || true`, verb))
+		x.click(fmt.Sprintf("#operate-verbs input[value=%s]", verb))
 	}
 }
 
@@ -52,6 +53,7 @@ const (
 	previewed = `!document.querySelector("#operate-go").disabled`
 	isClosed  = `!document.querySelector("#operate").open`
 	failure   = `document.querySelector("#operate-failure").textContent`
+	preview   = `document.querySelector("#operate-preview").textContent`
 	again     = `document.querySelector("#operate-preview button")`
 	toldText  = `document.querySelector("#told").textContent`
 )
@@ -70,7 +72,7 @@ func (x tab) shows(expression string) {
 			x.Fatal(text)
 		}
 		x.until(again + ` !== null`)
-		eval[bool](x, again+`.click() || true`)
+		x.clickOn(again)
 	}
 }
 
@@ -80,14 +82,15 @@ func (x tab) confirm(reason string) {
 	eval[bool](x, fmt.Sprintf(`(document.querySelector("#operate-reason").value = %q) !== ""`, reason))
 	for !eval[bool](x, isClosed) {
 		x.shows(previewed)
-		eval[bool](x, `document.querySelector("#operate-go").click() || true`)
+		x.click("#operate-go")
 		x.until(isClosed + ` || ` + failure + ` !== ""`)
 	}
 	x.until(toldText + `.includes("is written down")`)
 }
 
 func owns(id, is string) string {
-	return fmt.Sprintf(`[...document.querySelectorAll(".lease tbody tr")].some(e => e.querySelector(".name").textContent === %q && Number(e.children[1].textContent) %s)`, id, is)
+	return fmt.Sprintf(`[...document.querySelectorAll(".lease tbody tr")].some(e =>
+		e.querySelector(".name").textContent === %q && Number(e.children[1].textContent) %s)`, id, is)
 }
 
 // The verbs keep their promises when they are given on the page, while a process is killed and comes back all the time.
@@ -109,12 +112,13 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 
 	x.turnTo("clients")
 	x.open("Operate ann", "drain")
-	x.shows(`/^\d+ partitions? would move\. 1 owner is asked to hand over/.test(document.querySelector("#operate-preview").textContent)`)
+	x.shows(matches(preview, `^\d+ partitions? would move\. 1 owner is asked to hand over`))
 	x.confirm("her host goes")
 	attack()
-	x.until(`[...document.querySelectorAll("#client-rows tr")].some(e => e.textContent.includes("ann") && e.children[2].textContent === "0")`)
+	x.until(`[...document.querySelectorAll("#client-rows tr")].some(e =>
+		e.textContent.includes("ann") && e.children[2].textContent === "0")`)
 	x.turnTo("")
-	x.until(rows("#override-list li") + `.some(text => /drain.*ann by operator \(.*\): her host goes, until it is taken back/.test(text))`)
+	x.until(some("#override-list li", `drain.*ann by operator \(.*\): her host goes, until it is taken back`))
 	x.open("Undrain ann", "")
 	x.confirm("it stays")
 	x.show("leases/orders")
@@ -129,7 +133,8 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.open("Operate orders", "freeze")
 	x.confirm("nothing moves now")
 	kill()
-	x.until(`document.querySelector(".map").map.at.every(h => h?.owner && h.owner !== "victim")`) // what was expired sessions one's is given all the same
+	// What was an expired session's is given all the same.
+	x.until(`document.querySelector(".map").map.at.every(h => h?.owner && h.owner !== "victim")`)
 	kill = startWorker(t, "victim", "orders", databaseURL)
 	x.until(owns("victim", "=== 0"))
 	x.open("Unpin orders, partition 5", "")
@@ -139,9 +144,9 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.until(owns("victim", "> 0"))
 
 	x.open("Operate orders", "pause")
-	x.shows(`document.querySelector("#operate-preview").textContent.includes("64 partitions would have no owner.")`)
+	x.shows(preview + `.includes("64 partitions would have no owner.")`)
 	x.confirm("maintenance")
-	x.until(owns("ann", "=== 0") + " && " + owns("bob", "=== 0") + " && " + owns("eve", "=== 0") + " && " + owns("victim", "=== 0"))
+	x.until(owns("ann", "=== 0"), owns("bob", "=== 0"), owns("eve", "=== 0"), owns("victim", "=== 0"))
 	attack()
 	x.until(`document.querySelector(".legend").textContent.includes("no owner, paused")`)
 	x.open("Resume orders", "")
@@ -152,7 +157,8 @@ func TestAFleetUnderAttackIsOperatedThroughThePage(t *testing.T) {
 	x.until(rows("#event-list li") + `.some(text => /^[^a-z]*evict .*eve by operator \(.*\): it hangs$/.test(text))`)
 	x.turnTo("clients")
 	x.until(`document.querySelectorAll("#client-rows tr").length === 3`)
-	x.until(`[...document.querySelectorAll("#client-rows tr")].reduce((n, e) => n + Number(e.children[2].textContent), 0) === 64`)
+	x.until(`[...document.querySelectorAll("#client-rows tr")]
+		.reduce((n, e) => n + Number(e.children[2].textContent), 0) === 64`)
 }
 
 // If a change that was previewed fails, the page says why: for example the database, or the end of the session.
@@ -191,24 +197,25 @@ func TestFailedChangeIsPreviewedAgain(t *testing.T) {
 	if eval[bool](other, `document.querySelector("#operate-verbs input[value=drop]") !== null`) {
 		t.Error("a lease at work can be dropped")
 	}
-	eval[bool](other, `document.querySelector("#operate-cancel").click() || true`)
+	other.click("#operate-cancel")
 	other.turnTo("leases")
 	other.open("Operate old", "drop")
-	other.until(`document.querySelector("#operate-preview").textContent === "2 partitions would be forgotten. Nobody works on the lease."`)
+	other.until(preview + ` === "2 partitions would be forgotten. Nobody works on the lease."`)
 	other.confirm("of last year")
 	other.until(`[...document.querySelectorAll("#lease-rows tr")].every(e => !e.textContent.includes("old"))`)
 
 	x.open("Operate two", "drain")
 	x.until(failure + `.includes("is the last that works on") && document.querySelector("#operate-go").disabled`)
-	eval[bool](x, `document.querySelector("#operate-force").click() || true`)
-	x.until(previewed + ` && document.querySelector("#operate-preview").textContent.includes("8 partitions would have no owner.")`)
+	x.click("#operate-force")
+	x.until(previewed, preview+`.includes("8 partitions would have no owner.")`)
 	c.Cut() // in the middle of it
 	x.run(chromedp.SendKeys("#operate-reason", "a fire\r", chromedp.ByQuery))
 	x.until(failure + `.startsWith("Nothing was done.")`)
 	x.until(`document.activeElement.textContent === "Preview again" && document.querySelector("#operate-go").disabled`)
 	c.Mend()
 	overrides(2)
-	x.until(`(document.querySelector("#operate-preview button")?.click(), ` + previewed + `)`) // the pool may still have broken connections
+	// The pool may still have broken connections.
+	x.until(`(document.querySelector("#operate-preview button")?.click(), ` + previewed + `)`)
 	// Between the preview and this the operator has become somebody who only looks, and then nobody.
 	login.mu.Lock()
 	for secret, signed := range login.sessions {
@@ -216,12 +223,12 @@ func TestFailedChangeIsPreviewedAgain(t *testing.T) {
 		login.sessions[secret] = signed
 	}
 	login.mu.Unlock()
-	eval[bool](x, `document.querySelector("#operate-go").click() || true`)
+	x.click("#operate-go")
 	x.until(failure + ` === "Nothing was done. You may look, and change nothing."`)
 	login.mu.Lock()
 	clear(login.sessions)
 	login.mu.Unlock()
-	eval[bool](x, `document.querySelector("#operate-verbs input[value=cordon]").click() || true`)
+	x.click("#operate-verbs input[value=cordon]")
 	x.until(failure + `.includes("You may not do this any more.")`)
 	overrides(2)
 }
@@ -245,15 +252,22 @@ func TestAnotherSiteCannotOperate(t *testing.T) {
 	}))
 	evil := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
-		fmt.Fprintf(w, `<form method=post enctype=text/plain action="%s/ops/leases/data/apply"><input name='{"verb":"freeze","subject":"orders","reason":"' value='"}'></form>`, server.URL)
+		fmt.Fprintf(w, `<form method=post enctype=text/plain action="%s/ops/leases/data/apply">
+			<input name='{"verb":"freeze","subject":"orders","reason":"' value='"}'></form>`, server.URL)
 	}))
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL, "")
 	x.run(chromedp.Navigate(evil.URL))
 	for _, kind := range []string{"application/json", "text/plain"} {
 		var sent string
-		x.run(chromedp.Evaluate(fmt.Sprintf(`fetch("%s/ops/leases/data/apply", {method: "POST", credentials: "include", mode: %q === "text/plain" ? "no-cors" : "cors", headers: {"Content-Type": %q}, body: "{}"}).then(a => a.type, e => "refused")`,
-			server.URL, kind, kind), &sent, chromedp.EvalAsValue, awaited))
+		apply := fmt.Sprintf(`fetch("%s/ops/leases/data/apply", {
+			method: "POST",
+			credentials: "include",
+			mode: %q === "text/plain" ? "no-cors" : "cors",
+			headers: {"Content-Type": %q},
+			body: "{}",
+		}).then(a => a.type, e => "refused")`, server.URL, kind, kind)
+		x.run(chromedp.Evaluate(apply, &sent, chromedp.EvalAsValue, awaited))
 		if sent != "refused" && sent != "opaque" {
 			t.Errorf("%s: the other site reads %q", kind, sent)
 		}
@@ -294,14 +308,23 @@ func TestTheDialogIsForAll(t *testing.T) {
 	}
 	x := newTab(t, 390, 800)
 	x.signIn(serve(t, operators(t, databaseURL)), "clients")
-	x.until(`[...document.querySelectorAll("#client-rows tr")].every(e => e.children[2].textContent === "20") && document.querySelectorAll("#client-rows tr").length === 2`)
+	x.until(`[...document.querySelectorAll("#client-rows tr")].every(e => e.children[2].textContent === "20")`,
+		count("#client-rows tr")+` === 2`)
 	x.run(chromedp.Focus(`button[aria-label="Operate one"]`, chromedp.ByQuery))
 	x.press(kb.Enter)
-	x.until(`document.activeElement.matches("#operate-verbs input[value=drain]") && document.querySelector("#operate-go").disabled`)
+	x.until(`document.activeElement.matches("#operate-verbs input[value=drain]")`,
+		`document.querySelector("#operate-go").disabled`)
 	x.press(kb.Escape)
 	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Operate one"`)
 	// Who opens it again at once has the preview: what tells of the end of the one before comes later.
-	eval[bool](x, `document.activeElement.click() || document.querySelector("#operate").close() || document.activeElement.click() || document.querySelector("#operate-verbs input[value=drain]").click() || true`)
+	eval[bool](x, `(() => {
+		const button = document.activeElement;
+		button.click();
+		document.querySelector("#operate").close();
+		document.activeElement.click();
+		document.querySelector("#operate-verbs input[value=drain]").click();
+		return true;
+	})()`)
 	x.until(previewed)
 	x.press(kb.Escape)
 	x.until(isClosed + ` && document.activeElement.getAttribute("aria-label") === "Operate one"`)
@@ -309,17 +332,32 @@ func TestTheDialogIsForAll(t *testing.T) {
 	x.until(previewed)
 	x.press(kb.Enter) // without a reason
 	x.until(`document.activeElement.id === "operate-reason" && document.querySelector("#operate").open`)
-	if got := eval[[]string](x, `[...document.querySelectorAll("#operate input, #operate select, #operate button, #operate fieldset")].filter(e =>
-		!(e.labels?.length || e.matches("button") && e.textContent || e.matches("fieldset") && e.querySelector("legend")?.textContent)).map(e => e.outerHTML)`); len(got) > 0 {
-		t.Errorf("without a name for who hears: %q", got)
+	unnamed := eval[[]string](x, `[...document.querySelectorAll("#operate :is(input, select, button, fieldset)")]
+		.filter(e => !(e.labels?.length || e.matches("button") && e.textContent ||
+			e.matches("fieldset") && e.querySelector("legend")?.textContent))
+		.map(e => e.outerHTML)`)
+	if len(unnamed) > 0 {
+		t.Errorf("without a name for who hears: %q", unnamed)
 	}
-	if !eval[bool](x, `document.querySelector("#operate-preview").getAttribute("role") === "status" && document.querySelector("#operate-failure").getAttribute("role") === "alert" &&
-		document.querySelector("#told").getAttribute("role") === "status" && document.querySelector("#operate").matches(":modal") && document.getElementById(document.querySelector("#operate").getAttribute("aria-labelledby")).textContent === "Operate on client one"`) {
-		t.Error("the dialog does not say what it is, or what comes of it")
+	for element, role := range map[string]string{
+		"#operate-preview": "status",
+		"#operate-failure": "alert",
+		"#told":            "status",
+	} {
+		got := eval[string](x, fmt.Sprintf(`document.querySelector(%q).getAttribute("role")`, element))
+		if got != role {
+			t.Errorf("%s has the role %q, want %q", element, got, role)
+		}
+	}
+	if !eval[bool](x, `(dialog => dialog.matches(":modal") &&
+		document.getElementById(dialog.getAttribute("aria-labelledby")).textContent === "Operate on client one"
+		)(document.querySelector("#operate"))`) {
+		t.Error("the dialog does not say what it is")
 	}
 	readable(x)
 	x.run(chromedp.SendKeys("#operate-reason", "a disk\r", chromedp.ByQuery))
-	x.until(isClosed + ` && ` + toldText + `.includes("Drain of one is written down") && document.activeElement.getAttribute("aria-label") === "Operate one"`)
+	x.until(isClosed, toldText+`.includes("Drain of one is written down")`,
+		`document.activeElement.getAttribute("aria-label") === "Operate one"`)
 	x.show("clients/one")
 	x.until(`document.querySelector("button[aria-label='Undrain one']") !== null`)
 	x.run(chromedp.Focus(`button[aria-label="Undrain one"]`, chromedp.ByQuery))
@@ -342,11 +380,11 @@ func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
 	x.signIn(serve(t, pool), "events")
 	x.until(rows("#event-list li") + `.filter(text => text.includes("joined")).length === 6`)
 	x.run(chromedp.SendKeys("#event-lease", "orders", chromedp.ByQuery))
-	x.until(`location.search === "?lease=orders" && ` + rows("#event-list li") + `.every(text => / orders /.test(text))`)
+	x.until(`location.search === "?lease=orders"`, every("#event-list li", ` orders `))
 	x.run(chromedp.SendKeys("#event-client", "two", chromedp.ByQuery))
 	x.until(rows("#event-list li") + `.every(text => text.includes("two"))`)
-	eval[bool](x, `(() => { const e = document.querySelector("#event-cause"); e.value = "joined"; return e.dispatchEvent(new Event("input", {bubbles: true})); })()`)
-	x.until(rows("#event-list li") + `.length === 1 && ` + rows("#event-list li") + `.every(text => /joined orders.* to .*two/.test(text))`)
+	x.choose("#event-cause", "joined")
+	x.until(rows("#event-list li")+`.length === 1`, every("#event-list li", `joined orders.* to .*two`))
 	// The page offers each cause that there is, and any.
 	if causes := eval[int](x, `document.querySelector("#event-cause").options.length`); causes != len(admin.Causes)+1 {
 		t.Errorf("the page offers %d causes, and there are %d", causes, len(admin.Causes))
@@ -354,13 +392,15 @@ func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
 	// The address holds the filter.
 	address := eval[string](x, `location.search`)
 	x.show("events" + address)
-	x.until(rows("#event-list li") + `.length === 1 && document.querySelector("#event-cause").value === "joined" && document.querySelector("#event-client").value === "two"`)
+	x.until(rows("#event-list li")+`.length === 1`, `document.querySelector("#event-cause").value === "joined"`,
+		`document.querySelector("#event-client").value === "two"`)
 	// What comes is found too, and a client of another name is not.
 	join(t, openClient(t, pool, "two more"), "orders", 4)
 	x.show("events?lease=orders&cause=joined")
 	x.until(rows("#event-list li") + `.length === 3`)
 	for address, want := range map[string]string{
-		"events?since=soon":                    `The events cannot be read: The period "soon" is invalid: give since=1h`,
+		"events?since=soon": `The events cannot be read: ` +
+			`The period "soon" is invalid: give since=1h`,
 		"events?lease=none":                    "No event matches from ",
 		"events?from=2026-01-01T00:00:00Z&to=": "out of range, which is 1 minute to 31 days",
 	} {
@@ -373,7 +413,8 @@ func TestEventsAreFoundByLeaseClientAndCause(t *testing.T) {
 func readable(x tab) {
 	x.Helper()
 	for _, scheme := range []string{"light", "dark"} {
-		x.run(emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}))
+		media := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: scheme}}
+		x.run(emulation.SetEmulatedMedia().WithFeatures(media))
 		x.until(fmt.Sprintf(`matchMedia("(prefers-color-scheme: %s)").matches`, scheme))
 		if found := eval[[]string](x, contrasts); len(found) > 0 {
 			x.Errorf("%s: too little contrast: %q", scheme, found)

@@ -51,7 +51,8 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, pool), "leases/orders")
 	owned := func(id string, n int) string {
-		return fmt.Sprintf(`[...document.querySelectorAll(".lease tbody tr")].some(e => e.querySelector(".name").textContent === %q && e.children[1].textContent === "%d")`, id, n)
+		return fmt.Sprintf(`[...document.querySelectorAll(".lease tbody tr")].some(e =>
+			e.querySelector(".name").textContent === %q && e.children[1].textContent === "%d")`, id, n)
 	}
 	x.until(owned("victim", 16) + " && " + owned("one", 16))
 	x.turnTo("clients")
@@ -60,12 +61,13 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 	kill()
 	x.until(`document.querySelectorAll("#client-rows tr").length === 3`)
 	x.turnTo("events")
-	x.until(rows("#event-list li") + `.some(text => /taken over.* orders \d+ partitions? .* from .?victim to /.test(text))`)
-	x.until(rows("#event-list li") + `.some(text => /evicted.* .?victim/.test(text))`)
+	x.until(some("#event-list li", `taken over.* orders \d+ partitions? .* from .?victim to `))
+	x.until(some("#event-list li", `evicted.* .?victim`))
 	x.show("leases/orders")
 	x.until(`document.querySelectorAll(".lease tbody tr").length === 3`)
 	total := 0
-	x.until(`[...document.querySelectorAll(".lease tbody tr")].reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
+	x.until(`[...document.querySelectorAll(".lease tbody tr")]
+		.reduce((n, e) => n + Number(e.children[1].textContent), 0) === 64`)
 	for i, id := range []string{"one", "two", "three"} {
 		values := leases[i].Values()
 		total += len(values)
@@ -80,17 +82,16 @@ func TestAFleetIsShownOfWhichOneIsKilled(t *testing.T) {
 		t.Errorf("%d partitions are owned", total)
 	}
 	// The band shows that they had no owner between the eviction and the next owner.
-	x.until(rows(".band-events li") + `.some(text => /evicted.*victim/.test(text)) && document.querySelector(".legend").textContent.includes("no owner")`)
+	x.until(some(".band-events li", `evicted.*victim`), textOf(".legend")+`.includes("no owner")`)
 	// What an operator wants is seen where it acts.
-	a, err := admin.New(pool)
-	if err == nil {
-		err = a.Apply(t.Context(), admin.Change{Verb: admin.VerbDrain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"})
-	}
-	testkit.OK(t, err)
+	a := testkit.Must(admin.New(pool))(t)
+	drain := admin.Change{Verb: admin.VerbDrain, Subject: "two", Actor: "ann", Reason: "<b>new disk</b>"}
+	testkit.OK(t, a.Apply(t.Context(), drain))
 	x.until(owned("two", 0))
 	for _, address := range []string{"", "clients/two"} {
 		x.show(address)
-		x.until(rows("#override-list li") + `.some(text => /drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$/.test(text)) && document.querySelector("#override-list").checkVisibility()`)
+		x.until(`document.querySelector("#override-list").checkVisibility()`,
+			some("#override-list li", `drain.*two by .*ann.*: <b>new disk<.b>, until it is taken back Undrain$`))
 	}
 	x.turnTo("clients")
 	x.until(rows("#client-rows tr") + `.filter(text => text.includes("override: drain")).length === 1`)
@@ -126,34 +127,39 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 	x.until(`document.querySelectorAll("#client-rows tr").length === 1`)
 	const shown = `document.querySelector("#client-rows .name").textContent`
 	got := eval[string](x, shown)
-	if want := `\u{202e}drowssap\u{2066} \u{200b}\n\r\u{1b}[2J\t` + hostile[2][strings.Index(hostile[2], `"'`):]; got != want {
+	want := `\u{202e}drowssap\u{2066} \u{200b}\n\r\u{1b}[2J\t` + hostile[2][strings.Index(hostile[2], `"'`):]
+	if got != want {
 		t.Errorf("a name is shown as %q, want %q", got, want)
 	}
 	inert := func() {
 		t.Helper()
-		if eval[bool](x, `"hacked" in window || document.querySelector("main img, main script, main svg:not(.plot svg)") !== null`) {
+		if eval[bool](x, `"hacked" in window ||
+			document.querySelector("main img, main script, main svg:not(.plot svg)") !== null`) {
 			t.Error("a name is markup")
 		}
-		if text := eval[string](x, `document.body.textContent + document.title`); strings.ContainsAny(text, "\u202e\u2066\u200b\x1b") {
+		text := eval[string](x, `document.body.textContent + document.title`)
+		if strings.ContainsAny(text, "\u202e\u2066\u200b\x1b") {
 			t.Errorf("what is hidden in names is in the page: %q", text)
 		}
-		if !eval[bool](x, `[...document.querySelectorAll(".name")].every(e => e.tagName === "BDI" && getComputedStyle(e).unicodeBidi === "isolate")`) {
+		if !eval[bool](x, `[...document.querySelectorAll(".name")].every(e =>
+			e.tagName === "BDI" && getComputedStyle(e).unicodeBidi === "isolate")`) {
 			t.Error("a name is not isolated")
 		}
 		noScroll(x)
 	}
 	// In what an operator does.
-	eval[bool](x, `[...document.querySelectorAll("#client-rows [aria-haspopup]")][0].click() || true`)
-	x.until(`document.querySelector("#operate-title .name").textContent === ` + shown)
-	eval[bool](x, `document.querySelector("#operate-verbs input[value=drain]").click() || true`)
-	x.until(previewed + ` && document.querySelectorAll("#operate-preview .name").length > 2`)
+	x.click("#client-rows [aria-haspopup]")
+	x.until(textOf("#operate-title .name") + ` === ` + shown)
+	x.click("#operate-verbs input[value=drain]")
+	x.until(previewed, count("#operate-preview .name")+` > 2`)
 	x.confirm("for \u202e<img src=x onerror='window.hacked=1'>")
 	inert()
 	// In addresses: each link leads to the thing of its name, and so does its address when it is opened anew.
-	eval[bool](x, `document.querySelector("#client-rows th a").click() || true`)
+	x.click("#client-rows th a")
 	for i := range 2 {
-		x.until(`document.querySelector("h1 .name")?.textContent === ` + fmt.Sprintf("%q", got) + ` && ` + rows("#override-list li") + `.some(text => text.includes("for \\u{202e}<img src=x")) && ` +
-			rows("#share-rows tr") + `.length === 3 && document.querySelectorAll("#event-list li").length > 2`)
+		x.until(fmt.Sprintf(`document.querySelector("h1 .name")?.textContent === %q`, got),
+			rows("#override-list li")+`.some(text => text.includes("for \\u{202e}<img src=x"))`,
+			count("#share-rows tr")+` === 3`, count("#event-list li")+` > 2`)
 		inert()
 		if i == 0 {
 			x.run(chromedp.Reload())
@@ -162,9 +168,10 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 	for _, lease := range append([]string{"single " + hostile[2]}, hostile[:2]...) {
 		x.turnTo("leases")
 		x.until(`document.querySelectorAll("#lease-rows tr").length === 3`)
-		eval[bool](x, fmt.Sprintf(`[...document.querySelectorAll("#lease-rows th a")].find(e => e.textContent.slice(0, 7) === %q.slice(0, 7)).click() || true`, lease))
+		x.clickOn(fmt.Sprintf(`[...document.querySelectorAll("#lease-rows th a")].find(e =>
+			e.textContent.slice(0, 7) === %q.slice(0, 7))`, lease))
 		for i := range 2 {
-			x.until(`document.querySelectorAll(".lease tbody tr").length === 5 && document.querySelectorAll(".band-events li").length > 4`)
+			x.until(count(".lease tbody tr")+` === 5`, count(".band-events li")+` > 4`)
 			inert()
 			if i == 0 {
 				x.run(chromedp.Reload())
@@ -172,10 +179,14 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 		}
 	}
 	x.until(`document.querySelectorAll(".lease tbody tr").length === 5`)
-	eval[bool](x, `document.querySelector(".map").dispatchEvent(new KeyboardEvent("keydown", {key: "Home"})) && false || [...document.querySelectorAll(".lease .act")].find(e => e.textContent === "Why?" && !e.hidden).click() || true`)
+	eval[bool](x, `(() => {
+		document.querySelector(".map").dispatchEvent(new KeyboardEvent("keydown", {key: "Home"}));
+		[...document.querySelectorAll(".lease .act")].find(e => e.textContent === "Why?" && !e.hidden).click();
+		return true;
+	})()`)
 	x.until(rows(".reasons li") + `.some(text => text.startsWith("It is owned by"))`)
-	eval[bool](x, `[...document.querySelectorAll(".lease .line a")].find(e => !e.hidden).click() || true`)
-	x.until(`document.querySelector("h1").textContent === "0" && document.querySelectorAll("#owner-rows tr").length > 0 && ` + rows(".reasons li") + `.some(text => text.startsWith("It is owned by"))`)
+	x.clickOn(`[...document.querySelectorAll(".lease .line a")].find(e => !e.hidden)`)
+	x.until(textOf("h1")+` === "0"`, count("#owner-rows tr")+` > 0`, some(".reasons li", `^It is owned by`))
 	inert()
 	x.turnTo("leases")
 	x.open(`Operate `+hostile[1], "pin")
@@ -185,12 +196,18 @@ func TestNamesThatAreMarkupAreInert(t *testing.T) {
 
 func noScroll(x tab) {
 	x.Helper()
-	if wide := eval[[]string](x, `document.documentElement.scrollWidth <= innerWidth ? [] :
-		[document.documentElement.scrollWidth + " of " + innerWidth, ...[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth).map(e => e.tagName + "." + e.className)]`); len(wide) > 0 {
+	wide := eval[[]string](x, `document.documentElement.scrollWidth <= innerWidth ? [] : [
+		document.documentElement.scrollWidth + " of " + innerWidth,
+		...[...document.querySelectorAll("body *")].filter(e => e.getBoundingClientRect().right > innerWidth)
+			.map(e => e.tagName + "." + e.className)]`)
+	if len(wide) > 0 {
 		x.Errorf("the page scrolls sideways: %q", wide)
 	}
-	if outside := eval[[]string](x, `[...document.querySelectorAll("button")].filter(e => e.checkVisibility()).map(e => [e.getAttribute("aria-label") || e.textContent, e.getBoundingClientRect()])
-		.filter(([, at]) => at.left < 0 || at.right > innerWidth).map(([text, at]) => text.slice(0, 40) + " at " + at.left + " to " + at.right)`); len(outside) > 0 {
+	outside := eval[[]string](x, `[...document.querySelectorAll("button")].filter(e => e.checkVisibility())
+		.map(e => [e.getAttribute("aria-label") || e.textContent, e.getBoundingClientRect()])
+		.filter(([, at]) => at.left < 0 || at.right > innerWidth)
+		.map(([text, at]) => text.slice(0, 40) + " at " + at.left + " to " + at.right)`)
+	if len(outside) > 0 {
 		x.Errorf("buttons lie outside of the screen of %d pixels: %q", eval[int](x, "innerWidth"), outside)
 	}
 }
@@ -230,7 +247,8 @@ func TestTheKeyboardReachesAll(t *testing.T) {
 		t.Error("one does not see where the focus is")
 	}
 	x.press(kb.End, kb.ArrowLeft)
-	x.until(`document.activeElement.getAttribute("aria-valuetext") === "Partition 38: one" && document.activeElement.getAttribute("aria-valuenow") === "38"`)
+	x.until(`document.activeElement.getAttribute("aria-valuetext") === "Partition 38: one"`,
+		`document.activeElement.getAttribute("aria-valuenow") === "38"`)
 	if got := eval[string](x, `document.querySelector(".cell").textContent`); got != "Partition 38: one" {
 		t.Errorf("who sees is shown %q", got)
 	}
@@ -248,13 +266,8 @@ func TestTheKeyboardReachesAll(t *testing.T) {
 	if got := eval[string](x, `document.activeElement.textContent`); got != "one" {
 		t.Errorf("the focus went to %q", got)
 	}
-	if got := eval[[]string](x, `[...document.querySelectorAll("table, section, nav, [role=slider], input, button, canvas:not([aria-hidden])")].filter(e =>
-		!(e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby")) || e.labels?.length || e.matches("button") && e.textContent)).map(e => e.outerHTML)`); len(got) > 0 {
-		t.Errorf("without a name for who hears: %q", got)
-	}
-	if got := eval[[]string](x, `[...document.querySelectorAll("thead th")].filter(e => e.scope !== "col").concat([...document.querySelectorAll("tbody tr")].filter(e => !e.querySelector("th[scope=row]"))).map(e => e.outerHTML)`); len(got) > 0 {
-		t.Errorf("tables without heads: %q", got)
-	}
+	x.expectNames("table, section, nav, [role=slider], input, button, canvas:not([aria-hidden])")
+	x.expectTableHeads()
 }
 
 func TestThePageSaysSinceWhenItIsStale(t *testing.T) {
@@ -266,14 +279,14 @@ func TestThePageSaysSinceWhenItIsStale(t *testing.T) {
 	x.signIn(serve(t, testkit.Pool(t, databaseURL, c.Carry)), "leases/orders")
 	x.until(ownerOf("orders", 7) + ` === "Partition 7: one"`)
 	c.Cut()
-	x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent)`)
-	x.until(`/^The database does not answer .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
+	x.until(isStale)
+	x.bannerSays(`^The database does not answer .* What you see is from \d\d:\d\d:\d\d\.$`)
 	x.until(`document.querySelector("#banner-failure").textContent.includes("the wire is cut")`)
 	if got := eval[string](x, ownerOf("orders", 7)); got != "Partition 7: one" {
 		t.Errorf("of what was seen it says %q", got)
 	}
 	c.Mend()
-	x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+	x.until(isLive, noBanner)
 }
 
 // The page tells the dashboard's own end, its return, and the end of a session apart.
@@ -286,20 +299,23 @@ func TestThePageSaysWhenTheDashboardIsAway(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL, "leases/orders")
 	x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
-	for _, status := range []int{http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusNotFound, http.StatusMisdirectedRequest} { // a proxy's own answers say nothing about who one is
+	// A proxy's own answers say nothing about who one is.
+	for _, status := range []int{
+		http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusNotFound, http.StatusMisdirectedRequest,
+	} {
 		front.Store(answering(status, ""))
 		server.CloseClientConnections()
-		x.until(`/^The dashboard does not answer\. .* What you see is from \d\d:\d\d:\d\d\.$/.test(document.querySelector("#banner-text").textContent) && !document.querySelector("#banner").hidden`)
-		x.until(`/^Stale since \d\d:\d\d:\d\d$/.test(document.querySelector("#state-text").textContent) && document.querySelector("#main").classList.contains("stale")`)
+		x.bannerSays(`^The dashboard does not answer\. .* What you see is from \d\d:\d\d:\d\d\.$`)
+		x.until(isStale, `document.querySelector("#main").classList.contains("stale")`)
 		x.until(`document.querySelectorAll(".lease tbody tr").length === 1`)
 		front.Store(nil)
-		x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
+		x.until(isLive, noBanner)
 	}
 	login.mu.Lock()
 	clear(login.sessions)
 	login.mu.Unlock()
 	server.CloseClientConnections()
-	x.until(`document.querySelector("#banner-text").textContent.startsWith("You may not look any more.") && !document.querySelector("#banner").hidden`)
+	x.bannerSays(`^You may not look any more\.`)
 }
 
 // As when a firewall forgets a connection, or a machine wakes up elsewhere.
@@ -311,13 +327,13 @@ func TestThePageGivesUpAPollThatDoesNotEnd(t *testing.T) {
 	server, front := fronted(t, must(pages(pool, newLogin("secret", "look"))))
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL, "leases")
-	x.until(`document.querySelectorAll("#lease-rows tr").length === 1 && document.querySelector("#state-text").textContent === "Live"`)
+	x.until(count("#lease-rows tr")+` === 1`, isLive)
 	hangs := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	front.Store(&hangs)
 	join(t, client, "more", 8)
-	x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("The dashboard does not answer.")`)
+	x.bannerSays(`^The dashboard does not answer\.`)
 	front.Store(nil)
-	x.until(`document.querySelectorAll("#lease-rows tr").length === 2 && document.querySelector("#state-text").textContent === "Live"`)
+	x.until(count("#lease-rows tr")+` === 2`, isLive)
 }
 
 // Another process answers, of another database: at first it knows nothing itself. What it does not have does not stay on the page.
@@ -346,13 +362,13 @@ func TestThePageOfAServerThatRestartsShowsWhatThatHas(t *testing.T) {
 	x.turnTo("events")
 	x.until(rows("#event-list li") + `.some(text => text.includes("orders"))`)
 	front.Store((*http.HandlerFunc)(&next))
-	x.until(`/^Stale since /.test(document.querySelector("#state-text").textContent)`) // before its first look has failed
+	x.until(matches(textOf("#state-text"), `^Stale since `)) // before its first look has failed
 	close(reachable)
 	x.until(isLive)
 	x.turnTo("clients")
-	x.until(rows("#client-rows tr") + `.every(text => text.includes("two")) && document.querySelectorAll("#client-rows tr").length === 1`)
+	x.until(every("#client-rows tr", "two"), count("#client-rows tr")+` === 1`)
 	x.turnTo("leases")
-	x.until(rows("#lease-rows tr") + `.every(text => text.includes("invoices")) && document.querySelectorAll("#lease-rows tr").length === 1`)
+	x.until(every("#lease-rows tr", "invoices"), count("#lease-rows tr")+` === 1`)
 	x.turnTo("events")
 	x.until(rows("#event-list li") + `.some(text => text.includes("invoices"))`)
 	if eval[bool](x, `document.body.textContent.includes("orders")`) {
@@ -396,23 +412,29 @@ func TestExpiredLoginKeepsTypedText(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(server.URL, "clients/one")
 	x.until(rows("#share-rows tr td:nth-child(2)") + `.join() === "4"`)
-	for i, expired := range []*http.HandlerFunc{answering(http.StatusFound, "/login"), answering(http.StatusUnauthorized, "")} {
-		x.open([]string{"Operate one", "Undrain one"}[i], []string{"drain", ""}[i])
+	for _, test := range []struct {
+		expired      *http.HandlerFunc
+		button, verb string
+	}{
+		{answering(http.StatusFound, "/login"), "Operate one", "drain"},
+		{answering(http.StatusUnauthorized, ""), "Undrain one", ""},
+	} {
+		x.open(test.button, test.verb)
 		x.until(previewed)
 		x.run(chromedp.SendKeys("#operate-reason", "typed before", chromedp.ByQuery))
-		front.Store(expired)
+		front.Store(test.expired)
 		server.CloseClientConnections()
-		x.until(`!document.querySelector("#banner").hidden && document.querySelector("#banner-text").textContent.startsWith("You may not look any more. Sign in again, in another tab")`)
-		eval[bool](x, `document.querySelector("#operate-go").click() || true`)
+		x.bannerSays(`^You may not look any more\. Sign in again, in another tab`)
+		x.click("#operate-go")
 		x.until(failure + `.includes("You may not do this any more. Sign in again, in another tab")`)
-		eval[bool](x, `document.querySelector("#operate-preview button").click() || true`)
-		x.until(failure + `.startsWith("This cannot be previewed. You may not do this any more.") && document.querySelector("#operate-preview button") !== null`)
+		x.click("#operate-preview button")
+		x.until(failure+`.startsWith("This cannot be previewed. You may not do this any more.")`, again+` !== null`)
 		if got := eval[string](x, `document.querySelector("#operate-reason").value`); got != "typed before" {
 			t.Errorf("what was typed is %q", got)
 		}
 		front.Store(nil)
-		x.until(`document.querySelector("#state-text").textContent === "Live" && document.querySelector("#banner").hidden`)
-		eval[bool](x, `document.querySelector("#operate-preview button").click() || true`)
+		x.until(isLive, noBanner)
+		x.click("#operate-preview button")
 		x.confirm("typed before")
 	}
 }
@@ -420,7 +442,8 @@ func TestExpiredLoginKeepsTypedText(t *testing.T) {
 // contrasts is an expression for the texts that stand out too little from what is behind them.
 const contrasts = `(() => {
 	const parse = s => s.match(/[\d.]+/g).map(Number);
-	const light = ([r, g, b]) => { const f = [r, g, b].map(v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4); return 0.2126 * f[0] + 0.7152 * f[1] + 0.0722 * f[2]; };
+	const linear = v => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+	const light = rgb => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => sum + part * linear(rgb[i]), 0);
 	const found = [];
 	const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
 	for (let n; n = walk.nextNode();) {
@@ -428,8 +451,10 @@ const contrasts = `(() => {
 		if (!n.textContent.trim() || !e.checkVisibility() || e.closest("noscript, .skip")) continue;
 		let ground = e;
 		while (ground && (parse(getComputedStyle(ground).backgroundColor)[3] ?? 1) === 0) ground = ground.parentElement;
-		const [a, b] = [light(parse(getComputedStyle(e).color)), light(parse(getComputedStyle(ground).backgroundColor))].sort((a, b) => b - a);
-		if ((a + 0.05) / (b + 0.05) < 4.5) found.push(n.textContent.trim() + " " + ((a + 0.05) / (b + 0.05)).toFixed(2));
+		const colors = [getComputedStyle(e).color, getComputedStyle(ground).backgroundColor];
+		const [a, b] = colors.map(color => light(parse(color))).sort((a, b) => b - a);
+		const contrast = (a + 0.05) / (b + 0.05);
+		if (contrast < 4.5) found.push(n.textContent.trim() + " " + contrast.toFixed(2));
 	}
 	return found;
 })()`
@@ -448,13 +473,20 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 		_ = response.Body.Close()
 		return response.StatusCode
 	}
-	for _, path := range []string{"/ops/leases/", "/ops/leases/leases/orders", "/ops/leases/data/poll", "/ops/leases/data/past", "/ops/leases/static/main.js"} {
+	for _, path := range []string{
+		"/ops/leases/",
+		"/ops/leases/leases/orders",
+		"/ops/leases/data/poll",
+		"/ops/leases/data/past",
+		"/ops/leases/static/main.js",
+	} {
 		if code := get(path); code != http.StatusForbidden {
 			t.Errorf("%s: %d", path, code)
 		}
 	}
 	post := func(path, password string, cookies ...*http.Cookie) *http.Response {
-		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, strings.NewReader(url.Values{"password": {password}}.Encode())))(t)
+		form := strings.NewReader(url.Values{"password": {password}}.Encode())
+		r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodPost, at+path, form))(t)
 		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
 		for _, c := range cookies {
 			r.AddCookie(c)
@@ -480,7 +512,10 @@ func TestOnlyWhoIsSignedInSeesTheLeases(t *testing.T) {
 func TestAddressesHoldAnyName(t *testing.T) {
 	t.Parallel()
 	_, pool := database(t)
-	names := []string{"..", ".", "a/b//c", "%2F..%2e", "~41", "key?x=1&y=2#z", "ä ö/ü", "line\nbreak", `back\slash "quoted"`, strings.Repeat("é", 127)}
+	names := []string{
+		"..", ".", "a/b//c", "%2F..%2e", "~41", "key?x=1&y=2#z", "ä ö/ü", "line\nbreak", `back\slash "quoted"`,
+		strings.Repeat("é", 127),
+	}
 	c := openClient(t, pool, "../one")
 	for _, name := range names {
 		join(t, c, name, 3)
@@ -506,16 +541,19 @@ func TestAddressesHoldAnyName(t *testing.T) {
 			return text;
 		})()`, testkit.Must(json.Marshal(name))(t)))
 		for _, again := range []bool{true, false} {
-			x.until(fmt.Sprintf(`document.querySelector("h1 .name")?.textContent === %s && document.querySelectorAll(".lease tbody tr").length === 1 && document.querySelectorAll(".band-events li").length > 1`,
-				testkit.Must(json.Marshal(shown))(t)))
+			isShown := fmt.Sprintf(`document.querySelector("h1 .name")?.textContent === %s`,
+				testkit.Must(json.Marshal(shown))(t))
+			x.until(isShown, count(".lease tbody tr")+` === 1`, count(".band-events li")+` > 1`)
 			if again {
 				x.run(chromedp.Reload())
 			}
 		}
-		eval[bool](x, `document.querySelector(".map").dispatchEvent(new KeyboardEvent("keydown", {key: "End"})) || true`)
-		eval[bool](x, `[...document.querySelectorAll(".lease .line a")].find(e => !e.hidden).click() || true`)
-		x.until(`document.querySelector("h1").textContent === "2" && document.querySelectorAll("#owner-rows tr").length === 1 && document.querySelector("#owner-rows tr").textContent.includes("../one")`)
+		eval[bool](x, `document.querySelector(".map")
+			.dispatchEvent(new KeyboardEvent("keydown", {key: "End"})) || true`)
+		x.clickOn(`[...document.querySelectorAll(".lease .line a")].find(e => !e.hidden)`)
+		x.until(textOf("h1")+` === "2"`, count("#owner-rows tr")+` === 1`,
+			textOf("#owner-rows tr")+`.includes("../one")`)
 	}
-	eval[bool](x, `document.querySelector("#owner-rows a").click() || true`)
-	x.until(fmt.Sprintf(`document.querySelector("h1").textContent === "../one" && document.querySelectorAll("#share-rows tr").length === %d`, len(names)))
+	x.click("#owner-rows a")
+	x.until(textOf("h1")+` === "../one"`, count("#share-rows tr")+fmt.Sprintf(` === %d`, len(names)))
 }

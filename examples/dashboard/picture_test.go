@@ -81,26 +81,38 @@ func forward(_ context.Context, _ pgx.Tx, row consumer.Row[struct{}]) error {
 // makePast writes a day of events and ticks before those of the fleet: its transactions are older.
 func makePast(t *testing.T, pool *pgxpool.Pool) {
 	t.Helper()
-	for _, statement := range []string{
-		`UPDATE pgleases.events SET tx = '1', at = at - interval '26 hours' WHERE lease = 'orders' AND cause = 'given'`, // the lease is older than the fleet
-		`INSERT INTO pgleases.events (tx, at, lease, cause, from_id, to_id, partitions)
-			SELECT (600 - 2 * n)::text::xid8, clock_timestamp() - n * interval '7 minutes', 'orders', CASE WHEN n % 4 = 0 THEN 'given' ELSE 'handed over' END,
-				'worker-' || 1 + (n * 5 + 1) % 4, 'worker-' || 1 + (n * 5 - 4) % 4, int4multirange(int4range(n * 11 % 56, n * 11 % 56 + 11)) FROM generate_series(1, 200) AS n`,
-		`INSERT INTO pgleases.events (tx, at, cause, from_id, reason)
-			SELECT (599 - 2 * n)::text::xid8, clock_timestamp() - n * interval '7 minutes' - interval '75 seconds', 'evicted', 'worker-' || 1 + (n * 5 + 1) % 4, 'host eu-west-1, pid 4711'
-			FROM generate_series(4, 200, 4) AS n`,
-		`INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, started_at, ended_at)
-			SELECT 'tick', s.id, s.group_name, s.name, s.kind, t, t, 1, CASE WHEN bad THEN 'failed' WHEN n % 17 = 0 THEN 'skipped' ELSE 'succeeded' END,
-				CASE WHEN bad THEN 'sftp: connect 10.1.2.3:22: connection refused' END, 1, CASE WHEN n % 17 > 0 THEN t END, t + (3 + n * 37 % 23) * interval '1 second'
-			FROM pgleases.schedules AS s, generate_series(1, 120) AS n, LATERAL (SELECT clock_timestamp() - n * interval '11 minutes' AS t, n < 6 AND s.name = 'invoices' AS bad) AS t ORDER BY t`,
-		`UPDATE pgleases.schedules SET failures = 5, error = E'sftp: connect 10.1.2.3:22: connection refused\n\tat transfer.go:17', succeeded = now() - interval '66 minutes', rule = '@every 11m0s', due = now() + interval '5 minutes'
-			WHERE name = 'invoices'`,
-		`INSERT INTO outbox (customer, payload) SELECT 'customer-' || n % 9, '{}' FROM generate_series(1, 60) AS n`,
-		`INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts, error)
-			SELECT 'outbox', 9000 + n, n, 'customer-7' || n, '{}', 20, 'post https://billing.example/v2/charges: 410: the account is closed' FROM generate_series(1, 3) AS n`,
-	} {
-		testkit.Must(pool.Exec(t.Context(), statement))(t)
-	}
+	// The lease is older than the fleet.
+	testkit.Execute(t, pool, `
+		UPDATE pgleases.events SET tx = '1', at = at - interval '26 hours' WHERE lease = 'orders' AND cause = 'given';
+		INSERT INTO pgleases.events (tx, at, lease, cause, from_id, to_id, partitions)
+		SELECT (600 - 2 * n)::text::xid8, clock_timestamp() - n * interval '7 minutes', 'orders',
+			CASE WHEN n % 4 = 0 THEN 'given' ELSE 'handed over' END, 'worker-' || 1 + (n * 5 + 1) % 4,
+			'worker-' || 1 + (n * 5 - 4) % 4, int4multirange(int4range(n * 11 % 56, n * 11 % 56 + 11))
+		FROM generate_series(1, 200) AS n;
+		INSERT INTO pgleases.events (tx, at, cause, from_id, reason)
+		SELECT (599 - 2 * n)::text::xid8, clock_timestamp() - n * interval '7 minutes' - interval '75 seconds',
+			'evicted', 'worker-' || 1 + (n * 5 + 1) % 4, 'host eu-west-1, pid 4711'
+		FROM generate_series(4, 200, 4) AS n`)
+	testkit.Execute(t, pool, `
+		INSERT INTO pgleases.history
+			(source, schedule, group_name, name, kind, since, until, ticks, outcome, error, attempts, started_at, ended_at)
+		SELECT 'tick', s.id, s.group_name, s.name, s.kind, t, t, 1,
+			CASE WHEN bad THEN 'failed' WHEN n % 17 = 0 THEN 'skipped' ELSE 'succeeded' END,
+			CASE WHEN bad THEN 'sftp: connect 10.1.2.3:22: connection refused' END, 1,
+			CASE WHEN n % 17 > 0 THEN t END, t + (3 + n * 37 % 23) * interval '1 second'
+		FROM pgleases.schedules AS s, generate_series(1, 120) AS n,
+			LATERAL (SELECT clock_timestamp() - n * interval '11 minutes' AS t, n < 6 AND s.name = 'invoices' AS bad) AS t
+		ORDER BY t;
+		UPDATE pgleases.schedules
+		SET failures = 5, error = E'sftp: connect 10.1.2.3:22: connection refused\n\tat transfer.go:17',
+			succeeded = now() - interval '66 minutes', rule = '@every 11m0s', due = now() + interval '5 minutes'
+		WHERE name = 'invoices'`)
+	testkit.Execute(t, pool, `
+		INSERT INTO outbox (customer, payload) SELECT 'customer-' || n % 9, '{}' FROM generate_series(1, 60) AS n;
+		INSERT INTO pgleases.consumer_dead_letters (consumer, id, partition, key, content, attempts, error)
+		SELECT 'outbox', 9000 + n, n, 'customer-7' || n, '{}', 20,
+			'post https://billing.example/v2/charges: 410: the account is closed'
+		FROM generate_series(1, 3) AS n`)
 }
 
 type none struct{}
@@ -137,33 +149,38 @@ func giveWork(t *testing.T, pool *pgxpool.Pool, billing *schedule.Scheduler) {
 	}
 }
 
-// A screen has an address, an expression that is true when it is drawn, and the name of its picture for each size.
+// A screen has an address, an expression that is true when it is drawn, and the name of its picture for
+// each size.
 type screen struct {
 	address, drawn string
 	pictures       map[string]string
 }
 
 var allScreens = []screen{
-	{"", `document.querySelectorAll(".plot svg").length === 4 && document.querySelectorAll("#finding-list li").length > 0`, map[string]string{"light": "dashboard-light", "half": "operate"}},
+	{"", count(".plot svg") + ` === 4 && ` + count("#finding-list li") + ` > 0`,
+		map[string]string{"light": "dashboard-light", "half": "operate"}},
 	{"leases", `document.querySelectorAll("#lease-rows tr").length === 7`, nil},
-	{"leases/orders", `document.querySelectorAll(".band-events li").length > 8 && document.querySelectorAll(".lease tbody tr").length === 5`, map[string]string{"dark": "dashboard-dark"}},
+	{"leases/orders", count(".band-events li") + ` > 8 && ` + count(".lease tbody tr") + ` === 5`,
+		map[string]string{"dark": "dashboard-dark"}},
 	{"leases/exports?since=24h", `document.querySelectorAll(".band-events li").length > 1`, nil},
 	{"leases/orders/17?since=24h", `document.querySelectorAll("#owner-rows tr").length > 4`, nil},
 	{"leases/orders?key=customer-7", `document.querySelectorAll("#owner-rows tr").length > 4`, nil},
 	{"clients", `document.querySelectorAll("#client-rows tr").length === 5`, nil},
 	{"clients/worker-2", `document.querySelectorAll("#event-list li").length > 8`, nil},
 	{"consumers", `document.querySelectorAll("#consumer-rows tr").length === 1`, nil},
-	{"consumers/outbox", `document.querySelectorAll("#blocked-rows tr").length === 2 && document.querySelectorAll("#letter-rows tr").length === 3`, map[string]string{"phone": "dashboard-phone"}},
-	{"schedules", `document.querySelectorAll("#failing-list tbody tr").length === 1 && document.querySelectorAll("#schedule-list tbody tr").length === 3`, nil},
-	{"schedules/billing/invoices", `document.querySelectorAll(".tick").length === 100 && document.querySelectorAll("#history tbody tr").length === 50`, nil},
+	{"consumers/outbox", count("#blocked-rows tr") + ` === 2 && ` + count("#letter-rows tr") + ` === 3`,
+		map[string]string{"phone": "dashboard-phone"}},
+	{"schedules", count("#failing-list tbody tr") + ` === 1 && ` + count("#schedule-list tbody tr") + ` === 3`, nil},
+	{"schedules/billing/invoices", count(".tick") + ` === 100 && ` + count("#history tbody tr") + ` === 50`, nil},
 	{"jobs/mail", `document.querySelectorAll("#job-list tbody tr").length === 12`, nil},
 	{"locks", `document.querySelectorAll("#lock-rows tr").length === 1`, nil},
 	{"events?since=24h", `document.querySelectorAll("#event-list li").length > 200`, nil},
 	{"leases/none", `document.querySelector("main").textContent.includes("There is no lease of this name.")`, nil},
 	{"leases/orders/66", `document.querySelector("main .failure").textContent.includes("no such partition")`, nil},
 	{"leases/orders/x", `document.querySelector("main .failure").textContent.includes("is not a number")`, nil},
-	{"leases/orders/1/2", `document.querySelector("main").textContent.includes("There is no such page: leases/orders/1/2.")`, nil},
-	{"leases/orders?since=soon", `document.querySelector("main .failure").textContent.includes('The period "soon" is invalid') && document.querySelectorAll(".lease tbody tr").length === 5`, nil},
+	{"leases/orders/1/2", textOf("main") + `.includes("There is no such page: leases/orders/1/2.")`, nil},
+	{"leases/orders?since=soon", textOf("main .failure") + `.includes('The period "soon" is invalid') && ` +
+		count(".lease tbody tr") + ` === 5`, nil},
 	{"clients/none", `document.querySelector("main").textContent.includes("No client with this ID is live.")`, nil},
 	{"consumers/none", `document.querySelector("main").textContent.includes('There is no consumer "none".')`, nil},
 }
@@ -180,15 +197,22 @@ func TestEachScreenCanBeReadAtEachSize(t *testing.T) {
 		name, scheme  string
 		width, height int64
 	}{
-		{"light", "light", 1440, 900}, {"dark", "dark", 1440, 900}, {"small", "light", 1024, 768}, {"half", "light", 1240, 620},
-		{"phone", "light", 390, 844}, {"dark phone", "dark", 390, 844},
+		{"light", "light", 1440, 900},
+		{"dark", "dark", 1440, 900},
+		{"small", "light", 1024, 768},
+		{"half", "light", 1240, 620},
+		{"phone", "light", 390, 844},
+		{"dark phone", "dark", 390, 844},
 	} {
+		media := []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: size.scheme}}
 		x.run(chromedp.EmulateViewport(size.width, size.height, chromedp.EmulateScale(2)),
-			emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: size.scheme}}))
+			emulation.SetEmulatedMedia().WithFeatures(media))
 		for _, s := range allScreens {
 			x.show(s.address)
 			x.until(s.drawn)
-			x.until(`[...document.querySelectorAll(".map, .band")].every(e => !e.checkVisibility() || e.width === Math.round(e.clientWidth * 2))`) // sharp
+			// What is painted is sharp.
+			x.until(`[...document.querySelectorAll(".map, .band")].every(e =>
+				!e.checkVisibility() || e.width === Math.round(e.clientWidth * 2))`)
 			if found := eval[[]string](x, contrasts); len(found) > 0 {
 				t.Errorf("%s, %s: too little contrast: %q", s.address, size.name, found)
 			}
@@ -215,15 +239,33 @@ func TestEachScreenCanBeReadAtEachSize(t *testing.T) {
 // isNamed checks that what one can use, and each table, has a name for those who hear the page.
 func (x tab) isNamed() {
 	x.Helper()
-	if got := eval[[]string](x, `[...document.querySelectorAll("table, nav, [role=slider], [role=group], input, select, button, canvas:not([aria-hidden])")].filter(e =>
-		!(e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby")) || e.labels?.length || e.matches("button") && e.textContent)).map(e => e.outerHTML)`); len(got) > 0 {
-		x.Errorf("without a name for who hears: %q", got)
-	}
-	if got := eval[[]string](x, `[...document.querySelectorAll("thead th")].filter(e => e.scope !== "col").concat([...document.querySelectorAll("tbody tr")].filter(e => !e.querySelector("th[scope=row]"))).map(e => e.outerHTML)`); len(got) > 0 {
-		x.Errorf("tables without heads: %q", got)
-	}
+	x.expectNames("table, nav, [role=slider], [role=group], input, select, button, canvas:not([aria-hidden])")
+	x.expectTableHeads()
 	if eval[int](x, `document.querySelectorAll("h1").length`) != 1 {
 		x.Errorf("%s has not one heading of the first level", eval[string](x, "location.pathname"))
+	}
+}
+
+// expectNames checks that each element has a name for those who hear the page.
+func (x tab) expectNames(selector string) {
+	x.Helper()
+	unnamed := eval[[]string](x, fmt.Sprintf(`[...document.querySelectorAll(%q)].filter(e => !(
+		e.getAttribute("aria-label") || document.getElementById(e.getAttribute("aria-labelledby")) ||
+		e.labels?.length || e.matches("button") && e.textContent)).map(e => e.outerHTML)`, selector))
+	if len(unnamed) > 0 {
+		x.Errorf("without a name for who hears: %q", unnamed)
+	}
+}
+
+// expectTableHeads checks that each column and each row of a table has a head.
+func (x tab) expectTableHeads() {
+	x.Helper()
+	without := eval[[]string](x, `[
+		...[...document.querySelectorAll("thead th")].filter(e => e.scope !== "col"),
+		...[...document.querySelectorAll("tbody tr")].filter(e => !e.querySelector("th[scope=row]")),
+	].map(e => e.outerHTML)`)
+	if len(without) > 0 {
+		x.Errorf("tables without heads: %q", without)
 	}
 }
 
@@ -236,15 +278,17 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.run(chromedp.Focus(".band-place", chromedp.ByQuery))
 	x.press(kb.ArrowLeft)
 	const said = `document.querySelector(".band-place").getAttribute("aria-valuetext")`
-	x.until(`/^.*\d\d:\d\d:\d\d, partition 0: .+ since .+$/.test(` + said + `) && document.querySelector(".band-events li.shown") !== null`)
+	x.until(matches(said, `^.*\d\d:\d\d:\d\d, partition 0: .+ since .+$`),
+		`document.querySelector(".band-events li.shown") !== null`)
 	first := eval[string](x, said)
 	x.press(kb.ArrowDown, kb.ArrowDown)
 	x.until(said + `.includes(", partition 2: ")`)
 	x.press(kb.Home)
-	x.until(said + ` !== ` + fmt.Sprintf("%q", first) + ` && document.querySelectorAll(".band-events li.shown").length <= 1`)
-	x.until(`document.querySelector(".band-place + div + .line .cell").textContent.includes(", partition 2: ")`) // for those who see
+	x.until(fmt.Sprintf(said+` !== %q`, first), count(".band-events li.shown")+` <= 1`)
+	// Those who see read it, too.
+	x.until(textOf(".band-place + div + .line .cell") + `.includes(", partition 2: ")`)
 	eval[bool](x, `(document.querySelector(".numbers").open = true)`)
-	x.until(`document.querySelectorAll(".numbers tbody tr").length > 20 && ` + rows(".numbers tbody tr") + `.some(text => text.includes("no owner"))`)
+	x.until(count(".numbers tbody tr")+` > 20`, some(".numbers tbody tr", "no owner"))
 	x.run(chromedp.Focus(".band-place", chromedp.ByQuery))
 	x.press(kb.Enter)
 	x.until(`location.pathname.endsWith("/leases/orders/2") && document.querySelectorAll("#owner-rows tr").length > 1`)
@@ -258,7 +302,8 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.goBackTo(step, "joins") // the last step, or one before it if a minute has begun since
 	x.goBackTo(step, "Partitions moved: 11")
 	x.press(kb.Enter)
-	x.until(`location.pathname.endsWith("/events") && location.search.includes("from=") && document.querySelectorAll("#event-list li").length >= 1`)
+	x.until(`location.pathname.endsWith("/events")`, `location.search.includes("from=")`,
+		count("#event-list li")+` >= 1`)
 	x.run(chromedp.NavigateBack())
 	x.until(`document.title.startsWith("Overview")`)
 	x.run(chromedp.NavigateBack())
@@ -278,8 +323,10 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.until(`document.querySelectorAll(".tick").length === 100`)
 	x.run(chromedp.Focus(".ticks", chromedp.ByQuery))
 	x.press(kb.ArrowLeft)
-	x.until(`document.querySelector(".ticks").getAttribute("aria-valuetext").endsWith(": failed, took 17 s: sftp: connect 10.1.2.3:22: connection refused")`)
-	x.until(rows(".facts-list > div") + `.some(text => /^Failing since.*5[5-9] min ago$/.test(text)) && ` + rows(".facts-list > div") + `.some(text => /^Last success.*6[6-9] min ago$/.test(text))`)
+	x.until(`document.querySelector(".ticks").getAttribute("aria-valuetext")
+		.endsWith(": failed, took 17 s: sftp: connect 10.1.2.3:22: connection refused")`)
+	x.until(some(".facts-list > div", `^Failing since.*5[5-9] min ago$`),
+		some(".facts-list > div", `^Last success.*6[6-9] min ago$`))
 	x.until(rows(".next li") + `.length === 5`)
 }
 
@@ -302,36 +349,37 @@ func TestRowsOfAConsumerAreOperated(t *testing.T) {
 	x := newTab(t, 1280, 900)
 	x.signIn(serve(t, pool), "consumers")
 	x.until(rows("#consumer-rows tr") + `.some(text => /outbox.*2 blocked keys.*3 dead letters/.test(text))`)
-	eval[bool](x, `document.querySelector("#consumer-rows a").click() || true`)
-	x.until(`document.querySelectorAll("#blocked-rows tr").length === 2 && document.querySelectorAll("#letter-rows tr").length === 3`)
-	x.until(rows("#blocked-rows tr") + `.every(text => /^customer-[25]partition \d+.*422: currency "EURO" is not known/.test(text))`)
+	x.click("#consumer-rows a")
+	x.until(count("#blocked-rows tr")+` === 2`, count("#letter-rows tr")+` === 3`)
+	x.until(every("#blocked-rows tr", `^customer-[25]partition \d+.*422: currency "EURO" is not known`))
 
 	const retry = `document.querySelector("button[aria-label='Retry outbox']")`
 	x.until(retry + `.disabled`)
-	eval[bool](x, `document.querySelector("input[aria-label='Choose all shown']").click() || true`)
-	x.until(`!` + retry + `.disabled && document.querySelector("#blocked-rows").querySelectorAll(":checked").length === 2`)
+	x.click("input[aria-label='Choose all shown']")
+	x.until(`!`+retry+`.disabled`, count("#blocked-rows :checked")+` === 2`)
 	x.open("Retry outbox", "")
-	x.shows(`/^2 rows would be retried: \d+, \d+$/.test(document.querySelector("#operate-preview").textContent)`)
+	x.shows(matches(preview, `^2 rows would be retried: \d+, \d+$`))
 	x.confirm("it is repaired")
-	x.until(toldText + `.includes("2 rows.") && ` + rows("#change-list li") + `.filter(text => /row retried row \d+ by operator \(.*\): it is repaired/.test(text)).length === 2`)
+	x.until(toldText+`.includes("2 rows.")`, rows("#change-list li")+`.filter(text =>
+		/row retried row \d+ by operator \(.*\): it is repaired/.test(text)).length === 2`)
 
-	eval[bool](x, `document.querySelector("#blocked-rows input").click() || true`)
+	x.click("#blocked-rows input")
 	x.open("Skip outbox", "")
 	x.confirm("it is lost")
-	x.until(`document.querySelectorAll("#letter-rows tr").length === 4 && document.querySelectorAll("#blocked-rows tr").length === 2`) // its next row fails too
+	x.until(count("#letter-rows tr")+` === 4`, count("#blocked-rows tr")+` === 2`) // its next row fails too
 
 	x.open("Operate outbox", "pause_consumer")
-	x.until(`document.querySelector("#operate-preview").textContent === "The consumer would be paused."`)
+	x.until(preview + ` === "The consumer would be paused."`)
 	x.confirm("maintenance")
-	x.until(`document.querySelector(".marks").textContent.includes("paused") && document.querySelector("main .note").textContent.includes("Paused by operator (")`)
+	x.until(textOf(".marks")+`.includes("paused")`, textOf("main .note")+`.includes("Paused by operator (")`)
 	// A row that is gone since it was chosen is told before and after.
 	eval[bool](x, `[...document.querySelectorAll("#letter-rows input")].slice(0, 2).map(e => e.click()).length === 2`)
 	x.open("Return outbox", "")
-	x.shows(`/^2 rows would be returned/.test(document.querySelector("#operate-preview").textContent)`)
+	x.shows(matches(preview, `^2 rows would be returned`))
 	testkit.Must(pool.Exec(t.Context(), "DELETE FROM pgleases.consumer_dead_letters WHERE id > 9000"))(t)
 	eval[bool](x, `(document.querySelector("#operate-reason").value = "again") !== ""`)
 	x.shows(previewed)
-	eval[bool](x, `document.querySelector("#operate-go").click() || true`)
+	x.click("#operate-go")
 	x.until(`/Return of outbox: 1 row done, 1 not: 900\d: .*not found/.test(` + toldText + `)`)
 	x.open("Operate outbox", "resume_consumer")
 	x.confirm("go on")
