@@ -56,7 +56,8 @@ func processesOf(t *testing.T, dir string, arguments ...string) (pids []int) {
 	for _, name := range all {
 		environment, _ := os.ReadFile(name + "/environ") // an error is that it is gone, or another user's
 		line, _ := os.ReadFile(name + "/cmdline")
-		if bytes.Contains(environment, []byte("D="+dir+"\x00")) && string(line) == strings.Join(arguments, "\x00")+"\x00" {
+		isOfTest := bytes.Contains(environment, []byte("D="+dir+"\x00"))
+		if isOfTest && string(line) == strings.Join(arguments, "\x00")+"\x00" {
 			pids = append(pids, testkit.Must(strconv.Atoi(filepath.Base(name)))(t))
 		}
 	}
@@ -68,7 +69,10 @@ func processesOf(t *testing.T, dir string, arguments ...string) (pids []int) {
 func TestProcessesOfOthersAreLeftAlone(t *testing.T) {
 	t.Parallel()
 	container := []string{"unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"}
-	for name, prefix := range map[string][]string{"a shell has started others": nil, "the first process of a container": container} {
+	for name, prefix := range map[string][]string{
+		"a shell has started others":       nil,
+		"the first process of a container": container,
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if prefix != nil {
@@ -79,7 +83,13 @@ func TestProcessesOfOthersAreLeftAlone(t *testing.T) {
 			dir, database := t.TempDir(), pgtest.MigratedDatabase(t)
 			arguments := append(slices.Clone(prefix), "sh", "-c", others)
 			cmd := exec.Command(arguments[0], arguments[1:]...)
-			cmd.Env = append(append(os.Environ(), command.Database(database)...), "D="+dir, "PGLEASES="+command.Built, "PROGRAM="+os.Args[0], envDir+"="+dir, envMode+"="+modeFamily)
+			cmd.Env = slices.Concat(os.Environ(), command.Database(database), []string{
+				"D=" + dir,
+				"PGLEASES=" + command.Built,
+				"PROGRAM=" + os.Args[0],
+				envDir + "=" + dir,
+				envMode + "=" + modeFamily,
+			})
 			c := startSilent(t, cmd)
 			t.Cleanup(func() {
 				for _, arguments := range [][]string{{"sleep", "1001"}, {"sleep", "1000"}, {"sh", "-c", others}} {

@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -34,12 +35,14 @@ func TestProgramThatCannotStartFreesPartition(t *testing.T) {
 			t.Parallel()
 			env := command.Database(pgtest.MigratedDatabase(t))
 			c := command.Run(t, env, "run", "broken", "-n", "3", "--ttl", "5m", "--", program)
-			if code := c.ExitCode(); code != want || !strings.Contains(c.Printed(), "pgleases: start program \""+program+"\": ") {
+			code := c.ExitCode()
+			if code != want || !strings.Contains(c.Printed(), "pgleases: start program \""+program+"\": ") {
 				t.Errorf("exit code %d, want %d; output %q", code, want, c.Printed())
 			}
-			if next := command.Run(t, env, "run", "broken", "-n", "3", "--ttl", "5m", "--wait", "1m", "--", "sh", "-c", "echo ran; sleep 1000"); true {
-				testkit.Until(t, "the next machine runs its program", func() bool { return strings.Contains(next.Printed(), "ran") })
-			}
+			next := runShell(t, env, "broken -n 3 --ttl 5m --wait 1m", "echo ran; sleep 1000")
+			testkit.Until(t, "the next machine runs its program", func() bool {
+				return strings.Contains(next.Printed(), "ran")
+			})
 		})
 	}
 }
@@ -86,15 +89,25 @@ func TestRunWithTheSameIDWaitsForTheFirst(t *testing.T) {
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	first := runProgram(t, dir, "", env, "nightly", "--once", "--ttl", "1m", "--id", "web1-nightly")
 	awaitRecord(t, dir, 0, "begins", nil)
-	for flag, why := range map[string]string{"--try": `lease "nightly": a live client has the ID "web1-nightly": host `, "--wait=300ms": "no partition was owned in 300ms: a live client has the ID"} {
-		c := command.Run(t, env, "run", "nightly", flag, "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "echo", "ran")
-		if code := c.ExitCode(); code != 75 || !strings.Contains(c.Printed(), why) || strings.Contains(c.Printed(), "ran\n") {
+	again := func(flags ...string) *command.Command {
+		return command.Run(t, env, slices.Concat([]string{"run", "nightly"}, flags,
+			[]string{"--once", "--ttl", "1m", "--id", "web1-nightly", "--", "echo", "ran"})...)
+	}
+	for flag, why := range map[string]string{
+		"--try":        `lease "nightly": a live client has the ID "web1-nightly": host `,
+		"--wait=300ms": "no partition was owned in 300ms: a live client has the ID",
+	} {
+		c := again(flag)
+		code := c.ExitCode()
+		if code != 75 || !strings.Contains(c.Printed(), why) || strings.Contains(c.Printed(), "ran\n") {
 			t.Errorf("%s: exit code %d, want 75; output %q", flag, code, c.Printed())
 		}
 	}
-	second := command.Run(t, env, "run", "nightly", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "echo", "ran")
+	second := again()
+	const standsBy = `msg="standing by: a live client has the ID" lease=nightly ` +
+		`reason="a live client has the ID \"web1-nightly\": host `
 	testkit.Until(t, "it says that it stands by", func() bool {
-		return strings.Contains(second.Printed(), `msg="standing by: a live client has the ID" lease=nightly reason="a live client has the ID \"web1-nightly\": host `)
+		return strings.Contains(second.Printed(), standsBy)
 	})
 	for _, r := range records(t, dir) {
 		if r.what == "terminated" {
@@ -110,7 +123,8 @@ func TestRunWithTheSameIDWaitsForTheFirst(t *testing.T) {
 // A command may have a keeper for each of many partitions.
 func TestKeeperTakesLittleMemory(t *testing.T) {
 	t.Parallel()
-	c := command.Run(t, command.Database(pgtest.MigratedDatabase(t)), "run", "small", "--ttl", "5m", "--", "sh", "-c", "echo ran; sleep 1000")
+	env := command.Database(pgtest.MigratedDatabase(t))
+	c := runShell(t, env, "small --ttl 5m", "echo ran; sleep 1000")
 	testkit.Until(t, "the program runs", func() bool { return strings.Contains(c.Printed(), "ran") })
 	for _, keeper := range childrenOf(c.Process.Pid) {
 		status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", keeper))
@@ -133,16 +147,22 @@ func TestRunsWithTheSameIDAtOnceRunOne(t *testing.T) {
 	tx := testkit.Must(pool.Begin(t.Context()))(t)
 	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
 	testkit.Must(tx.Exec(t.Context(), "LOCK TABLE pgleases.clients"))(t)
-	const once = `echo ran; until [ -e "$0" ]; do sleep 0.1; done`
 	end := filepath.Join(t.TempDir(), "end")
+	env := append(command.Database(database), "END="+end)
+	const once = `echo ran; until [ -e "$END" ]; do sleep 0.1; done`
 	var both [2]*command.Command
 	for i := range both {
-		both[i] = command.Run(t, command.Database(database), "run", "nightly", "--try", "--once", "--ttl", "1m", "--id", "web1-nightly", "--", "sh", "-c", once, end)
+		both[i] = runShell(t, env, "nightly --try --once --ttl 1m --id web1-nightly", once)
 		both[i].MayEnd() // one of them, before the other waits
 	}
-	refused := func() bool { return strings.Contains(both[0].Printed()+both[1].Printed(), `has the ID "web1-nightly"`) }
+	const waits = `
+		SELECT count(*)::int FROM pg_stat_activity
+		WHERE datname = current_database() AND wait_event_type = 'Lock'`
+	refused := func() bool {
+		return strings.Contains(both[0].Printed()+both[1].Printed(), `has the ID "web1-nightly"`)
+	}
 	testkit.Until(t, "both have looked for a client", func() bool {
-		waiting := testkit.Value[int](t, pool, "SELECT count(*)::int FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+		waiting := testkit.Value[int](t, pool, waits)
 		return waiting == 2 || waiting == 1 && refused()
 	})
 	testkit.OK(t, tx.Rollback(t.Context()))
@@ -242,7 +262,8 @@ func TestSecondSignalWithoutDatabase(t *testing.T) {
 func TestInnerRunHidesTheOuterSocket(t *testing.T) {
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
-	c := command.Run(t, append(env, "PGLEASES_STATUS_SOCKET=/outer"), "run", "inner", "--once", "--", "sh", "-c", `echo "socket <$PGLEASES_STATUS_SOCKET>"`)
+	outer := append(env, "PGLEASES_STATUS_SOCKET=/outer")
+	c := runShell(t, outer, "inner --once", `echo "socket <$PGLEASES_STATUS_SOCKET>"`)
 	if c.ExitCode(); !strings.Contains(c.Printed(), "socket <>") {
 		t.Errorf("output %q", c.Printed())
 	}
@@ -277,7 +298,8 @@ func TestProcessThatCannotBeKilledIsNamed(t *testing.T) {
 	testkit.OK(t, os.Chmod(rooted, 0o755|os.ModeSetuid))
 	testkit.OK(t, os.WriteFile(binary, testkit.Must(os.ReadFile(command.Built))(t), 0o755))
 	// The program ends once its child belongs to root.
-	script := rooted + ` --reuid 0 --regid 0 --clear-groups sh -c 'touch "$D/up"; exec sleep 1003' & until [ -e "$D/up" ]; do sleep 0.05; done`
+	script := rooted + ` --reuid 0 --regid 0 --clear-groups sh -c 'touch "$D/up"; exec sleep 1003' &
+		until [ -e "$D/up" ]; do sleep 0.05; done`
 	stderr := testkit.Must(os.Create(filepath.Join(dir, "stderr")))(t)
 	defer stderr.Close()
 	cmd := exec.Command("setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups",
@@ -289,12 +311,13 @@ func TestProcessThatCannotBeKilledIsNamed(t *testing.T) {
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		}
 	})
+	const still = `level=ERROR msg="processes of the program were killed and are still there, ` +
+		`so the partition waits for them" lease=unkillable partition=0 processes="`
 	says := func(text string) bool {
 		return strings.Contains(string(testkit.Must(os.ReadFile(stderr.Name()))(t)), text)
 	}
 	testkit.Until(t, "it names the process", func() bool {
-		return says(`level=ERROR msg="processes of the program were killed and are still there, so the partition waits for them" lease=unkillable partition=0 processes="`) &&
-			says("sleep, user 0, state S")
+		return says(still) && says("sleep, user 0, state S")
 	})
 	testkit.OK(t, c.Process.Signal(syscall.SIGTERM))
 	testkit.Until(t, "it was asked to end", func() bool { return says("asked to end") })
@@ -305,5 +328,6 @@ func TestProcessThatCannotBeKilledIsNamed(t *testing.T) {
 	if code := c.exitCode(t); code != 128+15 || !says("not all partitions were handed over") {
 		t.Errorf("exit code %d, want 143", code)
 	}
-	testkit.Becomes(t, testkit.Pool(t, database), "the partition has its owner", true, "SELECT bool_and(owner IS NOT NULL) FROM pgleases.status")
+	testkit.Becomes(t, testkit.Pool(t, database), "the partition has its owner", true,
+		"SELECT bool_and(owner IS NOT NULL) FROM pgleases.status")
 }

@@ -22,7 +22,9 @@ import (
 const envFaults = "PGLEASES_RUN_TEST_FAULTS"
 
 const (
-	attackTTL        = 2 * time.Second // no less: a machine that stalls for longer than there is to kill in would break the promise, not the code
+	// No less: if a machine stalled for longer than there is to kill in, it would break the promise, not
+	// the code.
+	attackTTL        = 2 * time.Second
 	attackPartitions = 4
 	attackMembers    = 3
 
@@ -105,8 +107,10 @@ func attack(t *timeguard.Try, number int) {
 	members := make([]*member, attackMembers)
 	start := func(i int) {
 		way := command.NewProxy(t, url)
-		members[i] = &member{runProgram(t, dir, modeFamily, command.Database(way.URL), "attacked", "-n", strconv.Itoa(attackPartitions),
-			"--ttl", attackTTL.String(), "--grace", "200ms", "--id", fmt.Sprintf("member-%d", i), fmt.Sprintf("--cgroup=%v", i > 0)), way}
+		program := runProgram(t, dir, modeFamily, command.Database(way.URL), "attacked",
+			"-n", strconv.Itoa(attackPartitions), "--ttl", attackTTL.String(), "--grace", "200ms",
+			"--id", fmt.Sprintf("member-%d", i), fmt.Sprintf("--cgroup=%v", i > 0))
+		members[i] = &member{program, way}
 	}
 	for i := range members {
 		start(i)
@@ -181,12 +185,14 @@ func judge(t *timeguard.Try, all []record, began time.Duration, number int) {
 	lives, worst := 0, time.Duration(0)
 	for _, r := range all {
 		if r.what == "overlaps" {
-			missed(r.at-attackTTL, r.at, attackTTL, "partition %d: program %d began at %v, while another one was there", r.partition, r.pid, r.at)
+			missed(r.at-attackTTL, r.at, attackTTL, "partition %d: program %d began at %v, while another one was there",
+				r.partition, r.pid, r.at)
 		}
 		before := latest[r.partition]
 		if before == nil || before.pid != r.pid {
 			if before != nil && (r.at <= before.last || r.epoch < before.epoch) {
-				missed(r.at-attackTTL, before.last, attackTTL, "partition %d: program %d of epoch %d began at %v; program %d of epoch %d lived until %v",
+				missed(r.at-attackTTL, before.last, attackTTL, "partition %d: program %d of epoch %d began at %v; "+
+					"program %d of epoch %d lived until %v",
 					r.partition, r.pid, r.epoch, r.at, before.pid, before.epoch, before.last)
 			}
 			latest[r.partition] = &life{r, r.at}
@@ -195,8 +201,9 @@ func judge(t *timeguard.Try, all []record, began time.Duration, number int) {
 		if before == nil {
 			continue
 		}
-		if r.at-before.last > attackPatience {
-			missed(before.last, r.at, attackPatience, "partition %d: no program for %v until %v", r.partition, r.at-before.last, r.at)
+		if gap := r.at - before.last; gap > attackPatience {
+			missed(before.last, r.at, attackPatience, "partition %d: no program for %v until %v",
+				r.partition, gap, r.at)
 		}
 		worst = max(worst, r.at-max(before.last, began))
 		latest[r.partition].last = r.at

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -30,19 +31,24 @@ type interpreter struct {
 	debs  string
 }
 
-var python = []string{"python3", "/usr/bin/python3"}
+var (
+	python   = []string{"python3", "/usr/bin/python3"}
+	withJDBC = []string{"-p", jdbc, "--describe-module", "org.postgresql.jdbc"}
+)
 
 // The interpreters of the programs on the page, by language or driver.
 var interpreters = map[string]interpreter{
-	"python":        {python, []string{"-c", "import psycopg2"}, nil, "worker.py", "python3-psycopg2"},
-	"sh":            {[]string{"sh"}, []string{"-c", "psql --version"}, nil, "worker.sh", "postgresql-client"},
-	"js":            {[]string{"node"}, []string{"--version"}, nil, "worker.js", "nodejs"},
-	"java":          {[]string{"java"}, []string{"--list-modules"}, nil, "Status.java", "default-jdk-headless"},
-	"ruby":          {[]string{"ruby"}, []string{"--version"}, nil, "worker.rb", "ruby"},
-	"psycopg 3":     {python, []string{"-c", "import psycopg"}, nil, "worker.py", "python3-psycopg"},
-	"node-postgres": {[]string{"node"}, []string{"-e", "require('pg')"}, nil, "worker.js", "node-pg, or npm install pg"},
-	"JDBC":          {[]string{"java"}, []string{"-p", jdbc, "--describe-module", "org.postgresql.jdbc"}, []string{"-cp", jdbc}, "Worker.java", "default-jdk-headless libpostgresql-jdbc-java"},
-	"Ruby's pg":     {[]string{"ruby"}, []string{"-e", "require 'pg'"}, nil, "worker.rb", "ruby-pg"},
+	"python":    {python, []string{"-c", "import psycopg2"}, nil, "worker.py", "python3-psycopg2"},
+	"sh":        {[]string{"sh"}, []string{"-c", "psql --version"}, nil, "worker.sh", "postgresql-client"},
+	"js":        {[]string{"node"}, []string{"--version"}, nil, "worker.js", "nodejs"},
+	"java":      {[]string{"java"}, []string{"--list-modules"}, nil, "Status.java", "default-jdk-headless"},
+	"ruby":      {[]string{"ruby"}, []string{"--version"}, nil, "worker.rb", "ruby"},
+	"psycopg 3": {python, []string{"-c", "import psycopg"}, nil, "worker.py", "python3-psycopg"},
+	"node-postgres": {[]string{"node"}, []string{"-e", "require('pg')"}, nil, "worker.js",
+		"node-pg, or npm install pg"},
+	"JDBC": {[]string{"java"}, withJDBC, []string{"-cp", jdbc}, "Worker.java",
+		"default-jdk-headless libpostgresql-jdbc-java"},
+	"Ruby's pg": {[]string{"ruby"}, []string{"-e", "require 'pg'"}, nil, "worker.rb", "ruby-pg"},
 }
 
 // The programs around the lines of the page's table of drivers, which replace GUARD.
@@ -145,20 +151,23 @@ func TestLanguagesPageRuns(t *testing.T) {
 			}
 			if writes {
 				late := exec.Command(program[0], program[1:]...)
-				late.Env = append(append(os.Environ(), env...), "PGLEASES_LEASE=orders", "PGLEASES_PARTITION=0", "PGLEASES_EPOCH=1")
+				late.Env = slices.Concat(os.Environ(), env,
+					[]string{"PGLEASES_LEASE=orders", "PGLEASES_PARTITION=0", "PGLEASES_EPOCH=1"})
 				out, err := late.CombinedOutput()
 				if err == nil || !strings.Contains(string(out), "is not owned under epoch 1") || shipped() != 0 {
 					t.Errorf("with an old epoch: %v, %d shipped: %s", err, shipped(), out)
 				}
 			}
-			c := command.Run(t, env, append([]string{"run", "orders", "--ttl", "5m", "--status-socket", filepath.Join(dir, "s"), "--"}, program...)...)
+			socket := filepath.Join(dir, "s")
+			args := []string{"run", "orders", "--ttl", "5m", "--status-socket", socket, "--"}
+			c := command.Run(t, env, append(args, program...)...)
 			if writes {
 				testkit.Until(t, "the orders of partition 0 are shipped", func() bool { return shipped() == 5 })
 				return
 			}
 			epoch := ""
 			testkit.Until(t, "it prints the epoch", func() bool {
-				if s, served := shown(t, filepath.Join(dir, "s")); served && len(s.Partitions) == 1 {
+				if s, served := shown(t, socket); served && len(s.Partitions) == 1 {
 					epoch = strconv.FormatInt(s.Partitions[0].Epoch, 10)
 				}
 				return epoch != "" && regexp.MustCompile(`["']`+epoch+`["']`).MatchString(c.Printed())

@@ -15,6 +15,9 @@ import (
 // The line of an end says what has happened, with the program's exit code, and whether it is in order.
 func TestEndOfProgramSaysWhetherItIsInOrder(t *testing.T) {
 	t.Parallel()
+	const inOrder, notInOrder = ` exit_code=143 in_order=true`, ` exit_code=143 in_order=false`
+	const noTrust = `WARN cause="trust in the ownership was lost: no heartbeat succeeded for 5.7s"`
+	const another = `WARN cause="superseded by a newer process with the same client ID"`
 	cut := fmt.Errorf("%w: no heartbeat succeeded for 5.7s", pgleases.ErrTrustLost)
 	for name, test := range map[string]struct {
 		cause  error
@@ -22,15 +25,15 @@ func TestEndOfProgramSaysWhetherItIsInOrder(t *testing.T) {
 		once   bool
 		want   string
 	}{
-		"a signal":      {pgleases.ErrClosed, syscall.SIGTERM, false, `INFO cause="signal SIGTERM" exit_code=143 in_order=true`},
-		"another one":   {pgleases.ErrClosed, syscall.SIGHUP, true, `INFO cause="signal SIGHUP" exit_code=143 in_order=true`},
-		"its end":       {pgleases.ErrClosed, 0, false, `INFO cause="this command ends" exit_code=143 in_order=true`},
-		"a move":        {pgleases.ErrHandoff, 0, false, `INFO cause="partition is handed over" exit_code=143 in_order=true`},
-		"a move, once":  {pgleases.ErrHandoff, 0, true, `WARN cause="partition is handed over" exit_code=143 in_order=false`},
-		"an eviction":   {pgleases.ErrEvicted, 0, false, `INFO cause="evicted by an operator" exit_code=143 in_order=true`},
-		"a second one":  {pgleases.ErrSuperseded, 0, false, `WARN cause="superseded by a newer process with the same client ID" exit_code=143 in_order=false`},
-		"an outage":     {cut, 0, false, `WARN cause="trust in the ownership was lost: no heartbeat succeeded for 5.7s" exit_code=143 in_order=false`},
-		"by its signal": {cut, syscall.SIGTERM, false, `WARN cause="trust in the ownership was lost: no heartbeat succeeded for 5.7s" exit_code=143 in_order=false`},
+		"a signal":      {pgleases.ErrClosed, syscall.SIGTERM, false, `INFO cause="signal SIGTERM"` + inOrder},
+		"another one":   {pgleases.ErrClosed, syscall.SIGHUP, true, `INFO cause="signal SIGHUP"` + inOrder},
+		"its end":       {pgleases.ErrClosed, 0, false, `INFO cause="this command ends"` + inOrder},
+		"a move":        {pgleases.ErrHandoff, 0, false, `INFO cause="partition is handed over"` + inOrder},
+		"a move, once":  {pgleases.ErrHandoff, 0, true, `WARN cause="partition is handed over"` + notInOrder},
+		"an eviction":   {pgleases.ErrEvicted, 0, false, `INFO cause="evicted by an operator"` + inOrder},
+		"a second one":  {pgleases.ErrSuperseded, 0, false, another + notInOrder},
+		"an outage":     {cut, 0, false, noTrust + notInOrder},
+		"by its signal": {cut, syscall.SIGTERM, false, noTrust + notInOrder},
 		"its own":       {nil, 0, false, ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -49,8 +50,9 @@ func program() {
 	partition := os.Getenv("PGLEASES_PARTITION")
 	log, err := os.OpenFile(filepath.Join(os.Getenv(envDir), "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	check(err)
+	epoch := os.Getenv("PGLEASES_EPOCH")
 	write := func(what string) {
-		_, err := fmt.Fprintf(log, "%s %d %s %s %d\n", partition, os.Getpid(), os.Getenv("PGLEASES_EPOCH"), what, boottime())
+		_, err := fmt.Fprintf(log, "%s %d %s %s %d\n", partition, os.Getpid(), epoch, what, boottime())
 		check(err)
 	}
 	lock, err := os.OpenFile(lockFile(os.Getenv(envDir), partition), os.O_CREATE|os.O_RDWR, 0o600)
@@ -165,6 +167,13 @@ func runProgram(t testing.TB, dir, mode string, env []string, args ...string) *c
 	t.Helper()
 	env = append([]string{envDir + "=" + dir, envMode + "=" + mode}, env...)
 	return command.Run(t, env, append(append([]string{"run"}, args...), "--", os.Args[0])...)
+}
+
+// runShell starts pgleases run with arguments, and with a script for the shell as the program.
+func runShell(t testing.TB, env []string, args, script string) *command.Command {
+	t.Helper()
+	all := slices.Concat([]string{"run"}, strings.Fields(args), []string{"--", "sh", "-c", script})
+	return command.Run(t, env, all...)
 }
 
 // askAgain sends the second request to end. Signals shortly after the first belong to that one.

@@ -29,9 +29,10 @@ import (
 // askStatus sends a request to a status socket. It returns nil if no process serves it.
 func askStatus(t *testing.T, socket, path string) *json.Decoder {
 	t.Helper()
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
-	}}
+	}
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: dial}
 	r := testkit.Must(http.NewRequestWithContext(t.Context(), http.MethodGet, "http://pgleases"+path, http.NoBody))(t)
 	answer, err := (&http.Client{Transport: transport}).Do(r)
 	if err != nil {
@@ -42,6 +43,13 @@ func askStatus(t *testing.T, socket, path string) *json.Decoder {
 		t.Fatalf("GET %s: %s", path, answer.Status)
 	}
 	return json.NewDecoder(answer.Body)
+}
+
+// sleeper runs a program that sleeps under the lease "shown", which has two partitions.
+func sleeper(t *testing.T, env []string, args ...string) *command.Command {
+	t.Helper()
+	return command.Run(t, env, slices.Concat([]string{"run", "shown", "-n", "2", "--ttl", "5m"}, args,
+		[]string{"--", "sleep", "1000"})...)
 }
 
 // shown returns what a status socket shows; false if no process serves it.
@@ -67,17 +75,18 @@ func TestStatusSocketShowsOwnedPartitions(t *testing.T) {
 	t.Parallel()
 	socket, database := filepath.Join(t.TempDir(), "s"), pgtest.MigratedDatabase(t)
 	env, pool := command.Database(database), testkit.Pool(t, database)
-	run := func(args ...string) *command.Command {
-		return command.Run(t, env, append(append([]string{"run", "shown", "-n", "2", "--ttl", "5m"}, args...), "--", "sleep", "1000")...)
-	}
-	one := run("--id", "one", "--status-socket", socket)
+	one := sleeper(t, env, "--id", "one", "--status-socket", socket)
 	s := untilShown(t, socket, 2)
 	var epochs, want []int64
 	for _, p := range s.Partitions {
 		epochs = append(epochs, p.Epoch)
 	}
-	want = testkit.Value[[]int64](t, pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions WHERE lease = 'shown'")
-	if s.Lease != "shown" || s.Client != "one" || s.TrustMS <= 0 || s.TrustMS > 285_000 || s.Partitions[0].Number != 0 || s.Partitions[1].Number != 1 || !slices.Equal(epochs, want) {
+	want = testkit.Value[[]int64](t, pool,
+		"SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions WHERE lease = 'shown'")
+	if s.Lease != "shown" || s.Client != "one" || s.TrustMS <= 0 || s.TrustMS > 285_000 {
+		t.Errorf("it shows %+v", s)
+	}
+	if s.Partitions[0].Number != 0 || s.Partitions[1].Number != 1 || !slices.Equal(epochs, want) {
 		t.Errorf("it shows %+v; epochs are %d", s, want)
 	}
 	if info := testkit.Must(os.Stat(socket))(t); info.Mode().Perm() != 0o600 {
@@ -89,10 +98,11 @@ func TestStatusSocketShowsOwnedPartitions(t *testing.T) {
 	if testkit.OK(t, changes.Decode(&before)); len(before.Partitions) != 2 {
 		t.Errorf("the first line is %+v", before)
 	}
-	if second := run("--status-socket", socket); second.ExitCode() != Failed || !strings.Contains(second.Printed(), "another process serves it") {
+	second := sleeper(t, env, "--status-socket", socket)
+	if second.ExitCode() != Failed || !strings.Contains(second.Printed(), "another process serves it") {
 		t.Errorf("a second process at the socket: %s", second.Printed())
 	}
-	two := run("--id", "two")
+	two := sleeper(t, env, "--id", "two")
 	for len(after.Partitions) != 1 {
 		testkit.OK(t, changes.Decode(&after))
 	}
@@ -107,9 +117,12 @@ func TestStatusSocketShowsOwnedPartitions(t *testing.T) {
 	if _, err := os.Lstat(socket); err != nil {
 		t.Errorf("no socket is left to be replaced: %v", err)
 	}
-	testkit.Execute(t, pool, `UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = 'one';
-		UPDATE pgleases.server SET next_check_at = clock_timestamp()`) // instead of the wait for the end of its TTL
-	three := run("--id", "one", "--status-socket", socket)
+	// Instead of the wait for the end of its TTL.
+	testkit.Execute(t, pool, `
+		UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second'
+		WHERE id = 'one';
+		UPDATE pgleases.server SET next_check_at = clock_timestamp()`)
+	three := sleeper(t, env, "--id", "one", "--status-socket", socket)
 	untilShown(t, socket, 1)
 	three.Signal(syscall.SIGTERM)
 	three.ExitCode()
@@ -134,7 +147,8 @@ func TestStatusReadsDelayNoHandoff(t *testing.T) {
 	testkit.Until(t, "it owns both", func() bool { return len(stateOf(one, lease).Partitions) == 2 })
 	other := join(two)
 	testkit.Until(t, "one has moved", func() bool {
-		return len(stateOf(two, other).Partitions)+len(stateOf(one, lease).Partitions) == 2 && len(stateOf(two, other).Partitions) == 1
+		ofTwo, ofOne := stateOf(two, other), stateOf(one, lease)
+		return len(ofTwo.Partitions)+len(ofOne.Partitions) == 2 && len(ofTwo.Partitions) == 1
 	})
 }
 
@@ -144,9 +158,7 @@ func TestStatusSocketOfAnother(t *testing.T) {
 	t.Parallel()
 	dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
 	socket := filepath.Join(dir, "a status")
-	run := func() *command.Command {
-		return command.Run(t, env, "run", "shown", "-n", "2", "--ttl", "5m", "--status-socket", socket, "--", "sleep", "1000")
-	}
+	run := func() *command.Command { return sleeper(t, env, "--status-socket", socket) }
 	one := run()
 	untilShown(t, socket, 2)
 	testkit.OK(t, os.Remove(socket)) // as a cleaner of old files does
@@ -176,7 +188,7 @@ func TestStatusSocketLimitsReaders(t *testing.T) {
 	t.Parallel()
 	socket, database := filepath.Join(t.TempDir(), "s"), pgtest.MigratedDatabase(t)
 	env := command.Database(database)
-	one := command.Run(t, env, "run", "shown", "-n", "2", "--ttl", "5m", "--status-socket", socket, "--", "sleep", "1000")
+	one := sleeper(t, env, "--status-socket", socket)
 	untilShown(t, socket, 2)
 	answered := make(chan net.Conn, 1000)
 	keptOpen := []byte("GET / HTTP/1.1\r\nHost: pgleases\r\n\r\n")
@@ -201,8 +213,9 @@ func TestStatusSocketLimitsReaders(t *testing.T) {
 	for range readers / 2 {
 		testkit.Receive(t, "it answers", answered)
 	}
-	command.Run(t, env, "run", "shown", "-n", "2", "--ttl", "5m", "--id", "two", "--", "sleep", "1000")
-	testkit.Becomes(t, testkit.Pool(t, database), "one has moved", 1, "SELECT count(*)::int FROM pgleases.status WHERE owner = 'two'")
+	sleeper(t, env, "--id", "two")
+	testkit.Becomes(t, testkit.Pool(t, database), "one has moved", 1,
+		"SELECT count(*)::int FROM pgleases.status WHERE owner = 'two'")
 	if files := len(testkit.Must(os.ReadDir(fmt.Sprintf("/proc/%d/fd", one.Process.Pid)))(t)); files > readers+50 {
 		t.Errorf("it has %d files open", files)
 	}

@@ -119,7 +119,8 @@ func TestStderrWithoutAReaderEndsNothing(t *testing.T) {
 // The program has the signal as usual: only the command itself outlives its log.
 func TestProgramEndsBySIGPIPEAsUsual(t *testing.T) {
 	t.Parallel()
-	c := command.Run(t, command.Database(pgtest.MigratedDatabase(t)), "run", "pipe", "--once", "--", "sh", "-c", "kill -PIPE $$; echo survived")
+	env := command.Database(pgtest.MigratedDatabase(t))
+	c := runShell(t, env, "pipe --once", "kill -PIPE $$; echo survived")
 	if code := c.ExitCode(); code != 128+13 || strings.Contains(c.Printed(), "survived") {
 		t.Errorf("exit code %d, want 141; output %q", code, c.Printed())
 	}

@@ -34,12 +34,13 @@ import (
 func TestRunOnceReturnsTheExitCodeOfTheProgram(t *testing.T) {
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
-	c := command.Run(t, env, "run", "codes", "--once", "--", "sh", "-c", `echo "$PGLEASES_LEASE/$PGLEASES_PARTITION/$PGLEASES_PARTITIONS/$PGLEASES_EPOCH"; exit 7`)
+	c := runShell(t, env, "codes --once",
+		`echo "$PGLEASES_LEASE/$PGLEASES_PARTITION/$PGLEASES_PARTITIONS/$PGLEASES_EPOCH"; exit 7`)
 	if code := c.ExitCode(); code != 7 || !regexp.MustCompile(`(?m)^codes/0/1/[1-9][0-9]*$`).MatchString(c.Printed()) {
 		t.Errorf("exit code %d, want 7; output %q", code, c.Printed())
 	}
 	for script, want := range map[string]int{"exit 0": 0, "kill -9 $$": 128 + 9, "exit 75": 75} {
-		if code := command.Run(t, env, "run", "codes", "--once", "--", "sh", "-c", script).ExitCode(); code != want {
+		if code := runShell(t, env, "codes --once", script).ExitCode(); code != want {
 			t.Errorf("%s: exit code %d, want %d", script, code, want)
 		}
 	}
@@ -54,15 +55,21 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	awaitRecord(t, dir, 0, "begins", nil)
 	starts := regexp.MustCompile(`level=INFO msg="program starts" lease=tried partition=0 epoch=\d+`)
 	testkit.Until(t, "it says that the program starts", func() bool { return starts.MatchString(holder.Printed()) })
-	for flags, why := range map[string]string{"--try": `client "holder" owns partition 0`, "--wait=300ms": "no partition was owned in 300ms"} { // with that TTL they would wait for minutes
+	// With that TTL they would wait for minutes.
+	for flags, why := range map[string]string{
+		"--try":        `client "holder" owns partition 0`,
+		"--wait=300ms": "no partition was owned in 300ms",
+	} {
 		c := command.Run(t, env, "run", "tried", "--ttl", "5m", flags, "--once", "--", "echo", "ran")
 		if code := c.ExitCode(); code != 75 || !strings.Contains(c.Printed(), `lease "tried": `+why) {
 			t.Errorf("%s: exit code %d, want 75; output %q", flags, code, c.Printed())
 		}
 	}
 	standby := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
+	const standsBy = `level=INFO msg="standing by: live clients own all partitions" lease=tried ` +
+		`reason="client \"holder\" owns partition 0" command="pgleases explain tried/0"`
 	testkit.Until(t, "it says that it stands by", func() bool {
-		return strings.Contains(standby.Printed(), `level=INFO msg="standing by: live clients own all partitions" lease=tried reason="client \"holder\" owns partition 0" command="pgleases explain tried/0"`)
+		return strings.Contains(standby.Printed(), standsBy)
 	})
 	if strings.Contains(standby.Printed(), "program starts") || strings.Contains(standby.Printed(), "WARN") {
 		t.Errorf("a healthy standby says %q", standby.Printed())
@@ -75,12 +82,15 @@ func TestTryAndWaitEndIfAnotherOwnsIt(t *testing.T) {
 	}
 	pool := testkit.Pool(t, database)
 	testkit.Execute(t, pool, "SELECT pgleases.pause('tried'::text, 'why'::text)")
-	if c := command.Run(t, env, "run", "tried", "--ttl", "5m", "--try", "--once", "--", "echo", "ran"); c.ExitCode() != 75 || !strings.Contains(c.Printed(), "an operator has paused it") {
+	c := command.Run(t, env, "run", "tried", "--ttl", "5m", "--try", "--once", "--", "echo", "ran")
+	if c.ExitCode() != 75 || !strings.Contains(c.Printed(), "an operator has paused it") {
 		t.Errorf("--try on a paused lease: %q", c.Printed())
 	}
 	paused := command.Run(t, env, "run", "tried", "--ttl", "5m", "--", "true")
+	const ownsNone = `level=WARN msg="no partition is owned" lease=tried reason="an operator has paused it" ` +
+		`command="pgleases explain tried/0"`
 	testkit.Until(t, "it warns of the pause", func() bool {
-		return strings.Contains(paused.Printed(), `level=WARN msg="no partition is owned" lease=tried reason="an operator has paused it" command="pgleases explain tried/0"`)
+		return strings.Contains(paused.Printed(), ownsNone)
 	})
 	paused.Signal(syscall.SIGTERM)
 	paused.ExitCode()
@@ -104,7 +114,8 @@ func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 		dead := runProgram(t, dir, "", command.Database(database), "nightly", "--ttl", ttl.String())
 		awaitRecord(t, dir, 0, "begins", nil)
 		dead.Signal(syscall.SIGKILL)
-		testkit.Becomes(t, testkit.Pool(t, database), "the dead one has expired", true, "SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients")
+		testkit.Becomes(t, testkit.Pool(t, database), "the dead one has expired", true,
+			"SELECT bool_and(expires_at < clock_timestamp()) FROM pgleases.clients")
 		pooled, err := url.Parse(database)
 		testkit.OK(t, err)
 		settings := pooled.Query()
@@ -113,7 +124,8 @@ func TestTryTakesOverFromACrashedOwner(t *testing.T) {
 		env, began := command.Database(pooled.String()), time.Now()
 		var both [2]*command.Command
 		for i := range both {
-			both[i] = command.Run(t, env, "run", "nightly", "--ttl", ttl.String(), "--try", "--once", "--", "echo", "ran")
+			both[i] = command.Run(t, env, "run", "nightly", "--ttl", ttl.String(),
+				"--try", "--once", "--", "echo", "ran")
 		}
 		ran := 0
 		for _, c := range both {
@@ -155,9 +167,10 @@ func TestProgramRestartsWithBackoff(t *testing.T) {
 	}
 }
 
-// The TTL is much longer than the test, so the next client owns the partition only by a handoff.
-var wantedEnd = regexp.MustCompile(`level=INFO msg="program was ended" .*cause="signal SIGTERM" exit_code=\d+ in_order=true`)
+var wantedEnd = regexp.MustCompile(
+	`level=INFO msg="program was ended" .*cause="signal SIGTERM" exit_code=\d+ in_order=true`)
 
+// The TTL is much longer than the test, so the next client owns the partition only by a handoff.
 func TestHandoffWaitsForTheEndOfTheProgram(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
@@ -234,23 +247,31 @@ func TestNothingOutlivesTheSupervisorAndKeeper(t *testing.T) {
 		name, mode string
 		kill       func(supervisor *command.Command, keeper, program int)
 	}{
-		{"the supervisor is killed", modeFamily, func(supervisor *command.Command, _, _ int) { supervisor.Signal(syscall.SIGKILL) }},
-		{"the keeper is killed", modeFamily, func(_ *command.Command, keeper, _ int) { _ = syscall.Kill(keeper, syscall.SIGKILL) }},
-		{"the supervisor is stopped and the keeper killed", modeStubborn, func(supervisor *command.Command, keeper, _ int) {
-			supervisor.Signal(syscall.SIGSTOP)
+		{"the supervisor is killed", modeFamily, func(supervisor *command.Command, _, _ int) {
+			supervisor.Signal(syscall.SIGKILL)
+		}},
+		{"the keeper is killed", modeFamily, func(_ *command.Command, keeper, _ int) {
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
 		}},
+		{"the supervisor is stopped and the keeper killed", modeStubborn,
+			func(supervisor *command.Command, keeper, _ int) {
+				supervisor.Signal(syscall.SIGSTOP)
+				_ = syscall.Kill(keeper, syscall.SIGKILL)
+			}},
 		{"both are killed", modeStubborn, func(supervisor *command.Command, keeper, _ int) {
 			_ = syscall.Kill(keeper, syscall.SIGSTOP)
 			supervisor.Signal(syscall.SIGKILL)
 			_ = syscall.Kill(keeper, syscall.SIGKILL)
 		}},
-		{"the program ends", modeFamily, func(_ *command.Command, _, program int) { _ = syscall.Kill(program, syscall.SIGKILL) }},
+		{"the program ends", modeFamily, func(_ *command.Command, _, program int) {
+			_ = syscall.Kill(program, syscall.SIGKILL)
+		}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			dir, env := t.TempDir(), command.Database(pgtest.MigratedDatabase(t))
-			c := runProgram(t, dir, test.mode, env, "guarded", "--ttl", "5m", "--grace", "1h", fmt.Sprintf("--cgroup=%v", test.mode != modeFamily))
+			c := runProgram(t, dir, test.mode, env, "guarded", "--ttl", "5m", "--grace", "1h",
+				fmt.Sprintf("--cgroup=%v", test.mode != modeFamily))
 			began := awaitRecord(t, dir, 0, "begins", nil)
 			keepers := childrenOf(c.Process.Pid)
 			if len(keepers) != 1 || len(childrenOf(keepers[0])) == 0 || isFree(t, dir, 0) {
@@ -282,15 +303,20 @@ func TestProgramIsGoneWhenTrustEnds(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct {
 		name string
-		stop func(t testing.TB, supervisor *command.Command, keeper int, way *command.Proxy)
+		stop stopFunc
 	}{
 		{"the supervisor is stopped", stopSupervisor},
-		{"the database does not answer", func(t testing.TB, _ *command.Command, _ int, way *command.Proxy) { way.Set(false, true) }},
-		{"the database is away", func(t testing.TB, _ *command.Command, _ int, way *command.Proxy) { way.Set(true, false) }},
-		{"the database does not answer and the keeper is stopped", func(t testing.TB, _ *command.Command, keeper int, way *command.Proxy) {
+		{"the database does not answer", func(_ testing.TB, _ *command.Command, _ int, way *command.Proxy) {
 			way.Set(false, true)
-			_ = syscall.Kill(keeper, syscall.SIGSTOP)
 		}},
+		{"the database is away", func(_ testing.TB, _ *command.Command, _ int, way *command.Proxy) {
+			way.Set(true, false)
+		}},
+		{"the database does not answer and the keeper is stopped",
+			func(_ testing.TB, _ *command.Command, keeper int, way *command.Proxy) {
+				way.Set(false, true)
+				_ = syscall.Kill(keeper, syscall.SIGSTOP)
+			}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
@@ -305,18 +331,22 @@ func TestForkChainIsGoneWhenTrustEnds(t *testing.T) {
 	expectGoneInTime(t, 4, modeChain, "false", stopSupervisor)
 }
 
+// A stopFunc keeps a supervisor from its work.
+type stopFunc func(t testing.TB, supervisor *command.Command, keeper int, way *command.Proxy)
+
 func stopSupervisor(_ testing.TB, supervisor *command.Command, _ int, _ *command.Proxy) {
 	supervisor.Signal(syscall.SIGSTOP)
 }
 
-func expectGoneInTime(t *testing.T, n int, mode, group string, stop func(t testing.TB, supervisor *command.Command, keeper int, way *command.Proxy)) {
+func expectGoneInTime(t *testing.T, n int, mode, group string, stop stopFunc) {
 	t.Helper()
 	const ttl = 3 * time.Second
 	timeguard.Run(t, func(t *timeguard.Try) {
 		probePrograms(t)
 		dir, url := t.TempDir(), pgtest.MigratedDatabase(t)
 		way := command.NewProxy(t, url)
-		c := runProgram(t, dir, mode, command.Database(way.URL), "trusted", "-n", strconv.Itoa(n), "--ttl", ttl.String(), "--grace", "1h", "--cgroup="+group)
+		c := runProgram(t, dir, mode, command.Database(way.URL), "trusted", "-n", strconv.Itoa(n),
+			"--ttl", ttl.String(), "--grace", "1h", "--cgroup="+group)
 		var began record
 		for i := range n {
 			began = awaitRecord(t, dir, 0, "begins", func(r record) bool { return r.partition == i })
@@ -359,7 +389,7 @@ func TestShortOutageKeepsTheProgram(t *testing.T) {
 		awaitRecord(t, dir, away+ttl+ttl/4, "lives", nil)
 		for _, r := range records(t, dir) {
 			if r.pid != began.pid || r.what == "terminated" {
-				t.Missed(started, ttl, "program %d %s: want nothing but the life of program %d", r.pid, r.what, began.pid)
+				t.Missed(started, ttl, "program %d %s: want only the life of program %d", r.pid, r.what, began.pid)
 			}
 		}
 	})
@@ -383,7 +413,12 @@ func TestOutageEndsTheProgramOnce(t *testing.T) {
 		way.Set(false, false)
 		awaitRecord(t, dir, 0, "begins", func(r record) bool { return r.epoch > began.epoch })
 		printed := c.Printed()
-		for text, want := range map[string]int{"program was ended": 1, "the database does not answer": 1, "exit_code": 0, "keeper did not kill": 0} {
+		for text, want := range map[string]int{
+			"program was ended":            1,
+			"the database does not answer": 1,
+			"exit_code":                    0,
+			"keeper did not kill":          0,
+		} {
 			if n := strings.Count(printed, text); n != want {
 				t.Missed(started, ttl, "the log has %q %d times, want %d:\n%s", text, n, want, printed)
 			}
@@ -479,7 +514,8 @@ func TestUnreadableProcessesCountAsAlive(t *testing.T) {
 	file.Close()
 	var limit syscall.Rlimit
 	check(syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
-	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: free + 1, Max: limit.Max})) // the folder of processes opens, what is in it does not
+	// The folder of processes opens, and what is in it does not.
+	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &syscall.Rlimit{Cur: free + 1, Max: limit.Max}))
 	var children []int
 	err = searchChildren(func(pid int) { children = append(children, pid) })
 	check(syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit))
@@ -492,8 +528,9 @@ func TestUnreadableProcessesCountAsAlive(t *testing.T) {
 }
 
 func TestProgramIgnoresSIGHUPUnderNohup(t *testing.T) {
+	env := command.Database(pgtest.MigratedDatabase(t))
 	signal.Ignore(syscall.SIGHUP)
-	c := command.Run(t, command.Database(pgtest.MigratedDatabase(t)), "run", "nohup", "--once", "--", "sh", "-c", "kill -HUP $$; echo survived")
+	c := runShell(t, env, "nohup --once", "kill -HUP $$; echo survived")
 	signal.Reset(syscall.SIGHUP)
 	c.Signal(syscall.SIGHUP)
 	if code := c.ExitCode(); code != 0 || !strings.Contains(c.Printed(), "survived") {
@@ -535,7 +572,12 @@ func TestOwnerDoesNotAskWhyItOwnsNone(t *testing.T) {
 		}
 	}()
 	var log strings.Builder
-	r := runner{Config: Config{URL: "postgres://" + listener.Addr().String() + "/?sslmode=disable", Schema: "pgleases", Lease: "x", Log: slog.New(slog.NewTextHandler(&log, nil))}}
+	r := runner{Config: Config{
+		URL:    "postgres://" + listener.Addr().String() + "/?sslmode=disable",
+		Schema: "pgleases",
+		Lease:  "x",
+		Log:    slog.New(slog.NewTextHandler(&log, nil)),
+	}}
 	if r.sayStanding(t.Context(), lease.Client(), lease.Lease); log.Len() > 0 {
 		t.Errorf("an owner says %q", log.String())
 	}
