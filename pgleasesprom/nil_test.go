@@ -11,10 +11,12 @@ import (
 
 func TestCollectorsOfNilAreRefused(t *testing.T) {
 	for what, c := range map[string]prometheus.Collector{
-		"client": pgleasesprom.NewCollector(nil), "scheduler": pgleasesprom.NewScheduleCollector(nil),
-		"consumer": pgleasesprom.NewConsumerCollector(nil),
+		"client":    pgleasesprom.NewCollector(nil),
+		"scheduler": pgleasesprom.NewScheduleCollector(nil),
+		"consumer":  pgleasesprom.NewConsumerCollector(nil),
 	} {
-		if err := prometheus.NewRegistry().Register(c); err == nil || !strings.Contains(err.Error(), "the "+what+" is nil") {
+		err := prometheus.NewRegistry().Register(c)
+		if err == nil || !strings.Contains(err.Error(), "the "+what+" is nil") {
 			t.Errorf("%s: %v", what, err)
 		}
 	}

@@ -66,11 +66,20 @@ const (
 type order struct{ Customer string }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, registry: prometheus.NewPedanticRegistry(), release: make(chan struct{}), hung: make(chan struct{})}
+	w := &world{
+		t:        t,
+		registry: prometheus.NewPedanticRegistry(),
+		release:  make(chan struct{}),
+		hung:     make(chan struct{}),
+	}
 	url := pgtest.FreshDatabase(t)
 	pool, cut := testkit.Pool(t, url), testkit.Pool(t, url, w.wire.Carry)
-	w.worker = testkit.Must(pgleases.NewClient(t.Context(), cut, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat)))(t)
-	w.other = testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat)))(t)
+	newClient := func(pool *pgxpool.Pool) *pgleases.Client {
+		return testkit.Must(pgleases.NewClient(t.Context(), pool,
+			pgleases.WithTTL(ttl), pgleases.WithHeartbeat(heartbeat)))(t)
+	}
+	w.worker = newClient(cut)
+	w.other = newClient(pool)
 	w.pool, w.locks = pool, lock.New(w.worker, pool)
 	w.scheduler = testkit.Must(schedule.New(t.Context(), w.worker, cut, "post", schedule.WithMaxRunning(1)))(t)
 	w.mail = schedule.AtLeastOnce(w.scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
@@ -82,25 +91,18 @@ func newWorld(t *testing.T) *world {
 		}
 		return nil
 	})
-	w.broken = schedule.AtLeastOnce(w.scheduler, "broken", func(context.Context, schedule.Run[string]) error { return errors.New("broken") })
+	fails := func(context.Context, schedule.Run[string]) error { return errors.New("broken") }
+	w.broken = schedule.AtLeastOnce(w.scheduler, "broken", fails)
 	testkit.OK(t, consumer.Migrate(t.Context(), pool))
 	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 4, Time: "created_at"}
 	testkit.Execute(t, pool, consumer.TableSQL("mails", "", queue))
-	w.consumer = testkit.Must(consumer.New(t.Context(), w.worker, cut, "mails", queue, consumer.Each(func(ctx context.Context, _ pgx.Tx, row consumer.Row[order]) error {
-		switch row.Key {
-		case "broken":
-			return errors.New("broken")
-		case "discard":
-			return consumer.Discard(errors.New("broken"))
-		case "hang":
-			select {
-			case <-w.hung:
-			case <-ctx.Done():
-			}
-		}
-		return nil
-	}), consumer.WithOnFailure(consumer.OnFailureDeadLetter)))(t)
-	w.registry.MustRegister(pgleasesprom.NewCollector(w.worker), pgleasesprom.NewScheduleCollector(w.scheduler), pgleasesprom.NewConsumerCollector(w.consumer))
+	w.consumer = testkit.Must(consumer.New(t.Context(), w.worker, cut, "mails", queue,
+		consumer.Each(w.handle), consumer.WithOnFailure(consumer.OnFailureDeadLetter)))(t)
+	w.registry.MustRegister(
+		pgleasesprom.NewCollector(w.worker),
+		pgleasesprom.NewScheduleCollector(w.scheduler),
+		pgleasesprom.NewConsumerCollector(w.consumer),
+	)
 	w.admin = testkit.Must(admin.New(pool))(t)
 	t.Cleanup(func() {
 		closing, cancel := context.WithTimeout(context.Background(), testkit.Patience)
@@ -109,6 +111,22 @@ func newWorld(t *testing.T) *world {
 		_ = w.other.Close(closing)
 	})
 	return w
+}
+
+// handle is the consumer's handler, which does what the key of a row says.
+func (w *world) handle(ctx context.Context, _ pgx.Tx, row consumer.Row[order]) error {
+	switch row.Key {
+	case "broken":
+		return errors.New("broken")
+	case "discard":
+		return consumer.Discard(errors.New("broken"))
+	case "hang":
+		select {
+		case <-w.hung:
+		case <-ctx.Done():
+		}
+	}
+	return nil
 }
 
 // run runs the scheduler until the test ends.
@@ -120,7 +138,9 @@ func (w *world) run() {
 		stop()
 		<-ended
 	})
-	testkit.Until(w.t, "the scheduler owns its partitions", func() bool { return w.scheduler.Stats().Partitions > 0 && w.scheduler.Stats().Polls > 0 })
+	testkit.Until(w.t, "the scheduler owns its partitions", func() bool {
+		return w.scheduler.Stats().Partitions > 0 && w.scheduler.Stats().Polls > 0
+	})
 }
 
 // lock locks rows in a transaction, and returns a function that ends it.
@@ -154,7 +174,8 @@ func (w *world) scrape() map[string]float64 {
 			switch {
 			case m.Histogram != nil:
 				for _, b := range m.Histogram.Bucket {
-					series[f.GetName()+"_bucket"+labels(fmt.Sprintf(`le="%v"`, b.GetUpperBound()))] = float64(b.GetCumulativeCount())
+					bound := fmt.Sprintf(`le="%v"`, b.GetUpperBound())
+					series[f.GetName()+"_bucket"+labels(bound)] = float64(b.GetCumulativeCount())
 				}
 				series[f.GetName()+"_bucket"+labels(`le="+Inf"`)] = float64(m.Histogram.GetSampleCount())
 				series[f.GetName()+"_sum"+labels()] = m.Histogram.GetSampleSum()
@@ -234,7 +255,8 @@ func TestMetricsKeepConventions(t *testing.T) {
 			t.Errorf("%s: %s: %s", source, p.Metric, p.Text)
 		}
 	}
-	if len(families) < 30 || !slices.ContainsFunc(families, func(f *dto.MetricFamily) bool { return f.GetType() == dto.MetricType_HISTOGRAM }) {
+	isHistogram := func(f *dto.MetricFamily) bool { return f.GetType() == dto.MetricType_HISTOGRAM }
+	if len(families) < 30 || !slices.ContainsFunc(families, isHistogram) {
 		t.Errorf("only %d metrics, or no histogram", len(families))
 	}
 }
@@ -253,7 +275,10 @@ func TestStrangeNamesAndEnds(t *testing.T) {
 		t.Errorf("a second collector without a label: %v", err)
 	}
 	w.registry = prometheus.NewPedanticRegistry()
-	for database, c := range map[string]prometheus.Collector{"first": pgleasesprom.NewCollector(w.worker), "second": other} {
+	for database, c := range map[string]prometheus.Collector{
+		"first":  pgleasesprom.NewCollector(w.worker),
+		"second": other,
+	} {
 		testkit.OK(t, prometheus.WrapRegistererWith(prometheus.Labels{"database": database}, w.registry).Register(c))
 	}
 	collected := make(chan error, 1)
@@ -312,7 +337,8 @@ func TestDashboardAndAlertsNameMetrics(t *testing.T) {
 	testkit.Must(w.worker.Lease(t.Context(), "orders", 4))(t)
 	have := names(w.scrape())
 	rules := string(testkit.Must(os.ReadFile("alerts.yaml"))(t))
-	for source, text := range map[string]string{"alerts.yaml": rules, "dashboard.json": string(testkit.Must(os.ReadFile("dashboard.json"))(t))} {
+	dashboard := string(testkit.Must(os.ReadFile("dashboard.json"))(t))
+	for source, text := range map[string]string{"alerts.yaml": rules, "dashboard.json": dashboard} {
 		found := named.FindAllString(text, -1)
 		for _, name := range found {
 			if !have[name] {
@@ -342,16 +368,19 @@ func TestAlertsFire(t *testing.T) {
 	}
 	w := newWorld(t)
 	orders := testkit.Must(w.worker.Lease(t.Context(), "orders", 4, pgleases.WithHandoffDelay(0)))(t)
-	items := testkit.Must(w.worker.Lease(t.Context(), "items", 2, pgleases.WithHandoffDelay(0), pgleases.WithDrainTimeout(10*time.Millisecond)))(t)
+	items := testkit.Must(w.worker.Lease(t.Context(), "items", 2,
+		pgleases.WithHandoffDelay(0), pgleases.WithDrainTimeout(10*time.Millisecond)))(t)
 	testkit.OK(t, orders.Wait(t.Context()))
 	testkit.OK(t, items.Wait(t.Context()))
 	count := func(s string) float64 { return w.scrape()[s] }
-	testkit.Until(t, "each partition has an owner", func() bool { return count(`pgleases_database_partitions_unowned{lease="items"}`) == 0 })
+	const itemsUnowned = `pgleases_database_partitions_unowned{lease="items"}`
+	testkit.Until(t, "each partition has an owner", func() bool { return count(itemsUnowned) == 0 })
 
 	var story story
 	story.step("healthy", w.scrape())
 	away := w.scrape()
-	maps.DeleteFunc(away, func(series string, _ float64) bool { return strings.HasPrefix(series, "pgleases_database_") })
+	isOfServe := func(series string, _ float64) bool { return strings.HasPrefix(series, "pgleases_database_") }
+	maps.DeleteFunc(away, isOfServe)
 	story.step("nothing comes from serve", away, "PgleasesServeAway")
 	story.step("it comes again", w.scrape())
 
@@ -373,7 +402,8 @@ func TestAlertsFire(t *testing.T) {
 
 	testkit.OK(t, w.broken.Put(t.Context(), "tick", "", schedule.Every(time.Hour)))
 	testkit.Execute(t, w.pool, `UPDATE pgleases.schedules SET cursor = now() - interval '61 minutes', due = now()`)
-	testkit.Until(t, "a tick fails", func() bool { return count(`pgleases_database_schedule_failing{group="post"}`) == 1 })
+	const failing = `pgleases_database_schedule_failing{group="post"}`
+	testkit.Until(t, "a tick fails", func() bool { return count(failing) == 1 })
 	testkit.Until(t, "it is counted", func() bool { return w.scheduler.Stats().Kinds["broken"].Failed == 1 })
 	story.step("a tick fails", w.quiet(), "PgleasesRunsFailed", "PgleasesScheduleFailing")
 	testkit.OK(t, w.scheduler.Delete(t.Context(), "tick"))
@@ -383,35 +413,50 @@ func TestAlertsFire(t *testing.T) {
 	story.step("a job hangs", hangs, "PgleasesRunsWaiting", "PgleasesRunHangs")
 	unlock := w.lock("SELECT FROM pgleases.jobs WHERE id = $1 FOR UPDATE", behind)
 	close(w.release)
-	locked := w.scrapeIf("a job waits for a lock", func(s map[string]float64) bool { return s[runsLocked] == 1 && s[runsWaiting] == 1 && idle(s) })
+	locked := w.scrapeIf("a job waits for a lock", func(s map[string]float64) bool {
+		return s[runsLocked] == 1 && s[runsWaiting] == 1 && idle(s)
+	})
 	story.step("a job is locked", locked, "PgleasesRunsWaiting", "PgleasesRunsSlow")
 	unlock()
-	ended := w.scrapeIf("no job waits", func(s map[string]float64) bool { return s[runsLocked] == 0 && s[runsWaiting] == 0 && idle(s) })
+	ended := w.scrapeIf("no job waits", func(s map[string]float64) bool {
+		return s[runsLocked] == 0 && s[runsWaiting] == 0 && idle(s)
+	})
 	story.step("all jobs ended, and the alert ends after 5 minutes", ended, "PgleasesRunsSlow")
 	story.step("all jobs ended", ended)
 
 	ctx, end := context.WithCancel(t.Context())
 	consumed := make(chan error, 1)
 	insert := func(customer string) {
-		testkit.Execute(t, w.pool, "INSERT INTO public.outbox (customer, payload, created_at) VALUES ($1, '1', now() - interval '1 hour')", customer)
+		testkit.Execute(t, w.pool, `
+			INSERT INTO public.outbox (customer, payload, created_at)
+			VALUES ($1, '1', now() - interval '1 hour')`, customer)
 	}
 	stays := func() {
-		testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = (SELECT min(id) FROM public.outbox), first_since = now() - interval '11 minutes'")
+		testkit.Execute(t, w.pool, `
+			UPDATE pgleases.consumers
+			SET first_id = (SELECT min(id) FROM public.outbox), first_since = now() - interval '11 minutes'`)
 	}
 	insert("locked")
 	unlock = w.lock("SELECT FROM public.outbox FOR UPDATE")
 	go func() { consumed <- w.consumer.Run(ctx) }()
 	testkit.Until(t, "its partition is slow", func() bool { return w.consumer.Stats().SlowByLock == 1 })
 	stays()
-	locked = w.scrapeIf("a row waits for a lock", func(s map[string]float64) bool { return s[partsLocked] == 1 && idle(s) })
+	locked = w.scrapeIf("a row waits for a lock", func(s map[string]float64) bool {
+		return s[partsLocked] == 1 && idle(s)
+	})
 	story.step("a row is locked", locked, "PgleasesConsumerSlow", "PgleasesConsumerLag", "PgleasesConsumerRowStays")
 	unlock()
-	ended = w.scrapeIf("no row waits", func(s map[string]float64) bool { return s[partsLocked] == 0 && w.consumer.Stats().Rows == 1 && idle(s) })
+	ended = w.scrapeIf("no row waits", func(s map[string]float64) bool {
+		return s[partsLocked] == 0 && w.consumer.Stats().Rows == 1 && idle(s)
+	})
 	story.step("the row was handled, and the alert ends after 5 minutes", ended, "PgleasesConsumerSlow")
 	story.step("no row waits", ended)
-	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = NULL, first_since = NULL") // as the process finds within a minute
+	// The process finds that within a minute.
+	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET first_id = NULL, first_since = NULL")
 	testkit.Execute(t, w.pool, "ALTER TABLE public.outbox RENAME TO away")
-	testkit.Until(t, "no poll has succeeded for long", func() bool { return w.consumer.Stats().SinceLastPoll > healthy })
+	testkit.Until(t, "no poll has succeeded for long", func() bool {
+		return w.consumer.Stats().SinceLastPoll > healthy
+	})
 	story.step("the polls of a consumer fail", w.quiet(), "PgleasesConsumerNotPolling")
 	testkit.Execute(t, w.pool, "ALTER TABLE public.away RENAME TO outbox")
 	testkit.Until(t, "the consumer polls again", func() bool { return w.consumer.Stats().SinceLastPoll < healthy })
@@ -422,13 +467,15 @@ func TestAlertsFire(t *testing.T) {
 	story.step("a key is blocked", w.quiet())
 	testkit.Execute(t, w.pool, "UPDATE pgleases.consumer_blocked SET since = now() - interval '2 hours'")
 	story.step("a key is blocked for hours", w.quiet(), "PgleasesConsumerKeysBlocked")
-	testkit.Execute(t, w.pool, "UPDATE public.outbox SET customer = 'good'; UPDATE pgleases.consumer_blocked SET next_at = now()")
+	testkit.Execute(t, w.pool, `
+		UPDATE public.outbox SET customer = 'good'; UPDATE pgleases.consumer_blocked SET next_at = now()`)
 	testkit.Until(t, "no key is blocked", func() bool { return w.consumer.Stats().Rows == 2 })
 	insert("discard")
 	testkit.Until(t, "a row is a dead letter", func() bool { return w.consumer.Stats().DeadLetters == 1 })
 	story.step("a row is a dead letter", w.quiet(), "PgleasesConsumerDeadLetters")
 	insert("hang")
-	testkit.Until(t, "a row waits", func() bool { return count(`pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`) > 3000 })
+	const oldest = `pgleases_database_consumer_oldest_age_seconds{consumer="mails"}`
+	testkit.Until(t, "a row waits", func() bool { return count(oldest) > 3000 })
 	testkit.Until(t, "its batch goes on", func() bool { return w.consumer.Stats().OldestBatch > 0 })
 	story.step("a row waits", w.scrape(), "PgleasesConsumerLag", "PgleasesConsumerBatchHangs")
 	stays()
@@ -438,14 +485,16 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Execute(t, w.pool, "UPDATE pgleases.consumers SET paused_at = now() - interval '61 minutes'")
 	story.step("the pause is forgotten", w.scrape(), "PgleasesConsumerPaused", "PgleasesConsumerBatchHangs")
 	close(w.hung)
-	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_resume('mails', '', 'why')") // perhaps the pause was before the row was taken
+	// Perhaps the pause was before the row was taken.
+	testkit.Execute(t, w.pool, "SELECT pgleases.consumer_resume('mails', '', 'why')")
 	testkit.Until(t, "no row waits", func() bool { return w.consumer.Stats().Rows == 3 })
 	end()
 	if err := <-consumed; !errors.Is(err, context.Canceled) {
 		t.Error(err)
 	}
 	insert("later")
-	testkit.Until(t, "no process runs the consumer", func() bool { return count(`pgleases_database_members{lease="consumer/mails"}`) == 0 })
+	const consumerMembers = `pgleases_database_members{lease="consumer/mails"}`
+	testkit.Until(t, "no process runs the consumer", func() bool { return count(consumerMembers) == 0 })
 	story.step("rows wait for a process", w.scrape(), "PgleasesConsumerUnattended", "PgleasesConsumerLag")
 	testkit.Execute(t, w.pool, "DELETE FROM public.outbox")
 	testkit.Execute(t, w.pool, "SELECT pgleases.drop_lease('consumer/mails', 'why')")
@@ -464,10 +513,14 @@ func TestAlertsFire(t *testing.T) {
 	story.step("a drain timeout passes", w.scrape(), "PgleasesDrainTimeout")
 
 	narrow := testkit.Must(w.worker.Lease(t.Context(), "narrow", 4, pgleases.WithMaxPartitions(3)))(t)
-	testkit.Until(t, "a partition has no owner", func() bool { return narrow.Stats().Unowned == 1 && narrow.Stats().Owned == 3 })
+	testkit.Until(t, "a partition has no owner", func() bool {
+		return narrow.Stats().Unowned == 1 && narrow.Stats().Owned == 3
+	})
 	story.step("ceilings are too low", w.scrape(), "PgleasesCeilingsTooLow", "PgleasesPartitionsUnowned")
 	rest := testkit.Must(w.other.Lease(t.Context(), "narrow", 4))(t)
-	testkit.Until(t, "each partition has an owner", func() bool { return narrow.Stats().Unowned == 0 && rest.Stats().Owned == 2 })
+	testkit.Until(t, "each partition has an owner", func() bool {
+		return narrow.Stats().Unowned == 0 && rest.Stats().Owned == 2
+	})
 	story.step("another member takes the rest", w.scrape())
 	testkit.OK(t, narrow.Leave(t.Context()))
 	testkit.OK(t, rest.Leave(t.Context()))
@@ -477,10 +530,8 @@ func TestAlertsFire(t *testing.T) {
 	testkit.OK(t, orders.Leave(t.Context())) // the other owns it all
 	testkit.Until(t, "no partition drains", func() bool { return w.worker.Stats().Draining == 0 })
 	testkit.Execute(t, w.pool, "SELECT pgleases.pause('orders'::text, 'why'::text)")
-	owned := func() (n int) {
-		testkit.OK(t, w.pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.partitions WHERE lease = 'orders' AND owner IS NOT NULL").Scan(&n))
-		return n
-	}
+	const ownedOrders = "SELECT count(owner) FROM pgleases.partitions WHERE lease = 'orders'"
+	owned := func() int { return testkit.Value[int](t, w.pool, ownedOrders) }
 	testkit.Until(t, "no partition has an owner", func() bool { return owned() == 0 })
 	story.step("a lease is paused", w.scrape())
 	testkit.Execute(t, w.pool, "UPDATE pgleases.overrides SET since = now() - interval '61 minutes'")
@@ -489,10 +540,15 @@ func TestAlertsFire(t *testing.T) {
 	testkit.Until(t, "each partition has an owner again", func() bool { return owned() == 4 })
 	story.step("before the cut", w.scrape())
 	w.wire.Cut()
-	testkit.Until(t, "trust is lost", func() bool { return w.worker.Stats().Trust == 0 && w.worker.Stats().Losses.TrustLost > 0 })
-	testkit.Until(t, "the scheduler has not polled for long", func() bool { return w.scheduler.Stats().SinceLastPoll > healthy })
+	testkit.Until(t, "trust is lost", func() bool {
+		return w.worker.Stats().Trust == 0 && w.worker.Stats().Losses.TrustLost > 0
+	})
+	testkit.Until(t, "the scheduler has not polled for long", func() bool {
+		return w.scheduler.Stats().SinceLastPoll > healthy
+	})
 	<-held.Context().Done()
-	story.step("the worker is cut off", w.scrape(), "PgleasesNoTrust", "PgleasesMarginLow", "PgleasesTrustLost", "PgleasesLockLost", "PgleasesSchedulerNotPolling")
+	story.step("the worker is cut off", w.scrape(), "PgleasesNoTrust", "PgleasesMarginLow", "PgleasesTrustLost",
+		"PgleasesLockLost", "PgleasesSchedulerNotPolling")
 	w.wire.Mend()
 	_ = held.Release(t.Context())
 	testkit.Until(t, "the scheduler polls again", func() bool {
@@ -501,8 +557,9 @@ func TestAlertsFire(t *testing.T) {
 	})
 	testkit.OK(t, w.other.Close(t.Context()))
 	story.step("the last member has left in order", w.scrape())
-	forgotten := "UPDATE pgleases.events SET cause = 'given' WHERE lease = 'orders' AND cause IN ('left', 'handed over')"
-	testkit.Execute(t, w.pool, forgotten) // as a plan does if the owner was evicted
+	// A plan writes that if the owner was evicted.
+	testkit.Execute(t, w.pool, `
+		UPDATE pgleases.events SET cause = 'given' WHERE lease = 'orders' AND cause IN ('left', 'handed over')`)
 	story.step("the last member was killed", w.scrape(), "PgleasesPartitionsUnowned")
 	testkit.OK(t, w.worker.Close(t.Context()))
 	story.step("no client is live", w.scrape(), "PgleasesFleetGone", "PgleasesNoTrust")
@@ -522,7 +579,9 @@ type story struct {
 }
 
 func (s *story) step(name string, scrape map[string]float64, alerts ...string) {
-	s.steps, s.names, s.want = append(s.steps, scrape), append(s.names, name), append(s.want, alerts)
+	s.steps = append(s.steps, scrape)
+	s.names = append(s.names, name)
+	s.want = append(s.want, alerts)
 }
 
 const minutes = 30 // of a step
@@ -567,8 +626,9 @@ func (s *story) check(t *testing.T) {
 	text.WriteString("  promql_expr_test:\n")
 	fired := make(map[string]bool)
 	for i, alerts := range s.want {
-		fmt.Fprintf(&text, "  - expr: 'group by (alertname, job) (count_over_time(ALERTS{alertstate=\"firing\"}[%dm])) * 1 # %s'\n    eval_time: %dm\n    exp_samples:\n",
-			minutes-1, s.names[i], (i+1)*minutes-1)
+		const firing = `count_over_time(ALERTS{alertstate="firing"}[%dm])`
+		fmt.Fprintf(&text, "  - expr: 'group by (alertname, job) ("+firing+") * 1 # %s'\n", minutes-1, s.names[i])
+		fmt.Fprintf(&text, "    eval_time: %dm\n    exp_samples:\n", (i+1)*minutes-1)
 		for _, alert := range alerts {
 			fired[alert] = true
 			fmt.Fprintf(&text, "    - {labels: '{alertname=%q,job=%q}', value: 1}\n", alert, "ill")
@@ -577,7 +637,8 @@ func (s *story) check(t *testing.T) {
 	if out, err := promtool(t, "test rules", text.String()); err != nil {
 		t.Errorf("promtool: %v: %s", err, out)
 	}
-	for _, match := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(string(testkit.Must(os.ReadFile("alerts.yaml"))(t)), -1) {
+	alerts := string(testkit.Must(os.ReadFile("alerts.yaml"))(t))
+	for _, match := range regexp.MustCompile(`alert: (\w+)`).FindAllStringSubmatch(alerts, -1) {
 		if !fired[match[1]] {
 			t.Errorf("no step makes %s fire", match[1])
 		}
@@ -586,5 +647,6 @@ func (s *story) check(t *testing.T) {
 
 // healthyAge reports whether an age is that of something that happens again and again.
 func healthyAge(series string, value float64) bool {
-	return (strings.Contains(series, "poll_age") || strings.Contains(series, "heartbeat_age")) && value < healthy.Seconds()
+	isRepeated := strings.Contains(series, "poll_age") || strings.Contains(series, "heartbeat_age")
+	return isRepeated && value < healthy.Seconds()
 }
