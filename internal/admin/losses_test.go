@@ -55,12 +55,13 @@ func tellStory(t *testing.T, url, story, now string) {
 				fmt.Sprintf(row, "'"+id+"'")+")")
 	}
 	for i, id := range strings.Fields(now) {
-		statements = append(statements, fmt.Sprintf(`
+		client := fmt.Sprintf(`
 			INSERT INTO pgleases.clients
-			VALUES (%d, '%s', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now())`, i+1, id),
-			fmt.Sprintf(`
+			VALUES (%d, '%s', 1, clock_timestamp() + interval '1 hour', '1 hour', 'host', 7, now())`, i+1, id)
+		member := fmt.Sprintf(`
 			INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number)
-			VALUES ('l', %d, 1, now(), %[1]d)`, i+1))
+			VALUES ('l', %d, 1, now(), %[1]d)`, i+1)
+		statements = append(statements, client, member)
 	}
 	exec(t, url, statements...)
 }
