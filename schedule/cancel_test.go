@@ -17,8 +17,9 @@ func TestCancelEndsARun(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(1))
-	w.Times().Poll, w.Times().Silence = rarely, rarely                   // only a notification tells
-	heard := func() { db.exec("SELECT setval('pgleases.notified', 1)") } // the next change notifies, also within the fifth of a second
+	w.Times().Poll, w.Times().Silence = rarely, rarely // only a notification tells
+	// heard lets the next change notify, also within the fifth of a second.
+	heard := func() { db.exec("SELECT setval('pgleases.notified', 1)") }
 	began, causes := make(chan struct{}), make(chan error, 1)
 	wait := func(ctx context.Context) error {
 		began <- struct{}{}
@@ -26,12 +27,13 @@ func TestCancelEndsARun(t *testing.T) {
 		causes <- context.Cause(ctx)
 		return nil // it claims success
 	}
-	inTx := schedule.InTx(w.Scheduler, "in a transaction", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+	write := func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if err := leave(ctx, tx, "inside", r); err != nil {
 			return err
 		}
 		return wait(ctx)
-	}, schedule.WithTimeout(time.Hour))
+	}
+	inTx := schedule.InTx(w.Scheduler, "in a transaction", write, schedule.WithTimeout(time.Hour))
 	outside := func(ctx context.Context, _ schedule.Run[args]) error { return wait(ctx) }
 	least := schedule.AtLeastOnce(w.Scheduler, "at least once", outside, schedule.WithTimeout(time.Hour))
 	most := schedule.AtMostOnce(w.Scheduler, "at most once", outside, schedule.WithTimeout(time.Hour))
@@ -43,7 +45,10 @@ func TestCancelEndsARun(t *testing.T) {
 	}, schedule.WithTimeout(time.Hour))
 	manager := testkit.Must(schedule.Manage(t.Context(), db.Pool, group))(t) // another process
 	w.run()
-	for what, k := range map[string]*schedule.Kind[args]{"InTx": inTx, "AtLeastOnce": least, "AtMostOnce": most, "a statement": busy} {
+	kinds := map[string]*schedule.Kind[args]{
+		"InTx": inTx, "AtLeastOnce": least, "AtMostOnce": most, "a statement": busy,
+	}
+	for what, k := range kinds {
 		heard()
 		id := testkit.Must(k.Enqueue(t.Context(), args{}))(t)
 		testkit.Receive(t, what+" begins", began)
@@ -62,5 +67,5 @@ func TestCancelEndsARun(t *testing.T) {
 	wraps(t, "cause of the schedule's run", testkit.Receive(t, "the schedule's run ends", causes), schedule.ErrCanceled)
 	w.end()
 	expect(t, len(db.effects()), 0, "effects of canceled runs")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'canceled'"), 0, "other outcomes")
+	expect(t, db.count("pgleases.history WHERE outcome <> 'canceled'"), 0, "other outcomes")
 }

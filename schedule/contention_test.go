@@ -39,20 +39,22 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 		wait.Go(func() {
 			for n := range 3 {
 				name, taken := fmt.Sprintf("%d of %d", n, writer), schedule.OnConflict(rand.N(3))
-				id, err := int64(0), error(nil)
-				err = pgx.BeginFunc(context.Background(), db.Pool, func(tx pgx.Tx) error {
-					if id, err = putter.EnqueueTx(context.Background(), tx, name, schedule.WithUnique("inv-7", taken)); err != nil {
+				put := func(tx pgx.Tx) error {
+					id, err := putter.EnqueueTx(context.Background(), tx, name, schedule.WithUnique("inv-7", taken))
+					if err != nil {
 						return err
 					}
-					if _, err := tx.Exec(context.Background(), `INSERT INTO public.orders (name, job) SELECT $1, j.id
-						FROM pgleases.jobs AS j WHERE j.id = $2 AND j.args = to_jsonb($1::text)`, name, id); err != nil { // else it was ignored
+					_, err = tx.Exec(context.Background(), `INSERT INTO public.orders (name, job) SELECT $1, j.id
+						FROM pgleases.jobs AS j WHERE j.id = $2 AND j.args = to_jsonb($1::text)`, name, id) // else it was ignored
+					if err != nil {
 						return err
 					}
 					if n == 1 {
 						return stop
 					}
 					return nil
-				})
+				}
+				err := pgx.BeginFunc(context.Background(), db.Pool, put)
 				switch {
 				case err == nil:
 					puts.Add(1)
@@ -67,12 +69,16 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 		})
 	}
 	wait.Wait()
-	becomes(db, "all have ended", 0, "SELECT count(*) FROM pgleases.jobs")
-	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"), 0, "orders that ran twice")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)"), 0, "runs of what was rolled back, refused or ignored")
-	expect(t, one[int64](db, `SELECT count(*) FROM (SELECT DISTINCT ON (job) name FROM public.orders ORDER BY job, n DESC) AS last
-		WHERE NOT EXISTS (SELECT FROM public.effects AS e WHERE e.name = last.name)`), 0, "jobs whose last order did not run")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE job IS NOT NULL"), int64(len(db.effects())), "outcomes")
+	counts(db, "all have ended", 0, "pgleases.jobs")
+	const names = "(SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"
+	expect(t, db.count(names), 0, "orders that ran twice")
+	unordered := db.count(`public.effects AS e
+		WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)`)
+	expect(t, unordered, 0, "runs of what was rolled back, refused or ignored")
+	unrun := db.count(`(SELECT DISTINCT ON (job) name FROM public.orders ORDER BY job, n DESC) AS last
+		WHERE NOT EXISTS (SELECT FROM public.effects AS e WHERE e.name = last.name)`)
+	expect(t, unrun, 0, "jobs whose last order did not run")
+	expect(t, db.count("pgleases.history WHERE job IS NOT NULL"), int64(len(db.effects())), "outcomes")
 	if puts.Load() == 0 || undone.Load() == 0 {
 		t.Errorf("%d put, %d refused, %d rolled back: that proves little", puts.Load(), refused.Load(), undone.Load())
 	}
@@ -85,7 +91,8 @@ func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock() RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';
+	db.exec(`CREATE OR REPLACE FUNCTION pgleases.schedule_clock()
+			RETURNS timestamptz LANGUAGE sql STABLE AS 'SELECT statement_timestamp()';
 		CREATE TABLE public.accounts (n int PRIMARY KEY, puts int NOT NULL DEFAULT 0);
 		INSERT INTO public.accounts SELECT generate_series(0, 1);
 		GRANT ALL ON public.accounts TO PUBLIC`)
@@ -103,7 +110,8 @@ func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 				_, err := tx.Exec(ctx, "UPDATE public.accounts SET puts = puts + 1 WHERE n = $1", n)
 				return err
 			}, func() error {
-				_, err := mail.EnqueueTx(ctx, tx, "mail", schedule.WithUnique(fmt.Sprint("later ", n), schedule.OnConflictReplace), schedule.WithDelay(time.Hour))
+				key, later := replacing(fmt.Sprint("later ", n)), schedule.WithDelay(time.Hour)
+				_, err := mail.EnqueueTx(ctx, tx, "mail", key, later)
 				return err
 			}, func() error {
 				return books.PutTx(ctx, tx, fmt.Sprint("put ", n), args{rand.Int()}, schedule.Cron("0 0 29 2 *", "UTC"))
@@ -163,8 +171,9 @@ func TestPutsInAnyOrderResolveDeadlocks(t *testing.T) {
 	}
 	wait.Wait()
 	expect(t, int64(len(db.effects())), handlers, "effects")
-	expect(t, one[int64](db, "SELECT sum(puts)::bigint FROM public.accounts"), 2*(handlers+transactions.Load()), "what was put")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 2, "jobs that are to come")
+	done := one[int64](db, "SELECT sum(puts)::bigint FROM public.accounts")
+	expect(t, done, 2*(handlers+transactions.Load()), "what was put")
+	expect(t, db.count("pgleases.jobs"), 2, "jobs that are to come")
 }
 
 // The application uses all connections of the pool for a while: polls continue, and due runs are
@@ -178,8 +187,9 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	w.Times().PollLimit = time.Second // on a busy machine the first connection takes that long
 	l, calls := newLedger(db, "close"), newLedger(db, "send")
 	calls.calls = "at least once"
-	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
-	testkit.OK(t, schedule.AtLeastOnce(w.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }).Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly, missedAll))
+	mail := schedule.AtLeastOnce(w.Scheduler, "mail", db.send)
+	testkit.OK(t, mail.Add("send", args{}, hourly, missedAll))
 	w.run().has("close")
 	db.polled()
 	var taken []*pgxpool.Conn
@@ -193,9 +203,11 @@ func TestAnExhaustedPoolMakesRunsLateAndNothingElse(t *testing.T) {
 	}
 	db.setClock(midnight.Add(2 * time.Hour))
 	waits := w.pool.Stat().CanceledAcquireCount()
-	testkit.Until(t, "it has not got a connection in time", func() bool { return w.pool.Stat().CanceledAcquireCount() > waits+2 })
+	testkit.Until(t, "it has not got a connection in time", func() bool {
+		return w.pool.Stat().CanceledAcquireCount() > waits+2
+	})
 	db.polled() // on a connection of its own
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes, without a connection")
+	expect(t, db.count("pgleases.history"), 0, "outcomes, without a connection")
 	for _, conn := range taken {
 		conn.Release()
 	}
@@ -215,7 +227,8 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 	}{
 		{schedule.OverlapSkip, time.Minute, false, outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: 1}},
 		{schedule.OverlapBuffer, time.Minute, false, outcomes{schedule.OutcomeSucceeded: 3}},
-		{schedule.OverlapSkip, 0, false, outcomes{schedule.OutcomeSucceeded: 3}}, // the run that was broken off is not one that went on meanwhile
+		// The run that was broken off is not one that went on meanwhile.
+		{schedule.OverlapSkip, 0, false, outcomes{schedule.OutcomeSucceeded: 3}},
 		{schedule.OverlapBuffer, 0, false, outcomes{schedule.OutcomeSucceeded: 3}},
 		{schedule.OverlapSkip, time.Minute, true, outcomes{schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: 1}},
 		{schedule.OverlapBuffer, 0, true, outcomes{schedule.OutcomeSucceeded: 3}},
@@ -227,7 +240,7 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 			began, end := make(chan struct{}, 10), make(chan struct{})
 			start := func(slow bool) *worker {
 				w := newWorker(db, schedule.WithDrainTimeout(test.drain))
-				work := func(ctx context.Context, r schedule.Run[args], done func() error) error {
+				work := func(ctx context.Context, done func() error) error {
 					if atOnce.Add(1) > 1 {
 						t.Error("two runs at once under one key")
 					}
@@ -241,17 +254,19 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 					}
 					return done()
 				}
+				call := func(ctx context.Context, r schedule.Run[args]) error {
+					return work(ctx, func() error { return db.sent(r) })
+				}
+				handler := func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+					return work(ctx, func() error { return effect(ctx, tx, r) })
+				}
 				var k *schedule.Kind[args]
 				if test.outside {
-					k = schedule.AtLeastOnce(w.Scheduler, "books", func(ctx context.Context, r schedule.Run[args]) error {
-						return work(ctx, r, func() error { return db.sent(r) })
-					})
+					k = schedule.AtLeastOnce(w.Scheduler, "books", call)
 				} else {
-					k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-						return work(ctx, r, func() error { return effect(ctx, tx, r) })
-					})
+					k = schedule.InTx(w.Scheduler, "books", handler)
 				}
-				testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithOverlap(test.overlap), schedule.WithMissed(schedule.MissedAll)))
+				testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithOverlap(test.overlap), missedAll))
 				return w.run().has("close")
 			}
 			w := start(true)
@@ -263,11 +278,11 @@ func TestASlowHandlerDuringAHandoff(t *testing.T) {
 			next := start(false)
 			w.stop() // all that it owns is wanted elsewhere
 			testkit.Until(t, "the other owns something", func() bool {
-				return one[int64](db, "SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner WHERE c.id = $1 AND p.lease = 'schedule/tests'", next.client.ID()) > 0
+				return db.count("pgleases.status WHERE lease = 'schedule/tests' AND owner = $1", next.client.ID()) > 0
 			})
 			if test.drain > 0 {
 				db.polled()
-				expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes while it runs")
+				expect(t, db.count("pgleases.history"), 0, "outcomes while it runs")
 				close(end)
 			}
 			w.close()
@@ -296,7 +311,7 @@ func TestEditLocksRecreatedSchedule(t *testing.T) {
 	db.blocked("it waits for the transaction", "schedule_get")
 	testkit.OK(t, replaced.Commit(t.Context()))
 	testkit.OK(t, testkit.Receive(t, "it goes on", got))
-	expect(t, one[int](db, "SELECT count(*) FROM (SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules without a lock")
+	expect(t, db.count("(SELECT FROM pgleases.schedules FOR UPDATE SKIP LOCKED) AS s"), 0, "schedules without a lock")
 }
 
 // A transaction of the application keeps rows of schedules locked. Jobs and other schedules run
@@ -307,7 +322,7 @@ func TestLockedSchedulesStopNoOther(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db, schedule.WithMaxRunning(2))
 	books := schedule.InTx(w.Scheduler, "books", effect)
-	letters := schedule.AtLeastOnce(w.Scheduler, "letters", func(context.Context, schedule.Run[args]) error { return nil })
+	letters := schedule.AtLeastOnce(w.Scheduler, "letters", noCall[args])
 	names := make([]string, 10)
 	var ledgers []*ledger
 	for i := range names {
@@ -325,11 +340,16 @@ func TestLockedSchedulesStopNoOther(t *testing.T) {
 	db.polled()
 	testkit.Must(books.EnqueueMany(t.Context(), make([]args, 10)))(t)
 	testkit.Must(letters.EnqueueMany(t.Context(), make([]args, 10)))(t)
-	becomes(db, "all jobs have run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
-	testkit.Until(t, "all that wait for the lock are counted", func() bool { return w.Stats().SlowByLock == len(names) })
+	counts(db, "all jobs have run", 20, "pgleases.history WHERE outcome = 'succeeded'")
+	testkit.Until(t, "all that wait for the lock are counted", func() bool {
+		return w.Stats().SlowByLock == len(names)
+	})
 	testkit.OK(t, edit.Rollback(t.Context()))
 	for _, l := range ledgers {
 		l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 	}
-	testkit.Until(t, "none waits, and none runs", func() bool { s := w.Stats(); return s.SlowByLock == 0 && s.OldestRun == 0 })
+	testkit.Until(t, "none waits, and none runs", func() bool {
+		s := w.Stats()
+		return s.SlowByLock == 0 && s.OldestRun == 0
+	})
 }

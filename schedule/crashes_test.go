@@ -57,17 +57,20 @@ func victim(url string) error {
 	if err != nil {
 		return err
 	}
-	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID(victimID), pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond))
+	client, err := pgleases.NewClient(ctx, pool, pgleases.WithoutMigration(), pgleases.WithClientID(victimID),
+		pgleases.WithTTL(clients.TTL), pgleases.WithHeartbeat(100*time.Millisecond))
 	if err != nil {
 		return err
 	}
-	s, err := schedule.New(ctx, client, pool, group, schedule.WithPartitions(4), schedule.WithoutMigration(), schedule.WithLogger(slog.New(slog.DiscardHandler)))
+	log := slog.New(slog.DiscardHandler)
+	s, err := schedule.New(ctx, client, pool, group,
+		schedule.WithPartitions(4), schedule.WithoutMigration(), schedule.WithLogger(log))
 	if err != nil {
 		return err
 	}
 	s.Hasten()
 	schedule.InTx(s, "toxic", toxicHandler)
-	schedule.AtMostOnce(s, "toxic outside", func(context.Context, schedule.Run[toxic]) error { return nil })
+	schedule.AtMostOnce(s, "toxic outside", noCall[toxic])
 	beside := make(chan struct{}, bystanders)
 	var running atomic.Int32
 	books := schedule.InTx(s, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
@@ -114,7 +117,8 @@ func killVictims(t *testing.T, db *database, n int, after func(), environment ..
 		go func() { ended <- process.Wait() }()
 		t.Cleanup(func() { _ = process.Process.Kill() })
 		var exit *exec.ExitError
-		if err := testkit.Receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended); !errors.As(err, &exit) || exit.ExitCode() != killed {
+		err := testkit.Receive(t, fmt.Sprintf("process %d is killed by its job", life+1), ended)
+		if !errors.As(err, &exit) || exit.ExitCode() != killed {
 			t.Fatalf("process %d: %v, not killed by its job", life+1, err)
 		}
 		db.expire(victimID)
@@ -139,7 +143,8 @@ func killedByArguments(t *testing.T, kind string) {
 	testkit.OK(t, k.Put(t.Context(), "close", toxic{}, hourly))
 	l := newLedger(db, "close")
 	db.setClock(midnight.Add(time.Hour))
-	killVictims(t, db, 4, func() { expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes") }, victimOfArgs+"=true")
+	noOutcome := func() { expect(t, db.count("pgleases.history"), 0, "outcomes") }
+	killVictims(t, db, 4, noOutcome, victimOfArgs+"=true")
 	w := newWorker(db)
 	schedule.InTx(w.Scheduler, kind, toxicHandler)
 	l.settled(w.run().Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1})
@@ -160,7 +165,7 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 	}
 	db.setClock(midnight.Add(time.Hour))
 	killVictims(t, db, 4, func() {
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'poison'"), 0, "outcomes of the poison job")
+		expect(t, db.count("pgleases.history WHERE name = 'poison'"), 0, "outcomes of the poison job")
 	})
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
@@ -176,7 +181,8 @@ func TestJobThatKillsItsProcessFailsAlone(t *testing.T) {
 		l.settled(w.Scheduler).expectOutcomes(want)
 	}
 	db.setClock(midnight.Add(2 * time.Hour)) // the next tick begins anew
-	ledgers["poison"].settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
+	ledgers["poison"].settled(w.Scheduler)
+	ledgers["poison"].expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
 }
 
 // A crash is counted when the run begins, and taken back when the process ends the run, or drains.
@@ -240,7 +246,8 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 		tx := db.begin()
 		id := testkit.Must(k.EnqueueTx(t.Context(), tx, args{n}, schedule.WithJobKey(fmt.Sprint(n))))(t)
 		if crashes > 0 {
-			testkit.Must(tx.Exec(t.Context(), "UPDATE pgleases.jobs SET began = at, crashes = $2 WHERE id = $1", id, crashes))(t)
+			const crashed = "UPDATE pgleases.jobs SET began = at, crashes = $2 WHERE id = $1"
+			testkit.Must(tx.Exec(t.Context(), crashed, id, crashes))(t)
 		}
 		testkit.OK(t, tx.Commit(t.Context()))
 	}
@@ -250,7 +257,7 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	put(2, 0)
 	expect(t, testkit.Receive(t, "another runs beside it", began), 2, "what runs")
 	close(ends[0])
-	becomes(db, "both are done", 2, "SELECT count(*) FROM pgleases.history")
+	counts(db, "both are done", 2, "pgleases.history")
 	expect(t, log.count("started beside other runs"), 0, "warnings")
 	put(3, 0)
 	expect(t, testkit.Receive(t, "one runs", began), 3, "what runs")

@@ -13,9 +13,10 @@ import (
 func TestUnreadableArgsCountNoCrash(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
+	before := now.Add(-time.Hour)
 	k, unreadable := &kind{name: "books"}, errors.New("unreadable")
 	for _, of := range []runnable{
-		&scheduleRow{row: row{Rule: "@every 1h0m0s", Clock: now}, Anchor: now.Add(-time.Hour), Cursor: now.Add(-time.Hour)},
+		&scheduleRow{row: row{Rule: "@every 1h0m0s", Clock: now}, Anchor: before, Cursor: before},
 		&jobRow{row: row{Clock: now}, At: now},
 	} {
 		r := of.common()
@@ -28,15 +29,21 @@ func TestUnreadableArgsCountNoCrash(t *testing.T) {
 			t.Fatalf("%d crashes", first.Trying.Crashes)
 		}
 		r.Trying = first.Trying
-		if second := of.decide(k, false, 7, unreadable); second.run != nil || second.BlockedReason == nil || second.Trying != nil {
+		second := of.decide(k, false, 7, unreadable)
+		if second.run != nil || second.BlockedReason == nil || second.Trying != nil {
 			t.Errorf("it is %+v, and its run is noted as under way", second)
 		}
-		for _, tried := range []trial{{Crashes: 2}, {Crashes: 1, Called: 5, Run: "a call"}, {Crashes: 1, Attempts: 1, Again: now}} {
+		for _, tried := range []trial{
+			{Crashes: 2},
+			{Crashes: 1, Called: 5, Run: "a call"},
+			{Crashes: 1, Attempts: 1, Again: now},
+		} {
 			want := tried
 			want.Crashes--
 			tried.Epoch = 7
 			r.Trying = &tried
-			if second := of.decide(k, false, 7, unreadable); second.BlockedReason == nil || second.Trying == nil || *second.Trying != want {
+			second := of.decide(k, false, 7, unreadable)
+			if second.BlockedReason == nil || second.Trying == nil || *second.Trying != want {
 				t.Errorf("what was %+v is %+v", tried, second.Trying)
 			}
 		}
@@ -48,7 +55,8 @@ func TestExtraRunWithoutZoneIsBlocked(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 2, 1, 0, 0, 0, time.UTC)
 	r := &jobRow{row: row{Clock: now, Rule: "CRON_TZ=Mars/Olympus 0 * * * *"}, At: now}
-	if d := r.decide(&kind{name: "books"}, false, 7, nil); d.run != nil || d.BlockedReason == nil || !strings.Contains(*d.BlockedReason, "Mars/Olympus") {
+	d := r.decide(&kind{name: "books"}, false, 7, nil)
+	if d.run != nil || d.BlockedReason == nil || !strings.Contains(*d.BlockedReason, "Mars/Olympus") {
 		t.Errorf("it is %+v", d)
 	}
 }
@@ -57,8 +65,9 @@ func TestExtraRunWithoutZoneIsBlocked(t *testing.T) {
 // passed too.
 func TestJitterSpreadsNoCatchUp(t *testing.T) {
 	t.Parallel()
-	now := time.Date(2026, 3, 2, 4, 31, 0, 0, time.UTC)                     // half an hour and a minute after the last tick
-	for _, d := range []time.Duration{30 * time.Minute, 59 * time.Minute} { // with the second some run the tick before
+	now := time.Date(2026, 3, 2, 4, 31, 0, 0, time.UTC) // half an hour and a minute after the last tick
+	// With the second jitter, some run the tick before.
+	for _, d := range []time.Duration{30 * time.Minute, 59 * time.Minute} {
 		for i := range 20 {
 			r := &scheduleRow{
 				row:    row{Name: fmt.Sprint("close ", i), Rule: "@every 1h0m0s", Clock: now},

@@ -1,13 +1,10 @@
 package schedule_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
@@ -51,11 +48,14 @@ func TestDeclarationsReturnAfterFailover(t *testing.T) {
 		testkit.OK(t, k.Add(name, args{}, hourly))
 	}
 	w.run().has("lost")
-	newer := one[string](db, "UPDATE pgleases.schedules SET rule = '@every 2h0m0s' WHERE name = 'kept' RETURNING rule")
-	db.exec("DELETE FROM pgleases.schedules WHERE name = 'lost'; DELETE FROM pgleases.schedule_groups; SELECT pgleases.new_server_generation()")
+	newer := one[string](db, `UPDATE pgleases.schedules SET rule = '@every 2h0m0s' WHERE name = 'kept' RETURNING rule`)
+	db.exec(`DELETE FROM pgleases.schedules WHERE name = 'lost';
+		DELETE FROM pgleases.schedule_groups;
+		SELECT pgleases.new_server_generation()`)
 	w.has("lost")
-	expect(t, one[string](db, "SELECT rule FROM pgleases.schedules WHERE name = 'kept'"), newer, "the rule of what was there")
-	becomes(db, "its group is there", 1, "SELECT count(*) FROM pgleases.schedule_groups")
+	kept := one[string](db, "SELECT rule FROM pgleases.schedules WHERE name = 'kept'")
+	expect(t, kept, newer, "the rule of what was there")
+	counts(db, "its group is there", 1, "pgleases.schedule_groups")
 	w.end()
 }
 
@@ -75,12 +75,12 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 		due, next     time.Time // by the old, and by the new
 		then          time.Time // the one after
 	}{
-		{"summer time is abolished", summer, winter, at(9, 12), at(10, 11), at(10, 12), at(11, 12)},
-		{"summer time is decreed", winter, summer, at(9, 12), at(10, 12), at(10, 11), at(11, 11)},
-		{"summer time is abolished when it has begun", summer, winter, at(10, 11), at(11, 11), at(11, 12), at(12, 12)},
-		{"summer time is decreed when it should have begun", winter, summer, at(10, 12), at(11, 12), at(11, 11), at(12, 11)},
+		{"is abolished", summer, winter, at(9, 12), at(10, 11), at(10, 12), at(11, 12)},
+		{"is decreed", winter, summer, at(9, 12), at(10, 12), at(10, 11), at(11, 11)},
+		{"is abolished when it has begun", summer, winter, at(10, 11), at(11, 11), at(11, 12), at(12, 12)},
+		{"is decreed when it should have begun", winter, summer, at(10, 12), at(11, 12), at(11, 11), at(12, 11)},
 	}...) {
-		t.Run(c.name, func(t *testing.T) {
+		t.Run("summer time "+c.name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			zone := "Test/" + strings.ReplaceAll(c.name, " ", "_")
@@ -93,11 +93,13 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 				return w.run().has("declared")
 			}
 			w := start()
-			testkit.OK(t, schedule.InTx(newWorker(db).Scheduler, "books", effect).Put(t.Context(), "put", args{}, noon()))
+			books := schedule.InTx(newWorker(db).Scheduler, "books", effect)
+			testkit.OK(t, books.Put(t.Context(), "put", args{}, noon()))
 			runs := func(tick time.Time, names ...string) {
 				t.Helper()
 				for _, name := range names {
-					becomes(db, fmt.Sprintf("%s runs for %v", name, tick), 1, "SELECT count(*) FROM public.effects WHERE name = $1 AND at = $2", name, tick)
+					what := fmt.Sprintf("%s runs for %v", name, tick)
+					counts(db, what, 1, "public.effects WHERE name = $1 AND at = $2", name, tick)
 				}
 			}
 			due := func(want time.Time, names ...string) {
@@ -126,8 +128,8 @@ func TestDueTimesFollowNewZoneData(t *testing.T) {
 			due(c.then, "declared", "put")
 			db.setClock(c.then)
 			runs(c.then, "declared", "put")
-			expect(t, one[int64](db, "SELECT count(*) FROM public.effects"), 6, "runs")
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'succeeded'"), 0, "ticks that were not run")
+			expect(t, db.count("public.effects"), 6, "runs")
+			expect(t, db.count("pgleases.history WHERE outcome <> 'succeeded'"), 0, "ticks that were not run")
 		})
 	}
 }
@@ -144,8 +146,9 @@ func TestStartWritesDeclarationsBeforeJoin(t *testing.T) {
 	}
 	declare := func(edited int64, rule schedule.Rule, more ...string) *worker {
 		w := newWorker(db)
-		books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[order]) error { return nil })
-		testkit.OK(t, books.Add("same", order{1 << 60, []string{"é"}, []float64{1e-7, 1e21, 0.5, -2}}, hourly, schedule.WithPauseAfter(3)))
+		books := schedule.InTx(w.Scheduler, "books", nothing[order])
+		same := order{1 << 60, []string{"é"}, []float64{1e-7, 1e21, 0.5, -2}}
+		testkit.OK(t, books.Add("same", same, hourly, schedule.WithPauseAfter(3)))
 		testkit.OK(t, books.Add("edited", order{Number: edited}, hourly))
 		testkit.OK(t, books.Add("moved", order{}, rule))
 		for _, name := range more {
@@ -154,7 +157,8 @@ func TestStartWritesDeclarationsBeforeJoin(t *testing.T) {
 		return w
 	}
 	versions := func() string {
-		return one[string](db, "SELECT string_agg(name || ' ' || revision || ' ' || xmin, ', ' ORDER BY name) FROM pgleases.schedules")
+		return one[string](db, `SELECT string_agg(name || ' ' || revision || ' ' || xmin, ', ' ORDER BY name)
+			FROM pgleases.schedules`)
 	}
 	const joined = "SELECT count(*) FROM pgleases.members WHERE lease = 'schedule/tests'"
 	declare(1<<60+1, hourly).run().has("moved").close()
@@ -164,7 +168,10 @@ func TestStartWritesDeclarationsBeforeJoin(t *testing.T) {
 	expect(t, versions(), before, "schedules after a start that changes nothing")
 	w.close()
 
-	edit := db.begin("SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE", "SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE")
+	edit := db.begin(
+		"SELECT FROM pgleases.schedules WHERE name = 'same' FOR UPDATE",
+		"SELECT FROM pgleases.schedules WHERE name = 'edited' FOR UPDATE",
+	)
 	w = declare(1<<60, schedule.Every(time.Minute), "new").run()
 	db.blocked("it waits for an edit", "schedule_get")
 	expect(t, one[int64](db, joined), 0, "members before all is put")

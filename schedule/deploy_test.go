@@ -18,7 +18,7 @@ func (v version) deploy(db *database, before *worker) *worker {
 	w := newWorker(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	for name, rule := range v {
-		testkit.OK(db.t, k.Add(name, args{}, rule, schedule.WithMissed(schedule.MissedAll)))
+		testkit.OK(db.t, k.Add(name, args{}, rule, missedAll))
 	}
 	w.run()
 	for name := range v {
@@ -63,9 +63,11 @@ func TestTwoVersionsInTurn(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDatabase(t)
-	at := func(now time.Time) { // no run is under way when the clock is set: the ticks that pass then would be skipped
+	// No run is under way when the clock is set: the ticks that pass then would be skipped.
+	at := func(now time.Time) {
 		db.polled()
-		becomes(db, "nothing is due but what waits", true, "SELECT NOT EXISTS (SELECT FROM pgleases.schedules WHERE due <= (SELECT now FROM public.test_clock))")
+		counts(db, "nothing is due but what waits", 0, `pgleases.schedules
+			WHERE due <= (SELECT now FROM public.test_clock)`)
 		db.setClock(now)
 		db.polled()
 	}
@@ -86,7 +88,7 @@ func TestTwoVersionsInTurn(t *testing.T) {
 			made = newLedger(db, "new name")
 		}
 		db.polled()
-		expect(t, one[int64](db, "SELECT count(*) FROM public.effects AS e WHERE extract(minute FROM e.at) NOT IN (0, 30)"), 0, "runs of no tick")
+		expect(t, db.count("public.effects WHERE extract(minute FROM at) NOT IN (0, 30)"), 0, "runs of no tick")
 		last, w = w, next
 		now = now.Add(50 * time.Minute) // a tick of each, with both
 		at(now)
@@ -95,7 +97,7 @@ func TestTwoVersionsInTurn(t *testing.T) {
 		db.polled()
 	}
 	w = versions[0].deploy(db, w)
-	expect(t, one[int64](db, "SELECT count(*) FROM (SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS twice"), 0, "ticks that ran twice")
+	expect(t, db.count(ranTwice), 0, "ticks that ran twice")
 	ledgers[0].expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4})
 	ledgers[1].settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4}) // what waited was not late
 	w = versions[1].deploy(db, w)
@@ -111,14 +113,17 @@ func TestARenameIsRolledBack(t *testing.T) {
 		missed schedule.Missed
 		want   outcomes
 	}{
-		{schedule.MissedLatest, outcomes{schedule.OutcomeSucceeded: 3, schedule.OutcomeMissed: 1}}, {schedule.MissedAll, outcomes{schedule.OutcomeSucceeded: 4}},
+		{schedule.MissedLatest, outcomes{schedule.OutcomeSucceeded: 3, schedule.OutcomeMissed: 1}},
+		{schedule.MissedAll, outcomes{schedule.OutcomeSucceeded: 4}},
 	} {
 		t.Run(fmt.Sprint(test.missed), func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
 			deploy := func(name string, before *worker) *worker {
 				w := newWorker(db)
-				testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add(name, args{}, hourly, schedule.WithMissed(test.missed), schedule.WithGrace(30*time.Minute)))
+				k := schedule.InTx(w.Scheduler, "books", effect)
+				missed, grace := schedule.WithMissed(test.missed), schedule.WithGrace(30*time.Minute)
+				testkit.OK(t, k.Add(name, args{}, hourly, missed, grace))
 				w.run().has(name)
 				if before != nil {
 					before.close()
@@ -132,18 +137,18 @@ func TestARenameIsRolledBack(t *testing.T) {
 			w = deploy("closing", w)
 			renamed := newLedger(db, "closing")
 			db.polled()
-			expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'closing'"), 0, "runs because of a new name")
+			expect(t, db.count("public.effects WHERE name = 'closing'"), 0, "runs because of a new name")
 			for hour := 2; hour <= 3; hour++ {
 				db.setClock(midnight.Add(time.Duration(hour)*time.Hour + 10*time.Minute))
 				renamed.settled(w.Scheduler)
 				w.waits("close", "")
 			}
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = 'close'"), 1, "outcomes of a schedule that no code declares")
+			expect(t, db.count("pgleases.history WHERE name = 'close'"), 1, "outcomes of what no code declares")
 			w = deploy("close", w)
 			old.settled(w.Scheduler)
 			db.setClock(midnight.Add(4*time.Hour + 10*time.Minute))
 			old.settled(w.Scheduler).expectOutcomes(test.want)
-			expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = 'closing'"), 2, "runs of the new name")
+			expect(t, db.count("public.effects WHERE name = 'closing'"), 2, "runs of the new name")
 		})
 	}
 }

@@ -12,7 +12,9 @@ import (
 
 // tableRow matches a row of the page's table: a rule, its zone, the local times from and to, and the
 // ticks between them.
-var tableRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (\\d{4}-\\d\\d-\\d\\d \\d\\d:\\d\\d) \\| (.*) \\|$")
+var tableRow = regexp.MustCompile("(?m)^\\| `([^`]+)` \\| (\\S+) \\| " + minute + " \\| " + minute + " \\| (.*) \\|$")
+
+const minute = `(\d{4}-\d\d-\d\d \d\d:\d\d)`
 
 func TestTableOfSchedulePage(t *testing.T) {
 	t.Parallel()

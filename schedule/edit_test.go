@@ -28,7 +28,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	for _, name := range []string{"from now", "catch up", "all", "edited", "deleted"} {
 		opts := []schedule.ScheduleOption{}
 		if name == "all" {
-			opts = append(opts, schedule.WithMissed(schedule.MissedAll))
+			opts = append(opts, missedAll)
 		}
 		testkit.OK(t, k.Put(t.Context(), name, args{1}, hourly, opts...))
 		testkit.OK(t, w.Pause(t.Context(), name))
@@ -50,7 +50,7 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	}
 	db.setClock(midnight.Add(190 * time.Minute))
 	db.polled()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes of what is paused")
+	expect(t, db.count("pgleases.history"), 0, "outcomes of what is paused")
 	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.ResumeFromNow))
 	testkit.OK(t, w.Resume(t.Context(), "from now", schedule.ResumeCatchUp)) // it is not paused any more
 	testkit.OK(t, w.Resume(t.Context(), "catch up", schedule.ResumeCatchUp))
@@ -60,8 +60,11 @@ func TestPausesAndEditsAreNoMiss(t *testing.T) {
 	testkit.OK(t, w.Delete(t.Context(), "deleted"))
 	wraps(t, "to delete it again", w.Delete(t.Context(), "deleted"), schedule.ErrNotFound)
 	want := map[string]outcomes{
-		"from now": {schedule.OutcomeCanceled: 3}, "catch up": {schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, "all": {schedule.OutcomeSucceeded: 3},
-		"edited": {schedule.OutcomeCanceled: 3}, "deleted": {schedule.OutcomeCanceled: 3},
+		"from now": {schedule.OutcomeCanceled: 3},
+		"catch up": {schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1},
+		"all":      {schedule.OutcomeSucceeded: 3},
+		"edited":   {schedule.OutcomeCanceled: 3},
+		"deleted":  {schedule.OutcomeCanceled: 3},
 	}
 	for name, l := range ledgers {
 		l.settled(w.Scheduler).expectOutcomes(want[name])
@@ -83,7 +86,7 @@ func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 	w := newWorker(db)
 	w.Times().Poll = 1 // before anything else
 	k := schedule.InTx(w.Scheduler, "books", effect)
-	testkit.OK(t, k.Put(t.Context(), "all", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, k.Put(t.Context(), "all", args{}, hourly, missedAll))
 	testkit.OK(t, w.Pause(t.Context(), "all"))
 	l := newLedger(db, "all")
 	w.run()
@@ -97,42 +100,42 @@ func TestPollBetweenRunsLosesNoTick(t *testing.T) {
 func TestEditsWhileItRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	type edit = func(context.Context, *worker, *schedule.Kind[args], pgx.Tx, string) error
+	w := newWorker(db, schedule.WithMaxRunning(1))
+	var k *schedule.Kind[args]
+	latest := func() outcomes { return outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1} }
 	edits := map[string]struct {
-		edit edit
+		edit func(ctx context.Context, tx pgx.Tx, name string) error
 		want outcomes // of the three ticks until then, of which the last runs
 		next bool     // whether the next full hour runs
 	}{
-		"new arguments": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		"new arguments": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{2}, hourly)
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
-		"less jitter": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		}, latest(), true},
+		"less jitter": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{}, hourly)
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
-		"another rule": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		}, latest(), true},
+		"another rule": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return k.Put(ctx, name, args{}, halfPast)
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
-		"another rule, in the run's transaction": {func(ctx context.Context, w *worker, k *schedule.Kind[args], tx pgx.Tx, name string) error {
+		}, latest(), false},
+		"another rule, in the run's transaction": {func(ctx context.Context, tx pgx.Tx, name string) error {
 			return k.PutTx(ctx, tx, name, args{}, halfPast)
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
-		"another rule, twice": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		}, latest(), false},
+		"another rule, twice": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return errors.Join(k.Put(ctx, name, args{}, halfPast), k.Put(ctx, name, args{}, hourly))
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
-		"a pause": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		}, latest(), true},
+		"a pause": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return w.Pause(ctx, name)
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, false},
-		"a pause and on from now": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		}, latest(), false},
+		"a pause and on from now": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, schedule.ResumeFromNow))
-		}, outcomes{schedule.OutcomeMissed: 2, schedule.OutcomeSucceeded: 1}, true},
-		"a deletion": {func(ctx context.Context, w *worker, k *schedule.Kind[args], _ pgx.Tx, name string) error {
+		}, latest(), true},
+		"a deletion": {func(ctx context.Context, _ pgx.Tx, name string) error {
 			return w.Delete(ctx, name)
 		}, outcomes{schedule.OutcomeCanceled: 3}, false},
 	}
-	w := newWorker(db, schedule.WithMaxRunning(1))
-	var k *schedule.Kind[args]
 	k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Equal(midnight.Add(3 * time.Hour)) {
-			if err := edits[r.Name].edit(ctx, w, k, tx, r.Name); err != nil {
+			if err := edits[r.Name].edit(ctx, tx, r.Name); err != nil {
 				t.Errorf("%s: %v", r.Name, err)
 			}
 		}
@@ -150,9 +153,9 @@ func TestEditsWhileItRuns(t *testing.T) {
 	db.setClock(midnight.Add(190 * time.Minute))
 	w.run()
 	for _, l := range ledgers {
-		testkit.Until(t, "the run of "+l.name+" has ended", func() bool { // until then the ticks are canceled in the end
-			return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND outcome = 'succeeded'", l.name) == edits[l.name].want[schedule.OutcomeSucceeded]
-		})
+		succeeded := edits[l.name].want[schedule.OutcomeSucceeded] // until then the ticks are canceled in the end
+		counts(db, "the run of "+l.name+" has ended", succeeded,
+			"pgleases.history WHERE name = $1 AND outcome = 'succeeded'", l.name)
 		l.settled(w.Scheduler).expectOutcomes(edits[l.name].want)
 	}
 	db.setClock(midnight.Add(4 * time.Hour)) // where it ticks at half past, that was at 3:30
@@ -185,7 +188,9 @@ func TestPutIsOfItsTransaction(t *testing.T) {
 	testkit.OK(t, k.Put(t.Context(), "close", args{1}, hourly))
 	expect(t, one[int64](db, "SELECT revision FROM pgleases.schedules"), 2, "revision")
 	s := testkit.Must(w.Get(t.Context(), "close"))(t)
-	expect(t, fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC()), fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour)), "the schedule")
+	shown := fmt.Sprint(s.Name, s.Key, s.Kind, string(s.Args), s.Rule, s.Due.UTC())
+	want := fmt.Sprint("close", "close", "books", `{"N": 1}`, hourly.String(), midnight.Add(time.Hour))
+	expect(t, shown, want, "the schedule")
 }
 
 // The edit cancels more ticks than the one that runs.
@@ -197,7 +202,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	k = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		if r.At.Equal(midnight.Add(time.Hour)) {
 			db.setClock(midnight.Add(170 * time.Minute))
-			if err := k.Put(ctx, "close", args{}, schedule.Every(40*time.Minute), schedule.WithMissed(schedule.MissedAll)); err != nil {
+			if err := k.Put(ctx, "close", args{}, schedule.Every(40*time.Minute), missedAll); err != nil {
 				return err
 			}
 		}
@@ -217,7 +222,7 @@ func TestAnEditCancelsTheTicksThatDoNotRun(t *testing.T) {
 	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
-	becomes(db, "the run has ended", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	counts(db, "the run has ended", 1, "pgleases.history WHERE outcome = 'succeeded'")
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1, schedule.OutcomeCanceled: 1})
 	db.setClock(midnight.Add(5 * time.Hour))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 4, schedule.OutcomeCanceled: 1})
@@ -228,7 +233,8 @@ func TestArgumentsThatAreNull(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[map[string]int]) error {
+	type rates = map[string]int
+	k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[rates]) error {
 		if r.Args != nil {
 			t.Errorf("the arguments are %v, not nil", r.Args)
 		}
@@ -249,7 +255,7 @@ func TestArgumentNumbersCompareByValue(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	k := schedule.InTx(w.Scheduler, "raw", func(context.Context, pgx.Tx, schedule.Run[json.RawMessage]) error { return nil })
+	k := schedule.InTx(w.Scheduler, "raw", nothing[json.RawMessage])
 	put := func(text string) int64 {
 		t.Helper()
 		testkit.OK(t, k.Put(t.Context(), "close", json.RawMessage(text), hourly))
@@ -257,9 +263,16 @@ func TestArgumentNumbersCompareByValue(t *testing.T) {
 	}
 	revision := int64(0)
 	for _, ways := range [][]string{
-		{"1e-7", "0.0000001", "1E-7", "0.10e-6"}, {"1e21", "1e+21", "1000000000000000000000"}, {"-1.5e3", "-1500", "-1500.0"}, {"0", "-0", "0.0", "0e5"}, {"12", "1.2e1"},
+		{"1e-7", "0.0000001", "1E-7", "0.10e-6"},
+		{"1e21", "1e+21", "1000000000000000000000"},
+		{"-1.5e3", "-1500", "-1500.0"},
+		{"0", "-0", "0.0", "0e5"},
+		{"12", "1.2e1"},
 		{"9007199254740993"}, {"9007199254740992"}, {"120"}, {"-12"}, {"12.000000000000000000001"},
-		{`{"a": [1e-7, {"b": 1e21}]}`, `{"a": [0.0000001, {"b": 1000000000000000000000}]}`}, {`{"a": [1e-7, {"b": 1e22}]}`}, {`"1e-7"`}, {`"0.0000001"`},
+		{`{"a": [1e-7, {"b": 1e21}]}`, `{"a": [0.0000001, {"b": 1000000000000000000000}]}`},
+		{`{"a": [1e-7, {"b": 1e22}]}`},
+		{`"1e-7"`},
+		{`"0.0000001"`},
 	} {
 		revision++
 		for range 2 {
@@ -290,7 +303,10 @@ func TestAStartLocksFewSchedulesAtATime(t *testing.T) {
 	testkit.OK(t, k.PutTx(t.Context(), edit, "close 49", args{2}, hourly))
 	w.run()
 	db.blocked("the start waits for the edit of the last", "schedule_get")
-	for _, free := range []string{"SELECT FROM pgleases.schedule_groups FOR UPDATE NOWAIT", "SELECT FROM pgleases.schedules WHERE name < 'close 40' FOR UPDATE NOWAIT"} {
+	for _, free := range []string{
+		"SELECT FROM pgleases.schedule_groups FOR UPDATE NOWAIT",
+		"SELECT FROM pgleases.schedules WHERE name < 'close 40' FOR UPDATE NOWAIT",
+	} {
 		if _, err := db.Exec(t.Context(), free); err != nil {
 			t.Errorf("%s: %v", free, err)
 		}

@@ -50,7 +50,8 @@ func ExampleAtLeastOnce() {
 		if _, err := tx.Exec(ctx, "INSERT INTO invoices VALUES (7)"); err != nil {
 			return err
 		}
-		_, err := payments.EnqueueTx(ctx, tx, Payment{Invoice: 7}, schedule.WithUnique("invoice-7", schedule.OnConflictReject))
+		once := schedule.WithUnique("invoice-7", schedule.OnConflictReject)
+		_, err := payments.EnqueueTx(ctx, tx, Payment{Invoice: 7}, once)
 		return err
 	})
 	if err != nil {

@@ -57,7 +57,8 @@ func ExampleJobs_EnqueueTx_databaseSQL() {
 		log.Fatal(err)
 	}
 	var orders, jobs int
-	err = db.QueryRowContext(ctx, "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM pgleases.jobs)").Scan(&orders, &jobs)
+	const counts = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM pgleases.jobs)"
+	err = db.QueryRowContext(ctx, counts).Scan(&orders, &jobs)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -40,9 +40,11 @@ func ExampleInTx() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	totals := schedule.InTx(s, "totals", addTotal, schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Minute)))
+	retries := schedule.WithMaxAttempts(5, schedule.Backoff(time.Second, time.Minute))
+	totals := schedule.InTx(s, "totals", addTotal, retries)
+	nightly := schedule.Cron("30 2 * * *", "Europe/Berlin")
 	err = errors.Join(
-		totals.Add("night", Total{"main"}, schedule.Cron("30 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour)),
+		totals.Add("night", Total{"main"}, nightly, schedule.WithGrace(6*time.Hour)),
 		totals.Add("each second", Total{"test"}, schedule.Every(time.Second)),
 	)
 	if err != nil {

@@ -41,7 +41,8 @@ func runShop(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool) e
 	if err != nil {
 		return err
 	}
-	mails := schedule.AtLeastOnce(s, "mail", sendMail, schedule.WithMaxAttempts(12, schedule.Backoff(time.Minute, time.Hour)))
+	retries := schedule.WithMaxAttempts(12, schedule.Backoff(time.Minute, time.Hour))
+	mails := schedule.AtLeastOnce(s, "mail", sendMail, retries)
 	err = takeOrder(ctx, pool, mails, "ada@example.com") // in a real program, for a request
 	if err != nil {
 		return err

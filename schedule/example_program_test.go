@@ -40,7 +40,8 @@ func runBilling(ctx context.Context, client *pgleases.Client, pool *pgxpool.Pool
 		return err
 	}
 	books := schedule.InTx(s, "books", closeBooks, schedule.WithTimeout(10*time.Minute))
-	err = books.Add("close", Books{"main"}, schedule.Cron("0 2 * * *", "Europe/Berlin"), schedule.WithGrace(6*time.Hour))
+	nightly := schedule.Cron("0 2 * * *", "Europe/Berlin")
+	err = books.Add("close", Books{"main"}, nightly, schedule.WithGrace(6*time.Hour))
 	if err != nil {
 		return err
 	}

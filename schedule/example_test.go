@@ -18,8 +18,11 @@ func exampleURL(ddl ...string) string { return pgtest.ExampleURL(ddl...) }
 
 func ExampleWithUnique() {
 	type Mail struct{ To string }
-	order := func(ctx context.Context, mail *schedule.Kind[Mail], tx pgx.Tx) error { // in a transaction that orders something
-		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, schedule.WithDelay(time.Minute), schedule.WithUnique("inv-7", schedule.OnConflictReplace))
+	// In a transaction that orders something:
+	order := func(ctx context.Context, mail *schedule.Kind[Mail], tx pgx.Tx) error {
+		later := schedule.WithDelay(time.Minute)
+		latest := schedule.WithUnique("inv-7", schedule.OnConflictReplace)
+		id, err := mail.EnqueueTx(ctx, tx, Mail{"ada@example.com"}, later, latest)
 		if err != nil {
 			return err
 		}
@@ -32,7 +35,8 @@ func ExampleWithUnique() {
 
 func ExampleJobsOf() {
 	type Mail struct{ To string }
-	welcome := func(ctx context.Context, pool *pgxpool.Pool, to string) error { // in a process that does not run the group
+	// In a process that does not run the group:
+	welcome := func(ctx context.Context, pool *pgxpool.Pool, to string) error {
 		e, err := schedule.NewEnqueuer(pool, "billing") // sends no statement
 		if err != nil {
 			return err
@@ -47,13 +51,17 @@ func ExampleJobsOf() {
 
 func ExampleJobs_EnqueueTx() {
 	type Report struct{ Of string }
-	register := func(s *schedule.Scheduler, makeReport func(context.Context, pgx.Tx, schedule.Run[Report]) error) error {
-		reports := schedule.InTx(s, "reports", makeReport, schedule.WithMaxConcurrent(3)) // at most 3 at once, in all processes
-		hourly := schedule.InTx(s, "reports.hourly", func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
+	type handler = func(context.Context, pgx.Tx, schedule.Run[Report]) error
+	register := func(s *schedule.Scheduler, makeReport handler) error {
+		// At most 3 at once, in all processes:
+		reports := schedule.InTx(s, "reports", makeReport, schedule.WithMaxConcurrent(3))
+		enqueue := func(ctx context.Context, tx pgx.Tx, r schedule.Run[Report]) error {
 			_, err := reports.EnqueueTx(ctx, tx, r.Args, schedule.WithTime(r.At)) // its Run has the same At
 			return err
-		})
-		return hourly.Add("sales", Report{"sales"}, schedule.Cron("0 * * * *", "UTC"), schedule.WithMissed(schedule.MissedAll))
+		}
+		hourly := schedule.InTx(s, "reports.hourly", enqueue)
+		all := schedule.WithMissed(schedule.MissedAll)
+		return hourly.Add("sales", Report{"sales"}, schedule.Cron("0 * * * *", "UTC"), all)
 	}
 	_ = register
 	// Output:

@@ -21,7 +21,8 @@ func ServerTime(shown, then, now time.Time) time.Time {
 func TrustsLast(readings ...[2]time.Duration) (trusted bool) {
 	var c serverClock
 	for _, r := range readings {
-		trusted = c.heard(processStart.Add(r[0]+r[1]), processStart.Add(r[0]), processStart.Add(r[0]), defaultTimings.ClockDoubt)
+		since := processStart.Add(r[0])
+		trusted = c.heard(since.Add(r[1]), since, since, defaultTimings.ClockDoubt)
 	}
 	return trusted
 }

@@ -16,7 +16,8 @@ import (
 
 // kept returns the entries of a group from a time on: "outcome since count".
 func kept(db *database, group string) string {
-	return one[string](db, `SELECT coalesce(string_agg(format('%s %s-%s', outcome, from_hour, to_hour), ', ' ORDER BY outcome), '') FROM (
+	return one[string](db, `SELECT
+			coalesce(string_agg(format('%s %s-%s', outcome, from_hour, to_hour), ', ' ORDER BY outcome), '') FROM (
 		SELECT outcome, min(h) AS from_hour, max(h) AS to_hour FROM (
 			SELECT outcome, extract(epoch FROM until - $2::timestamptz)::int / 3600 AS h FROM pgleases.history WHERE group_name = $1) AS e GROUP BY outcome) AS f`, group, midnight)
 }
@@ -34,7 +35,7 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 		}
 		return effect(ctx, tx, r)
 	})
-	testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, k.Add("close", args{}, hourly, missedAll))
 	w.run().has("close")
 	// Entries of another group, and of a deleted schedule.
 	db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
@@ -42,18 +43,23 @@ func TestEntriesStayForAsLongAsIsAsked(t *testing.T) {
 		generate_series(timestamptz '2026-02-20 00:00 UTC', '2026-03-02 00:00 UTC', interval '1 hour') AS until`)
 	others := kept(db, "other")
 	for hour := 1; hour <= 28; hour++ {
-		db.setClock(midnight.Add(time.Duration(hour) * time.Hour))
-		becomes(db, fmt.Sprintf("hour %d has its outcome, and what is old is gone", hour), true, `SELECT (SELECT count(*) FROM pgleases.history WHERE name = 'close' AND until = $1) = 1
-			AND NOT EXISTS (SELECT FROM pgleases.history WHERE group_name = $2 AND ended_at < $1 - CASE outcome WHEN 'failed' THEN interval '18:30' ELSE interval '6:30' END)`,
-			midnight.Add(time.Duration(hour)*time.Hour), group)
+		now := midnight.Add(time.Duration(hour) * time.Hour)
+		db.setClock(now)
+		counts(db, fmt.Sprintf("hour %d has its outcome", hour), 1, `pgleases.history
+			WHERE name = 'close' AND until = $1`, now)
+		counts(db, fmt.Sprintf("what is old in hour %d is gone", hour), 0, `pgleases.history
+			WHERE group_name = $2 AND ended_at <
+				$1::timestamptz - CASE outcome WHEN 'failed' THEN interval '18:30' ELSE interval '6:30' END`, now, group)
 	}
 	w.close()
 	expect(t, kept(db, group), "failed 10-24, succeeded 22-28", "what is kept") // that of hour 21 was done
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE group_name = $1 AND outcome = 'succeeded'", group), 6, "entries of done ticks")
+	done := db.count("pgleases.history WHERE group_name = $1 AND outcome = 'succeeded'", group)
+	expect(t, done, 6, "entries of done ticks")
 	expect(t, kept(db, "other"), others, "what another group has")
 }
 
-var historyRuns = flag.Int("history-runs", 4*testkit.Rounds(5000), "how many runs there are of which the history keeps a tenth")
+var historyRuns = flag.Int("history-runs", 4*testkit.Rounds(5000),
+	"how many runs there are of which the history keeps a tenth")
 
 // The history is as large as what is kept, however many runs there were: one run every 10 s, of
 // which 10 % fail and are kept twice as long. It is vacuumed when 20 % of its rows are dead, as by
@@ -70,12 +76,14 @@ func TestHistorySizeIsBounded(t *testing.T) {
 	w.run()
 	var early, most, size int64
 	for n := step; n <= all; n += step {
-		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
+		_, err := db.Exec(t.Context(), `INSERT INTO pgleases.history (schedule, group_name, name, kind, since, until,
+				ticks, outcome, attempts, epoch, started_at, ended_at)
 			SELECT n % 200, $1, 'second ' || n % 200, 'books', at - interval '10 seconds', at, 1, CASE n % 10 WHEN 0 THEN 'failed' ELSE 'succeeded' END, 1, 1, at, at
 			FROM generate_series($2::int, $3::int) AS n, LATERAL (SELECT $4::timestamptz + n * interval '10 seconds') AS t (at)`, group, n-step+1, n, midnight)
 		testkit.OK(t, err)
 		db.setClock(midnight.Add(of(n)))
-		becomes(db, fmt.Sprintf("after %d runs what is old is gone", n), true, "SELECT NOT EXISTS (SELECT FROM pgleases.history WHERE ended_at < $1 AND outcome = 'succeeded' OR ended_at < $2)",
+		counts(db, fmt.Sprintf("after %d runs what is old is gone", n), 0, `pgleases.history
+			WHERE ended_at < $1 AND outcome = 'succeeded' OR ended_at < $2`,
 			midnight.Add(of(n-kept)), midnight.Add(of(n-2*kept)))
 		db.exec("VACUUM pgleases.history")
 		size = one[int64](db, "SELECT pg_total_relation_size('pgleases.history')")
@@ -84,12 +92,14 @@ func TestHistorySizeIsBounded(t *testing.T) {
 			early = size
 		}
 	}
-	left := one[int64](db, "SELECT count(*) FROM pgleases.history")
-	t.Logf("%d runs, %d entries are left, %d kB; after %d runs %d kB; at most %d kB", all, left, size/1024, 4*kept, early/1024, most/1024)
+	left := db.count("pgleases.history")
+	t.Logf("%d runs, %d entries are left, %d kB; after %d runs %d kB; at most %d kB",
+		all, left, size/1024, 4*kept, early/1024, most/1024)
 	if wants := int64(kept + kept/10); left < wants || left > wants+2 {
 		t.Errorf("%d entries are left, of %d that are to be kept", left, wants)
 	}
-	if 2*most > 3*early { // without end it would have been 2.5 times that; an open snapshot may keep one VACUUM from its work
+	// Without end it would have been 2.5 times that. An open snapshot may keep one VACUUM from its work.
+	if 2*most > 3*early {
 		t.Errorf("the history has %d bytes, and had %d after %d runs, %d at most", size, early, 4*kept, most)
 	}
 }
@@ -110,7 +120,7 @@ func TestUnstableClockTrimsNoHistory(t *testing.T) {
 	for range 5 {
 		db.polled()
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"), 1, "entries")
+	expect(t, db.count("pgleases.history WHERE outcome = 'succeeded'"), 1, "entries")
 }
 
 // Entries that were written while the clock was wrong by 80 years do not keep other entries.
@@ -120,8 +130,10 @@ func TestAnEntryOfTheFutureKeepsNoOther(t *testing.T) {
 	w := newWorker(db, schedule.WithRetention(24*time.Hour, 24*time.Hour))
 	w.Times().Trim = 10 * time.Millisecond
 	for _, ended := range []string{"2026-02-01", "2106-01-01", "2026-02-02", "2026-03-01 23:00"} {
-		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at) VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'succeeded', '` + ended + ` UTC')`)
+		db.exec(`INSERT INTO pgleases.history (schedule, group_name, name, since, until, ticks, outcome, ended_at)
+			VALUES (0, '` + group + `', 'close', '2026-01-01', '2026-01-02', 1, 'succeeded', '` + ended + ` UTC')`)
 	}
 	w.run()
-	becomes(db, "what is old is gone", "2106 2026", "SELECT string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history")
+	becomes(db, "what is old is gone", "2106 2026", `SELECT
+		string_agg(to_char(ended_at AT TIME ZONE 'UTC', 'YYYY'), ' ' ORDER BY id) FROM pgleases.history`)
 }

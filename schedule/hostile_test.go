@@ -68,29 +68,27 @@ func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
 			w, log := newLogged(db, schedule.WithMaxRunning(5))
 			hangs.Store(kind, closer(t))
 			w.Times().Overrun = 50 * time.Millisecond
-			run := func(r schedule.Run[rogue]) error {
+			run := func(_ context.Context, r schedule.Run[rogue]) error {
 				r.Args.at("handler")
 				if r.Args.Place == "" {
 					return nil
 				}
 				return hostileError{r.Args}
 			}
-			out := func(_ context.Context, r schedule.Run[rogue]) error { return run(r) }
-			limit, once := schedule.WithTimeout(time.Second), schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second))
-			register := func(name string) *schedule.Kind[rogue] {
-				switch kind {
-				case "InTx":
-					return schedule.InTx(w.Scheduler, name, func(_ context.Context, _ pgx.Tx, r schedule.Run[rogue]) error { return run(r) }, limit, once)
-				case "AtLeastOnce":
-					return schedule.AtLeastOnce(w.Scheduler, name, out, limit, once)
-				}
-				return schedule.AtMostOnce(w.Scheduler, name, out, limit)
+			opts := []schedule.KindOption{schedule.WithTimeout(time.Second)}
+			if kind != "AtMostOnce" {
+				opts = append(opts, tries(1, time.Second))
 			}
-			k := register(kind)
+			k := register(w, kind, kind, run, opts...)
 			// What cannot be decoded makes others doubt its kind for a while, and what hangs may hold all places
 			// of slow work meanwhile.
-			decoded := register(kind + " decoded")
-			hung := map[string]string{"handler": "handler still running", "decoder": "arguments still being read", "Error": "handler still running", "Unwrap": "handler still running"}
+			decoded := register(w, kind, kind+" decoded", run, opts...)
+			hung := map[string]string{
+				"handler": "handler still running",
+				"decoder": "arguments still being read",
+				"Error":   "handler still running",
+				"Unwrap":  "handler still running",
+			}
 			short := int64(0)
 			for _, place := range []string{"handler", "decoder", "Error", "Unwrap", "Is", "As"} {
 				for _, way := range testkit.Misbehaves {
@@ -105,12 +103,13 @@ func TestHostileCodeOfARunStopsNoOther(t *testing.T) {
 				}
 			}
 			w.run()
-			becomes(db, "those that do not hang have ended", short, "SELECT count(*) FROM pgleases.history WHERE outcome IN ('failed', 'unknown')")
+			counts(db, "those that do not hang have ended", short,
+				"pgleases.history WHERE outcome IN ('failed', 'unknown')")
 			testkit.Until(t, "those that hang are named", func() bool {
 				return log.count("handler still running")+log.count("arguments still being read") >= len(hung)
 			})
 			testkit.Must(k.EnqueueMany(t.Context(), make([]rogue, 20)))(t)
-			becomes(db, "the others run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			counts(db, "the others run", 20, "pgleases.history WHERE outcome = 'succeeded'")
 		})
 	}
 }
@@ -122,7 +121,7 @@ func TestHostileEncoderFailsItsCallerOnly(t *testing.T) {
 	w := newWorker(db)
 	hang := make(chan struct{})
 	hangs.Store("encoders", hang)
-	k := schedule.InTx(w.Scheduler, "encoders", func(context.Context, pgx.Tx, schedule.Run[rogue]) error { return nil })
+	k := schedule.InTx(w.Scheduler, "encoders", nothing[rogue])
 	w.run()
 	for name, call := range map[string]func(rogue) error{
 		"put":     func(h rogue) error { return k.Put(t.Context(), "a", h, hourly) },
@@ -153,8 +152,12 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	for text, line := range map[string]string{
-		"schedule_poll": "poll failed", "schedule_begin": "statement still under way", "schedule_end(": "",
-		"schedule_open": "statement still under way", "schedule_end_job": "statement still under way", "schedule_free_slot": "statement still under way",
+		"schedule_poll":      "poll failed",
+		"schedule_begin":     "statement still under way",
+		"schedule_end(":      "",
+		"schedule_open":      "statement still under way",
+		"schedule_end_job":   "statement still under way",
+		"schedule_free_slot": "statement still under way",
 	} {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
@@ -165,8 +168,10 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 			w, log := newLogged(db)
 			free := sync.OnceFunc(func() { close(hang) })
 			t.Cleanup(free)
-			w.Times().Answer, w.Times().PollLimit, w.Times().Overrun = 500*time.Millisecond, 500*time.Millisecond, 50*time.Millisecond
-			k := schedule.AtLeastOnce(w.Scheduler, "calls", func(context.Context, schedule.Run[args]) error { return nil }, schedule.WithMaxConcurrent(100))
+			w.Times().Answer = 500 * time.Millisecond
+			w.Times().PollLimit = 500 * time.Millisecond
+			w.Times().Overrun = 50 * time.Millisecond
+			k := schedule.AtLeastOnce(w.Scheduler, "calls", noCall[args], schedule.WithMaxConcurrent(100))
 			w.run()
 			runs := int64(0)
 			for runs == 0 || !tracer.Done() && text != "schedule_end(" {
@@ -174,14 +179,18 @@ func TestHostileTracerStopsNoOther(t *testing.T) {
 					testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithJobKey(db.keyIn(partition))))(t)
 				}
 				runs += 4
-				becomes(db, "all but one have run", true, "SELECT count(*) >= $1 - 1 FROM pgleases.history WHERE outcome = 'succeeded'", runs)
+				testkit.Until(t, "all but one have run", func() bool {
+					return db.count("pgleases.history WHERE outcome = 'succeeded'") >= runs-1
+				})
 			}
 			testkit.Until(t, "a line names what hangs", func() bool { return line == "" || log.count(line) > 0 })
-			if line == "statement still under way" && text != "schedule_begin" { // its run goes on, as one whose handler hangs
+			// Its run goes on, as one whose handler hangs.
+			if line == "statement still under way" && text != "schedule_begin" {
 				free()
-				testkit.Until(t, "a line says that it has ended", func() bool { return log.count("statement ended after its time limit") > 0 })
+				const ended = "statement ended after its time limit"
+				testkit.Until(t, "a line says that it has ended", func() bool { return log.count(ended) > 0 })
 			}
-			becomes(db, "all have run", runs, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			counts(db, "all have run", runs, "pgleases.history WHERE outcome = 'succeeded'")
 			w.end()
 		})
 	}
@@ -196,9 +205,9 @@ func TestHostileLogHandlerStopsNothing(t *testing.T) {
 	t.Cleanup(func() { close(hang) })
 	k := schedule.InTx(w.Scheduler, "fails", func(context.Context, pgx.Tx, schedule.Run[args]) error {
 		return errors.New("it fails, and that is logged")
-	}, schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second)))
+	}, tries(1, time.Second))
 	w.run()
 	testkit.Must(k.EnqueueMany(t.Context(), make([]args, 20)))(t)
-	becomes(db, "all have run", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'failed'")
+	counts(db, "all have run", 20, "pgleases.history WHERE outcome = 'failed'")
 	w.end()
 }

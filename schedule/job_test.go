@@ -64,9 +64,9 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	}
 	db.polled()
 	expect(t, len(db.effects()), 2, "effects before the time of the others")
-	if j, err := w.Job(t.Context(), in); err != nil || j.Outcome != "" || !j.Due.Equal(midnight.Add(2*time.Hour)) || string(j.Args) != `"in"` || j.Kind != "mail" {
-		t.Errorf("the job that waits is %+v, %v", j, err)
-	}
+	waits := testkit.Must(w.Job(t.Context(), in))(t)
+	expect(t, fmt.Sprint(waits.Kind, string(waits.Args), waits.Outcome), `mail"in"`, "kind, arguments and outcome")
+	expect(t, waits.Due.UTC(), midnight.Add(2*time.Hour), "when it is due")
 	db.setClock(midnight.Add(time.Hour))
 	w.outcome(at)
 	db.setClock(midnight.Add(3 * time.Hour))
@@ -76,7 +76,7 @@ func TestAJobRunsOnceAtItsTime(t *testing.T) {
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[a at b c in now past]", "effects")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "living jobs")
+	expect(t, db.count("pgleases.jobs"), 0, "living jobs")
 	_, err := w.Job(t.Context(), 1<<40)
 	wraps(t, "to get a job that never was", err, schedule.ErrNotFound)
 }
@@ -91,8 +91,10 @@ func TestJobRunsOnceIfStatementsAreLost(t *testing.T) {
 	w.run()
 	db.polled()
 	var want []string
-	mail := schedule.JobsOf[string](testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t), "mail") // its connections lose nothing
-	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_end_job", "commit", "schedule_poll"} {
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t) // its connections lose nothing
+	mail := schedule.JobsOf[string](enqueuer, "mail")
+	texts := []string{"begin", "schedule_open", "public.effects", "schedule_end_job", "commit", "schedule_poll"}
+	for _, text := range texts {
 		for _, after := range []bool{false, true} {
 			want = append(want, fmt.Sprint(text, after))
 			w.wire.Lose(1, text, after)
@@ -101,7 +103,7 @@ func TestJobRunsOnceIfStatementsAreLost(t *testing.T) {
 		}
 	}
 	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), int64(len(want)), "outcomes")
+	expect(t, db.count("pgleases.history"), int64(len(want)), "outcomes")
 }
 
 // Jobs fail, are retried, and are discarded, as ticks are.
@@ -122,9 +124,14 @@ func TestJobsAreTriedAgain(t *testing.T) {
 			return schedule.Discard(errors.New("wrong address"))
 		}
 		return nil
-	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
+	}, tries(2, time.Hour))
 	w.run()
-	want := map[string]string{"first": "succeeded 1 ", "second": "succeeded 2 ", "never": "failed 2 no paper, 2", "discard": "failed 1 wrong address"}
+	want := map[string]string{
+		"first":   "succeeded 1 ",
+		"second":  "succeeded 2 ",
+		"never":   "failed 2 no paper, 2",
+		"discard": "failed 1 wrong address",
+	}
 	ids := make(map[string]int64)
 	for name := range want {
 		ids[name] = testkit.Must(mail.Enqueue(t.Context(), name))(t)
@@ -152,27 +159,29 @@ func TestUniqueJobs(t *testing.T) {
 	w := newWorker(db)
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	hour := schedule.WithDelay(time.Hour)
-	id := testkit.Must(mail.Enqueue(t.Context(), "first", hour, schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "first", hour, rejecting("inv-7")))(t)
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, schedule.WithUnique("inv-7", schedule.OnConflictReject))
+		_, err := mail.EnqueueTx(t.Context(), tx, "second", hour, rejecting("inv-7"))
 		wraps(t, "to put it again", err, schedule.ErrExists)
 		_, err = tx.Exec(t.Context(), "SELECT 1") // the transaction goes on
 		return err
 	}))
-	again := testkit.Must(mail.Enqueue(t.Context(), "third", schedule.WithUnique("inv-7", schedule.OnConflictIgnore)))(t)
+	ignored := schedule.WithUnique("inv-7", schedule.OnConflictIgnore)
+	again := testkit.Must(mail.Enqueue(t.Context(), "third", ignored))(t)
 	expect(t, again, id, "id of the one that is there")
-	again = testkit.Must(mail.Enqueue(t.Context(), "fourth", hour, schedule.WithUnique("inv-7", schedule.OnConflictReplace)))(t)
+	again = testkit.Must(mail.Enqueue(t.Context(), "fourth", hour, replacing("inv-7")))(t)
 	expect(t, again, id, "id of the one that is replaced")
-	other := testkit.Must(schedule.InTx(w.Scheduler, "letters", note).Enqueue(t.Context(), "another kind", hour, schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	letters := schedule.InTx(w.Scheduler, "letters", note)
+	other := testkit.Must(letters.Enqueue(t.Context(), "another kind", hour, rejecting("inv-7")))(t)
 	w.run()
 	db.setClock(midnight.Add(time.Hour))
 	w.outcome(id)
 	w.outcome(other)
-	becomes(db, "all have ended", 0, "SELECT count(*) FROM pgleases.jobs")
+	counts(db, "all have ended", 0, "pgleases.jobs")
 	got := db.effects()
 	slices.Sort(got)
 	expect(t, fmt.Sprint(got), "[another kind fourth]", "effects")
-	testkit.Must(mail.Enqueue(t.Context(), "fifth", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t) // the key is free
+	testkit.Must(mail.Enqueue(t.Context(), "fifth", rejecting("inv-7")))(t) // the key is free
 }
 
 // Changes of a job during its run.
@@ -184,7 +193,7 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 	mail = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
 		switch r.Args {
 		case "replace", "replace and fail":
-			_, err := mail.Enqueue(ctx, "replaced", schedule.WithUnique(r.Name, schedule.OnConflictReplace), schedule.WithDelay(time.Hour))
+			_, err := mail.Enqueue(ctx, "replaced", replacing(r.Name), schedule.WithDelay(time.Hour))
 			if err != nil || r.Args != "replace" {
 				return errors.Join(err, errors.New("no paper"))
 			}
@@ -196,18 +205,23 @@ func TestJobsThatAreReplacedAndCanceledWhileTheyRun(t *testing.T) {
 		return note(ctx, tx, r)
 	})
 	w.run()
-	id := testkit.Must(mail.Enqueue(t.Context(), "replace", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "replace", rejecting("inv-7")))(t)
 	canceled := testkit.Must(mail.Enqueue(t.Context(), "cancel"))(t)
 	expect(t, w.outcome(canceled).Outcome, schedule.OutcomeCanceled, "outcome")
-	failed := testkit.Must(mail.Enqueue(t.Context(), "replace and fail", schedule.WithUnique("inv-8", schedule.OnConflictReject)))(t)
+	failed := testkit.Must(mail.Enqueue(t.Context(), "replace and fail", rejecting("inv-8")))(t)
 	became := func(job int64) string {
-		return one[string](db, "SELECT coalesce(string_agg(format('%s %s %s', outcome, until - $2, args), ', ' ORDER BY id), '') FROM pgleases.history WHERE job = $1", job, midnight)
+		return one[string](db, `SELECT
+				coalesce(string_agg(format('%s %s %s', outcome, until - $2, args), ', ' ORDER BY id), '')
+			FROM pgleases.history WHERE job = $1`, job, midnight)
 	}
 	testkit.Until(t, "both have run", func() bool { return became(id) != "" && became(failed) != "" })
-	expect(t, became(id)+"; "+became(failed), `succeeded 00:00:00 ; failed 00:00:00 "replace and fail"`, "what the history says of the runs before")
+	const before = `succeeded 00:00:00 ; failed 00:00:00 "replace and fail"`
+	expect(t, became(id)+"; "+became(failed), before, "what the history says of the runs before")
 	db.setClock(midnight.Add(time.Hour))
-	testkit.Until(t, "what replaced them has run", func() bool { return became(id) == "succeeded 00:00:00 , succeeded 01:00:00 " })
-	becomes(db, "and the other", 1, "SELECT count(*) FROM pgleases.history WHERE job = $1 AND outcome = 'succeeded'", failed)
+	testkit.Until(t, "what replaced them has run", func() bool {
+		return became(id) == "succeeded 00:00:00 , succeeded 01:00:00 "
+	})
+	counts(db, "and the other", 1, "pgleases.history WHERE job = $1 AND outcome = 'succeeded'", failed)
 	expect(t, fmt.Sprint(db.effects()), "[replace replaced replaced]", "effects")
 	wraps(t, "to cancel it again", w.Cancel(t.Context(), canceled), schedule.ErrNotFound)
 }
@@ -229,12 +243,15 @@ func TestAJobThatCanBeRetriedShowsItsArguments(t *testing.T) {
 		return nil
 	})
 	w.run()
-	failed := testkit.Must(mail.Enqueue(t.Context(), to{To: "ada"}, schedule.WithJobKey("customer-7"), schedule.WithPriority(2)))(t)
+	seven, eight := schedule.WithJobKey("customer-7"), schedule.WithJobKey("customer-8")
+	failed := testkit.Must(mail.Enqueue(t.Context(), to{To: "ada"}, seven, schedule.WithPriority(2)))(t)
 	succeeded := testkit.Must(mail.Enqueue(t.Context(), to{To: "bob"}))(t)
-	canceled := testkit.Must(mail.Enqueue(t.Context(), to{To: "eve"}, schedule.WithJobKey("customer-8"), schedule.WithDelay(time.Hour)))(t)
+	canceled := testkit.Must(mail.Enqueue(t.Context(), to{To: "eve"}, eight, schedule.WithDelay(time.Hour)))(t)
 	testkit.OK(t, w.Cancel(t.Context(), canceled))
 	for id, want := range map[int64]string{
-		failed: `failed {"To": "ada", "Reply": null} customer-7 2`, canceled: `canceled {"To": "eve", "Reply": null} customer-8 1`, succeeded: "succeeded   0",
+		failed:    `failed {"To": "ada", "Reply": null} customer-7 2`,
+		canceled:  `canceled {"To": "eve", "Reply": null} customer-8 1`,
+		succeeded: "succeeded   0",
 	} {
 		j := w.outcome(id)
 		expect(t, fmt.Sprintf("%s %s %s %d", j.Outcome, j.Args, j.Key, j.Priority), want, "job")
@@ -266,7 +283,7 @@ func TestJobsOfAHigherPriorityBeginFirst(t *testing.T) {
 	testkit.Must(mail.Enqueue(t.Context(), "urgent", schedule.WithPriority(3)))(t)
 	db.polled()
 	close(end)
-	becomes(db, "all have run", 123, "SELECT count(*) FROM public.effects")
+	counts(db, "all have run", 123, "public.effects")
 	expect(t, fmt.Sprint(db.effects()[:4]), "[first urgent normal bulk]", "the first effects")
 }
 
@@ -281,7 +298,7 @@ func TestOrderOfJobsOfOneKey(t *testing.T) {
 			return errors.New("no paper")
 		}
 		return note(ctx, tx, r)
-	}, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour)))
+	}, tries(2, time.Hour))
 	w.run()
 	db.polled()
 	var all []string
@@ -289,9 +306,9 @@ func TestOrderOfJobsOfOneKey(t *testing.T) {
 		all = append(all, fmt.Sprintf("%03d", n))
 	}
 	testkit.Must(mail.EnqueueMany(t.Context(), all, schedule.WithJobKey("k")))(t)
-	becomes(db, "all others have run", 249, "SELECT count(*) FROM public.effects")
+	counts(db, "all others have run", 249, "public.effects")
 	db.setClock(midnight.Add(2 * time.Hour))
-	becomes(db, "all have run", 250, "SELECT count(*) FROM public.effects")
+	counts(db, "all have run", 250, "public.effects")
 	want := append(slices.Delete(slices.Clone(all), 7, 8), "007")
 	expect(t, fmt.Sprint(db.effects()), fmt.Sprint(want), "effects")
 }
@@ -316,7 +333,8 @@ func TestManyJobsAreInThePartitionsOfTheirKeys(t *testing.T) {
 		}
 		expect(t, counts("DISTINCT j.key"), keys, "keys")
 		expect(t, counts("DISTINCT j.nonce"), n, "nonces")
-		expect(t, counts("CASE WHEN j.partition = pgleases.partition_for(j.key, 7) THEN 1 END"), n, "jobs in the partition of their key")
+		const itsPartition = "CASE WHEN j.partition = pgleases.partition_for(j.key, 7) THEN 1 END"
+		expect(t, counts(itsPartition), n, "jobs in the partition of their key")
 		expect(t, counts("CASE WHEN j.args = to_jsonb(i.n - 1) THEN 1 END"), n, "jobs with the arguments of their ID")
 	}
 }
@@ -338,8 +356,8 @@ func TestWrongJobsAreRefused(t *testing.T) {
 		"exclude each other":               enqueue(1, schedule.WithDelay(1), schedule.WithTime(midnight)),
 		"the time 0001":                    enqueue(1, schedule.WithTime(time.Time{})),
 		"OnConflict(3)":                    enqueue(1, schedule.WithUnique("a", 3)),
-		"unique key":                       enqueue(1, schedule.WithUnique("", schedule.OnConflictReject)),
-		"Unique is for one":                second(mail.EnqueueMany(t.Context(), []any{1, 2}, schedule.WithUnique("a", schedule.OnConflictReject))),
+		"unique key":                       enqueue(1, rejecting("")),
+		"Unique is for one":                second(mail.EnqueueMany(t.Context(), []any{1, 2}, rejecting("a"))),
 		"arguments":                        enqueue(func() {}),
 		`\\\u0000b" has a`:                 enqueue("a\\\x00b"),
 		"option is nil":                    enqueue(1, nil),
@@ -351,7 +369,7 @@ func TestWrongJobsAreRefused(t *testing.T) {
 	} {
 		contains(t, err, says)
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.jobs"), 0, "jobs")
+	expect(t, db.count("pgleases.jobs"), 0, "jobs")
 }
 
 // Trigger and Backfill run a schedule besides its ticks, with its arguments and key. Its ticks keep
@@ -373,7 +391,7 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 		calls <- c
 		return nil
 	})
-	l := w.runs(k.Put(t.Context(), "close", args{7}, hourly, schedule.WithKey("books"), schedule.WithMissed(schedule.MissedAll)))
+	l := w.runs(k.Put(t.Context(), "close", args{7}, hourly, schedule.WithKey("books"), missedAll))
 	db.setClock(midnight.Add(3*time.Hour + 10*time.Minute))
 	l.settled(w.Scheduler)
 	testkit.OK(t, w.Pause(t.Context(), "close"))
@@ -385,12 +403,17 @@ func TestSchedulesRunBesidesTheirTicks(t *testing.T) {
 	j := w.outcome(id)
 	expect(t, fmt.Sprint(j.Outcome, j.Name), "succeededclose", "outcome and name")
 	ids := testkit.Must(w.Backfill(t.Context(), "close", midnight.Add(-30*time.Minute), midnight.Add(2*time.Hour)))(t)
-	again := testkit.Must(w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)))(t) // some perhaps still live
+	// Some of those are perhaps still live.
+	again := testkit.Must(w.Backfill(t.Context(), "close", midnight, midnight.Add(3*time.Hour)))(t)
 	for _, id := range append(ids, again...) {
 		expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
 	}
 	expect(t, len(ids), 3, "ticks")
-	for i, want := range []call{{"backfill", "00:00", "23:30", "close", "books"}, {"backfill", "01:00", "00:00", "close", "books"}, {"backfill", "02:00", "01:00", "close", "books"}} {
+	for i, want := range []call{
+		{"backfill", "00:00", "23:30", "close", "books"},
+		{"backfill", "01:00", "00:00", "close", "books"},
+		{"backfill", "02:00", "01:00", "close", "books"},
+	} {
 		expect(t, testkit.Receive(t, "a tick", calls), want, fmt.Sprint("call ", i))
 	}
 	testkit.OK(t, w.Resume(t.Context(), "close", schedule.ResumeCatchUp))
@@ -409,11 +432,12 @@ func TestAJobThatIsReplacedByALaterOneIsNotEarly(t *testing.T) {
 	began, end, handler := halting(func(r schedule.Run[string]) bool { return r.Args == "first" }, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
 	testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithPriority(3)))(t)
-	id := testkit.Must(mail.Enqueue(t.Context(), "early", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "early", rejecting("inv-7")))(t)
 	w.run()
 	testkit.Receive(t, "the first runs", began)
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
-	testkit.Must(schedule.JobsOf[string](enqueuer, "mail").Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("inv-7", schedule.OnConflictReplace)))(t)
+	others := schedule.JobsOf[string](enqueuer, "mail")
+	testkit.Must(others.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), replacing("inv-7")))(t)
 	close(end)
 	next := testkit.Must(mail.Enqueue(t.Context(), "next"))(t)
 	w.outcome(next)
@@ -432,17 +456,18 @@ func TestAJobThatIsThereIsNotLocked(t *testing.T) {
 	w := newWorker(db)
 	began, end, handler := halting(nil, note)
 	mail := schedule.InTx(w.Scheduler, "mail", handler)
-	id := testkit.Must(mail.Enqueue(t.Context(), "first", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t)
+	id := testkit.Must(mail.Enqueue(t.Context(), "first", rejecting("inv-7")))(t)
 	w.run()
 	testkit.Receive(t, "it runs", began)
 	tx := db.begin()
-	there := testkit.Must(mail.EnqueueTx(t.Context(), tx, "second", schedule.WithUnique("inv-7", schedule.OnConflictIgnore)))(t)
+	ignored := schedule.WithUnique("inv-7", schedule.OnConflictIgnore)
+	there := testkit.Must(mail.EnqueueTx(t.Context(), tx, "second", ignored))(t)
 	expect(t, there, id, "id of the one that is there")
-	_, err := mail.EnqueueTx(t.Context(), tx, "third", schedule.WithUnique("inv-7", schedule.OnConflictReject))
+	_, err := mail.EnqueueTx(t.Context(), tx, "third", rejecting("inv-7"))
 	wraps(t, "to put it again", err, schedule.ErrExists)
 	close(end)
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeSucceeded, "outcome")
-	testkit.Must(mail.EnqueueTx(t.Context(), tx, "fourth", schedule.WithUnique("inv-7", schedule.OnConflictReject)))(t) // the key is free
+	testkit.Must(mail.EnqueueTx(t.Context(), tx, "fourth", rejecting("inv-7")))(t) // the key is free
 	testkit.OK(t, tx.Commit(t.Context()))
 	testkit.Until(t, "both have run", func() bool { return fmt.Sprint(db.effects()) == "[first fourth]" })
 }
@@ -458,7 +483,9 @@ func TestJobsOfTimesLongAgoAndFarAhead(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	for _, at := range []time.Time{
-		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC), time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC), midnight.In(time.FixedZone("", 25*60*60)),
+		time.Date(1, 1, 1, 12, 0, 0, 0, time.UTC),
+		time.Date(1850, 1, 1, 0, 0, 0, 0, time.UTC),
+		midnight.In(time.FixedZone("", 25*60*60)),
 	} {
 		id := testkit.Must(mail.Enqueue(t.Context(), at.String(), schedule.WithTime(at)))(t)
 		if j := w.outcome(id); !j.At.Equal(at) || j.Outcome != schedule.OutcomeSucceeded {
@@ -486,11 +513,12 @@ func TestPollForMoreContinues(t *testing.T) {
 	mail := schedule.InTx(w.Scheduler, "mail", note)
 	at := midnight.Add(time.Hour)
 	for i := range 2 {
-		testkit.Must(mail.EnqueueMany(t.Context(), make([]string, 300), schedule.WithTime(at.Add(time.Duration(i)*time.Second))))(t)
+		due := schedule.WithTime(at.Add(time.Duration(i) * time.Second))
+		testkit.Must(mail.EnqueueMany(t.Context(), make([]string, 300), due))(t)
 	}
 	db.setClock(at.Add(time.Minute))
 	w.run()
-	becomes(db, "all have run", 0, "SELECT count(*) FROM pgleases.jobs")
+	counts(db, "all have run", 0, "pgleases.jobs")
 	if last := time.UnixMicro(one[int64](db, "SELECT max(since_us) FROM public.polls")); !last.After(at) {
 		t.Errorf("the last poll began at %v, when no job due at %v was left", last, at)
 	}
@@ -511,18 +539,19 @@ func TestPutDuringChangeOfPartitions(t *testing.T) {
 			start := func(n int) (*worker, *schedule.Kind[args]) {
 				w := newWorker(db, schedule.WithPartitions(n))
 				w.Times().Trim = 20 * time.Millisecond
-				k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+				check := func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 					var its int
 					err := tx.QueryRow(ctx, "SELECT pgleases.partition_for($1, $2)", r.Key, n).Scan(&its)
 					if err == nil && its != r.Partition {
-						t.Errorf("the run of key %q is in partition %d: others under the key, in %d, may overlap with it", r.Key, r.Partition, its)
+						t.Errorf("%q runs in partition %d, and may overlap with others in %d", r.Key, r.Partition, its)
 					}
 					return err
-				})
+				}
+				k := schedule.InTx(w.Scheduler, "books", check)
 				return w.run(), k
 			}
 			w, k := start(test.from)
-			becomes(db, "it has joined", 1, "SELECT count(*) FROM pgleases.schedule_groups")
+			counts(db, "it has joined", 1, "pgleases.schedule_groups")
 			for n := range 20 {
 				testkit.OK(t, k.Put(t.Context(), fmt.Sprint("before ", n), args{}, schedule.Every(time.Second)))
 			}
@@ -532,13 +561,15 @@ func TestPutDuringChangeOfPartitions(t *testing.T) {
 			}
 			testkit.OK(t, k.PutTx(t.Context(), tx, "close", args{}, schedule.Every(time.Second)))
 			w.close()
-			db.exec(fmt.Sprintf("SELECT pgleases.drop_lease('schedule/tests', 'another number', partitions => %d)", test.to))
+			const drop = "SELECT pgleases.drop_lease('schedule/tests', 'another number', partitions => %d)"
+			db.exec(fmt.Sprintf(drop, test.to))
 			start(test.to)
 			becomes(db, "the number has changed", test.to, "SELECT partitions FROM pgleases.schedule_groups")
 			testkit.OK(t, tx.Commit(t.Context()))
-			becomes(db, "all jobs are done", 20, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND job IS NOT NULL")
+			counts(db, "all jobs are done", 20, "pgleases.history WHERE outcome = 'succeeded' AND job IS NOT NULL")
 			db.setClock(midnight.Add(time.Minute))
-			becomes(db, "all schedules have run", 21, "SELECT count(DISTINCT name) FROM pgleases.history WHERE outcome = 'succeeded' AND job IS NULL")
+			becomes(db, "all schedules have run", 21, `SELECT count(DISTINCT name) FROM pgleases.history
+				WHERE outcome = 'succeeded' AND job IS NULL`)
 		})
 	}
 }

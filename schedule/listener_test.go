@@ -25,9 +25,10 @@ func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 	w := newWorker(db, schedule.WithPartitions(1))
 	w.Times().Poll = rarely
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	testkit.OK(t, mail.Add("letters", "letters", hourly, schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, mail.Add("letters", "letters", hourly, missedAll))
 	w.run()
-	becomes(db, "it has joined", 1, "SELECT count(*) FROM pgleases.schedule_groups") // else an Enqueuer may not know the number of partitions
+	// An Enqueuer may not know the number of partitions before.
+	counts(db, "it has joined", 1, "pgleases.schedule_groups")
 	other := newWorker(db, schedule.WithPartitions(1))
 	others := schedule.InTx(other.Scheduler, "mail", note)
 	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group))(t)
@@ -46,8 +47,8 @@ func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 		}},
 		{"Trigger", func() error { _, err := other.Trigger(t.Context(), "letters"); return err }},
 		{"a job that is replaced", func() error {
-			_, later := others.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), schedule.WithUnique("c", schedule.OnConflictReplace))
-			_, now := others.Enqueue(t.Context(), "now", schedule.WithUnique("c", schedule.OnConflictReplace))
+			_, later := others.Enqueue(t.Context(), "later", schedule.WithDelay(time.Hour), replacing("c"))
+			_, now := others.Enqueue(t.Context(), "now", replacing("c"))
 			return errors.Join(later, now)
 		}},
 		{"Enqueue of the owner", func() error { _, err := mail.Enqueue(t.Context(), "d"); return err }},
@@ -57,8 +58,10 @@ func TestJobOfOtherProcessBeginsAtOnce(t *testing.T) {
 		testkit.Until(t, put.what+" has run", func() bool { return int64(len(db.effects())) == want })
 	}
 	db.setClock(midnight.Add(90 * time.Minute)) // a tick has passed, and no poll has found it
-	testkit.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, schedule.WithMissed(schedule.MissedAll)))
-	testkit.Until(t, "a schedule that is overdue when it is put has run", func() bool { return int64(len(db.effects())) == want+1 })
+	testkit.OK(t, others.Put(t.Context(), "letters", "other letters", hourly, missedAll))
+	testkit.Until(t, "a schedule that is overdue when it is put has run", func() bool {
+		return int64(len(db.effects())) == want+1
+	})
 }
 
 // Of several jobs that are enqueued at the same time one notifies, and the others are found a
@@ -75,10 +78,11 @@ func TestJobWithoutNotificationBeginsSoon(t *testing.T) {
 	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
 	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
-	db.exec("SELECT setval('pgleases.notified', 1)") // as after a fifth of a second: the job's notification may be that young
+	db.exec("SELECT setval('pgleases.notified', 1)") // as after a fifth of a second: the job may have notified
 	db.exec("SELECT pgleases.notify('schedule/" + group + "')")
-	becomes(db, "it polls", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-		AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
+	testkit.Until(t, "it polls", func() bool {
+		return db.sessions("query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle'", now) > 0
+	})
 	db.exec(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
 		SELECT '` + group + `', 'k', 0, 'mail', '', 'job', '"quiet"', 1, now, now FROM public.test_clock`)
 	testkit.Until(t, "it has run", func() bool { return len(db.effects()) == 2 })
@@ -94,7 +98,9 @@ func TestNoGroupIsUntoldForAnother(t *testing.T) {
 	w.run()
 	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
 	w.outcome(id)
-	other := one[string](db, "SELECT g FROM (SELECT 'group ' || n AS g FROM generate_series(1, 1000) AS n) AS s WHERE pgleases.notify_channel('schedule/' || g) = pgleases.notify_channel('schedule/' || $1) LIMIT 1", group)
+	other := one[string](db, `SELECT 'group ' || n FROM generate_series(1, 1000) AS n
+		WHERE pgleases.notify_channel('schedule/group ' || n) = pgleases.notify_channel('schedule/' || $1)
+		LIMIT 1`, group)
 	for n := range 3 { // one of which is in the same fifth of a second
 		db.exec(fmt.Sprintf(`SELECT pgleases.notify('schedule/%s');
 			SELECT pgleases.schedule_enqueue('%s', 1, '[{"key": "k", "kind": "mail", "trigger": "job", "args": "here", "priority": 1}]')`, other, group))
@@ -107,7 +113,8 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newDirectDatabase(t)
-	w := newWorkerFor(db, 30*time.Second, schedule.WithPartitions(1)) // it owns the partition all the time, also on a busy machine
+	// It owns the partition all the time, also on a busy machine.
+	w := newWorkerFor(db, 30*time.Second, schedule.WithPartitions(1))
 	mine := schedule.InTx(w.Scheduler, "mail", note)
 	w.run()
 	first := testkit.Must(mine.Enqueue(t.Context(), "it owns the partition"))(t)
@@ -121,7 +128,8 @@ func TestFewNotificationsAreSent(t *testing.T) {
 	heard := func(what string, least, most int, put func() error) {
 		t.Helper()
 		began, n := time.Now(), 0
-		for puts := 0; puts < 200 || time.Since(began) < 250*time.Millisecond; puts++ { // nothing is sent for 200 ms after what came before
+		// Nothing is sent for 200 ms after what came before.
+		for puts := 0; puts < 200 || time.Since(began) < 250*time.Millisecond; puts++ {
 			testkit.OK(t, put())
 		}
 		most *= int(time.Since(began)/(200*time.Millisecond)) + 2
@@ -133,8 +141,11 @@ func TestFewNotificationsAreSent(t *testing.T) {
 			t.Errorf("%d notifications of %s, not %d to %d", n, what, least, most)
 		}
 	}
-	heard("jobs", 1, 1, func() error { _, err := mail.Enqueue(t.Context(), "x"); return err })
-	heard("jobs of later", 0, 0, func() error { _, err := mail.Enqueue(t.Context(), "x", schedule.WithDelay(time.Hour)); return err })
+	enqueue := func(opts ...schedule.JobOption) func() error {
+		return func() error { return second(mail.Enqueue(t.Context(), "x", opts...)) }
+	}
+	heard("jobs", 1, 1, enqueue())
+	heard("jobs of later", 0, 0, enqueue(schedule.WithDelay(time.Hour)))
 }
 
 // A poll makes blocked schedules due while they are edited elsewhere, whatever the default
@@ -142,12 +153,15 @@ func TestFewNotificationsAreSent(t *testing.T) {
 func TestPollUnderAnyTransactionDefault(t *testing.T) {
 	t.Parallel()
 	db := newDirectDatabase(t)
-	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$`)
+	db.exec(serializable)
 	w, log := newLogged(db)
 	k := schedule.InTx(w.Scheduler, "books", effect)
 	testkit.OK(t, k.Put(t.Context(), "close", args{}, hourly))
 	l := newLedger(db, "close")
-	db.exec("UPDATE pgleases.schedules SET blocked_reason = 'unknown', blocked_since = (SELECT now FROM public.test_clock), due = due + interval '1 hour'; INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)") // so nothing moves to other partitions
+	// So nothing moves to other partitions:
+	db.exec("INSERT INTO pgleases.schedule_groups VALUES ('" + group + "', 4)")
+	db.exec(`UPDATE pgleases.schedules SET blocked_reason = 'unknown', due = due + interval '1 hour',
+		blocked_since = (SELECT now FROM public.test_clock)`)
 	held := db.begin("SET TRANSACTION ISOLATION LEVEL READ COMMITTED; LOCK TABLE pgleases.schedules IN EXCLUSIVE MODE")
 	w.run()
 	db.blocked("a poll waits", "schedule_poll")
@@ -171,7 +185,8 @@ func TestHookThatHangsStopsNoPolls(t *testing.T) {
 		db.polled()
 		w.wire.Before("user\x00", func() { hung <- struct{}{}; <-let }) // in the middle of a connection attempt
 		w.pool.Reset()
-		db.exec("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%schedule_poll%' AND pid <> pg_backend_pid()")
+		db.exec(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+			WHERE datname = current_database() AND query LIKE '%schedule_poll%' AND pid <> pg_backend_pid()`)
 		testkit.Receive(t, "it hangs", hung)
 	}
 	w.run()
@@ -213,8 +228,8 @@ func TestConnectionsOfHungPollsAreClosed(t *testing.T) {
 	testkit.Receive(t, "a poll hangs", tracer.hung)
 	testkit.Until(t, "other polls go on", func() bool { return tracer.polls.Load() > 3 })
 	w.end()
-	const polled = `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE '%schedule_poll%'`
-	becomes(db, "only the hung poll has a connection", 1, polled)
+	polls := func() int64 { return db.sessions("query LIKE '%schedule_poll%'") }
+	testkit.Until(t, "only the hung poll has a connection", func() bool { return polls() == 1 })
 	release()
-	becomes(db, "no poll has a connection", 0, polled)
+	testkit.Until(t, "no poll has a connection", func() bool { return polls() == 0 })
 }

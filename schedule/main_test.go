@@ -75,10 +75,13 @@ func ddl(t testing.TB) (statements []string) {
 	statements = append(statements, tables)
 	if os.Getenv("PGLEASES_TEST_ROLE") != "" {
 		grants := testkit.Must(sql.Files.ReadFile("grants/application.sql"))(t)
-		statements = append(statements, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;", string(grants))
+		statements = append(statements, withdrawn, string(grants))
 	}
 	return append(statements, testTables)
 }
+
+// withdrawn leaves a role without the rights that each role has at first.
+const withdrawn = "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;"
 
 var testTables = `CREATE TABLE public.test_clock (now timestamptz);
 	INSERT INTO public.test_clock VALUES ('` + midnight.Format(time.RFC3339) + `');
@@ -86,13 +89,19 @@ var testTables = `CREATE TABLE public.test_clock (now timestamptz);
 	CREATE TABLE public.effects (n bigint GENERATED ALWAYS AS IDENTITY, name text, at timestamptz, epoch bigint);
 	GRANT ALL ON public.test_clock, public.effects TO PUBLIC`
 
+// serializable is the default isolation level of the database from then on.
+const serializable = `DO $$ BEGIN
+	EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database());
+END $$`
+
 // newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
 func newEncodedDatabase(t testing.TB, encoding string) *database {
 	t.Helper()
 	address := testkit.Must(url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t))))(t)
 	maker := testkit.Must(pgx.Connect(t.Context(), address.String()))(t)
 	name := strings.ToLower("encoded_" + rand.Text())
-	testkit.Must(maker.Exec(t.Context(), fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'", name, encoding)))(t)
+	create := "CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
+	testkit.Must(maker.Exec(t.Context(), fmt.Sprintf(create, name, encoding)))(t)
 	t.Cleanup(func() {
 		_, err := maker.Exec(context.Background(), fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
 		testkit.OK(t, errors.Join(err, maker.Close(context.Background())))
@@ -122,7 +131,9 @@ func newPool(t testing.TB, url string) *pgxpool.Pool {
 	t.Helper()
 	return testkit.Pool(t, url, func(config *pgxpool.Config) {
 		config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_, err := conn.Exec(ctx, "SET search_path = public; SET idle_session_timeout = 0; SET statement_timeout = 0")
+			_, err := conn.Exec(ctx, `SET search_path = public;
+				SET idle_session_timeout = 0;
+				SET statement_timeout = 0`)
 			return err
 		}
 	})
@@ -137,9 +148,14 @@ func (db *database) makeStrange() {
 	}
 	conn := testkit.Must(db.Acquire(context.Background()))(db.t)
 	defer conn.Release()
-	testkit.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), "../sql/schema/*.sql", "../sql/statements/*.sql", "sql/*.sql", "sql/functions/*.sql", "../internal/connect/connect.go", "store.go"))
+	files := []string{
+		"../sql/schema/*.sql", "../sql/statements/*.sql", "sql/*.sql", "sql/functions/*.sql",
+		"../internal/connect/connect.go", "store.go",
+	}
+	testkit.OK(db.t, pgtest.MakeStrange(context.Background(), conn.Conn(), files...))
 	testkit.OK(db.t, pgtest.Overload(context.Background(), conn.Conn()))
-	db.exec("ALTER DATABASE " + pgx.Identifier{conn.Conn().Config().Database}.Sanitize() + " SET search_path = strange, pg_catalog")
+	name := pgx.Identifier{conn.Conn().Config().Database}.Sanitize()
+	db.exec("ALTER DATABASE " + name + " SET search_path = strange, pg_catalog")
 	db.t.Cleanup(func() {
 		expect(db.t, one[bool](db, pgtest.StrangeCalled), false, "strange code was called")
 		expect(db.t, one[bool](db, pgtest.OverloadCalled), false, "a function of a stranger's was called")
@@ -183,8 +199,9 @@ func (db *database) setClock(now time.Time) {
 func (db *database) read(table string, least int64) (rows int64) {
 	db.t.Helper()
 	testkit.Until(db.t, "the server has the reads of its sessions", func() bool {
-		gone := one[bool](db, "SELECT NOT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend')")
-		rows = one[int64](db, "SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) FROM pg_stat_user_tables WHERE relname = $1", table)
+		gone := db.sessions("backend_type = 'client backend'") == 0
+		rows = one[int64](db, `SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0)
+			FROM pg_stat_user_tables WHERE relname = $1`, table)
 		return gone && rows >= least
 	})
 	return rows
@@ -196,8 +213,9 @@ func (db *database) polled() {
 	db.t.Helper()
 	for range 2 {
 		now := one[time.Time](db, "SELECT clock_timestamp()")
-		becomes(db, "a process polls", true, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
-			AND query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle')`, now)
+		testkit.Until(db.t, "a process polls", func() bool {
+			return db.sessions("query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle'", now) > 0
+		})
 	}
 }
 
@@ -207,16 +225,38 @@ func becomes[T comparable](db *database, what string, want T, query string, args
 	testkit.Becomes(db.t, db.Pool, what, want, query, args...)
 }
 
+// count returns how many rows there are.
+func (db *database) count(rows string, args ...any) int64 {
+	db.t.Helper()
+	return one[int64](db, "SELECT count(*) FROM "+rows, args...)
+}
+
+// counts waits until there are so many rows.
+func counts[N int | int64](db *database, what string, want N, rows string, args ...any) {
+	db.t.Helper()
+	becomes(db, what, want, "SELECT count(*) FROM "+rows, args...)
+}
+
+// sessions returns how many other sessions of the database there are for which a condition is true.
+func (db *database) sessions(where string, args ...any) int64 {
+	db.t.Helper()
+	const others = "pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND "
+	return db.count(others+where, args...)
+}
+
 // blocked waits until a statement with a text waits for a lock.
 func (db *database) blocked(what, text string) {
 	db.t.Helper()
-	becomes(db, what, true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE $1)", "%"+text+"%")
+	testkit.Until(db.t, what, func() bool {
+		return db.sessions("wait_event_type = 'Lock' AND query LIKE $1", "%"+text+"%") > 0
+	})
 }
 
 // keyIn returns a key of one of 4 partitions.
 func (db *database) keyIn(partition int) string {
 	db.t.Helper()
-	return one[string](db, "SELECT min(n::text) FROM generate_series(1, 1000) AS n WHERE pgleases.partition_for(n::text, 4) = $1", partition)
+	return one[string](db, `SELECT min(n::text) FROM generate_series(1, 1000) AS n
+		WHERE pgleases.partition_for(n::text, 4) = $1`, partition)
 }
 
 func one[T any](db *database, query string, args ...any) T {
@@ -263,10 +303,11 @@ func newWorkerIn(db *database, mode pgx.QueryExecMode, ttl time.Duration, opts .
 		c.MaxConns, c.ConnConfig.DefaultQueryExecMode, c.ConnConfig.Tracer = 6, mode, db.tracer
 	})
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()), pgleases.WithoutMigration(),
-		pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond), pgleases.WithLogger(log)))(t)
-	w.Scheduler = testkit.Must(schedule.New(t.Context(), w.client, w.pool, group, append([]schedule.Option{
-		schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}, opts...)...))(t)
+	w.client = testkit.Must(pgleases.NewClient(t.Context(), w.pool, pgleases.WithClientID("worker "+rand.Text()),
+		pgleases.WithoutMigration(), pgleases.WithTTL(ttl), pgleases.WithHeartbeat(100*time.Millisecond),
+		pgleases.WithLogger(log)))(t)
+	all := []schedule.Option{schedule.WithPartitions(4), schedule.WithLogger(log), schedule.WithoutMigration()}
+	w.Scheduler = testkit.Must(schedule.New(t.Context(), w.client, w.pool, group, append(all, opts...)...))(t)
 	w.Hasten()
 	t.Cleanup(w.close)
 	return w
@@ -283,7 +324,7 @@ func (w *worker) run() *worker {
 // has waits until there is a schedule.
 func (w *worker) has(name string) *worker {
 	w.t.Helper()
-	becomes(w.db, "there is a schedule "+name, 1, "SELECT count(*) FROM pgleases.schedules WHERE name = $1", name)
+	counts(w.db, "there is a schedule "+name, 1, "pgleases.schedules WHERE name = $1", name)
 	return w
 }
 
@@ -322,11 +363,69 @@ func (w *worker) crash() {
 // expire lets the TTL of a client pass at once.
 func (db *database) expire(client string) {
 	db.t.Helper()
-	db.exec(fmt.Sprintf(`UPDATE pgleases.clients SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
+	db.exec(fmt.Sprintf(`UPDATE pgleases.clients
+		SET ttl = interval '1 second', expires_at = clock_timestamp() - interval '1 second' WHERE id = '%s';
 		UPDATE pgleases.server SET next_check_at = clock_timestamp()`, client))
 }
 
 type args struct{ N int }
+
+// Options that many tests use.
+var (
+	missedAll = schedule.WithMissed(schedule.MissedAll)
+	buffered  = schedule.WithOverlap(schedule.OverlapBuffer)
+)
+
+// ranTwice are the ticks that have their effects twice.
+const ranTwice = "(SELECT FROM public.effects GROUP BY name, at HAVING count(*) > 1) AS twice"
+
+// rejecting gives a job a unique key, and refuses the job if there is another of the key.
+func rejecting(key string) schedule.JobOption {
+	return schedule.WithUnique(key, schedule.OnConflictReject)
+}
+
+// replacing gives a job a unique key, and lets the job replace another of the key.
+func replacing(key string) schedule.JobOption {
+	return schedule.WithUnique(key, schedule.OnConflictReplace)
+}
+
+// tries bounds the attempts of a run, with a pause between two.
+func tries(n int, pause time.Duration) schedule.KindOption {
+	return schedule.WithMaxAttempts(n, schedule.Backoff(pause, pause))
+}
+
+// nothing is a handler in a transaction that does nothing.
+func nothing[A any](context.Context, pgx.Tx, schedule.Run[A]) error { return nil }
+
+// noCall is a handler outside of transactions that does nothing.
+func noCall[A any](context.Context, schedule.Run[A]) error { return nil }
+
+// failing returns a handler in a transaction that fails with a text.
+func failing[A any](text string) handlerOf[A] {
+	return inside(func(context.Context, schedule.Run[A]) error { return errors.New(text) })
+}
+
+type (
+	// handlerOf is a handler in a transaction, callOf one outside.
+	handlerOf[A any] = func(context.Context, pgx.Tx, schedule.Run[A]) error
+	callOf[A any]    = func(context.Context, schedule.Run[A]) error
+)
+
+// inside makes a handler in a transaction of one that does not use the transaction.
+func inside[A any](call callOf[A]) handlerOf[A] {
+	return func(ctx context.Context, _ pgx.Tx, r schedule.Run[A]) error { return call(ctx, r) }
+}
+
+// register registers a handler that uses no transaction, with the function of a name.
+func register[A any](w *worker, with, name string, call callOf[A], opts ...schedule.KindOption) *schedule.Kind[A] {
+	switch with {
+	case "InTx":
+		return schedule.InTx(w.Scheduler, name, inside(call), opts...)
+	case "AtLeastOnce":
+		return schedule.AtLeastOnce(w.Scheduler, name, call, opts...)
+	}
+	return schedule.AtMostOnce(w.Scheduler, name, call, opts...)
+}
 
 // effect is a handler that leaves a row for each run.
 func effect(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {

@@ -3,6 +3,7 @@ package schedule
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,57 +13,68 @@ import (
 func TestMissedTicksAreRunAsThePolicySays(t *testing.T) {
 	t.Parallel()
 	const minutely, hourly = "* * * * *", "0 * * * *"
+	const today = "2026-06-01 "
+	on := func(clock string) time.Time {
+		if !strings.Contains(clock, "-") {
+			clock = today + clock
+		}
+		return at(t, clock)
+	}
+	clocks := func(ticks ...Tick) string { return strings.ReplaceAll(strings.Join(instants(ticks), ", "), today, "") }
 	for _, test := range []struct {
 		what, rule, last, now string
 		missed                Missed
 		grace                 time.Duration
-		run                   []string
+		run                   string
 		count                 int64
-		first, latest         string // of what is missed
+		misses                string // the first and the latest
 	}{
-		{what: "none", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 12:00:59"},
-		{what: "one, just now", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 12:01:00", run: []string{"2026-06-01 12:01"}},
-		{what: "one, just now, where none are made up for", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 12:01:00", missed: MissedNone,
-			run: []string{"2026-06-01 12:01"}},
-		{what: "an hour of minutes, the latest", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 13:00:30",
-			run: []string{"2026-06-01 13:00"}, count: 59, first: "2026-06-01 12:01", latest: "2026-06-01 12:59"},
-		{what: "an hour of minutes, none", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 13:00:30", missed: MissedNone,
-			run: []string{"2026-06-01 13:00"}, count: 59, first: "2026-06-01 12:01", latest: "2026-06-01 12:59"},
-		{what: "an hour ago, the latest", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:59:59", run: []string{"2026-06-01 12:00"}},
-		{what: "a minute ago, none", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:01:00", missed: MissedNone, run: []string{"2026-06-01 12:00"}},
-		{what: "more than a minute ago, none", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:01:01", missed: MissedNone,
-			count: 1, first: "2026-06-01 12:00", latest: "2026-06-01 12:00"},
-		{what: "within the grace, none", rule: hourly, last: "2026-06-01 11:00:00", now: "2026-06-01 12:10:00", missed: MissedNone, grace: 10 * time.Minute,
-			run: []string{"2026-06-01 12:00"}},
-		{what: "within the grace, the latest", rule: hourly, last: "2026-06-01 09:00:00", now: "2026-06-01 12:10:00", grace: 10 * time.Minute,
-			run: []string{"2026-06-01 12:00"}, count: 2, first: "2026-06-01 10:00", latest: "2026-06-01 11:00"},
-		{what: "past the grace, the latest", rule: hourly, last: "2026-06-01 09:00:00", now: "2026-06-01 12:10:01", grace: 10 * time.Minute,
-			count: 3, first: "2026-06-01 10:00", latest: "2026-06-01 12:00"},
-		{what: "within the grace, all", rule: hourly, last: "2026-06-01 08:00:00", now: "2026-06-01 12:10:00", missed: MissedAll, grace: 3 * time.Hour,
-			run: []string{"2026-06-01 10:00", "2026-06-01 11:00", "2026-06-01 12:00"}, count: 1, first: "2026-06-01 09:00", latest: "2026-06-01 09:00"},
-		{what: "all", rule: hourly, last: "2026-06-01 08:00:00", now: "2026-06-01 11:00:00", missed: MissedAll,
-			run: []string{"2026-06-01 09:00", "2026-06-01 10:00", "2026-06-01 11:00"}},
-		{what: "of intervals, all", rule: "@every 1h", last: "2026-06-01 08:00:00", now: "2026-06-01 10:00:00", missed: MissedAll,
-			run: []string{"2026-06-01 08:07", "2026-06-01 09:07"}},
-		{what: "of intervals, the latest", rule: "@every 1h", last: "2026-06-01 08:07:00", now: "2026-06-01 10:07:00",
-			run: []string{"2026-06-01 10:07"}, count: 1, first: "2026-06-01 09:07", latest: "2026-06-01 09:07"},
-		{what: "a clock that was set back", rule: minutely, last: "2026-06-01 12:00:00", now: "2026-06-01 11:00:00", missed: MissedAll},
-		{what: "a clock that was set back, of intervals", rule: "@every 1h", last: "2026-06-01 12:00:00", now: "2026-06-01 11:00:00", missed: MissedAll},
-		{what: "the night of a repeated hour", rule: "CRON_TZ=Europe/Berlin 30 2 * * *", last: "2026-10-25 00:30:00", now: "2026-10-25 01:30:30", missed: MissedAll},
-		{what: "a rare tick", rule: "0 0 29 2 */7", last: "2004-02-29 00:00:00", now: "2032-02-28 23:59:59", missed: MissedAll},
+		{what: "none", rule: minutely, last: "12:00:00", now: "12:00:59"},
+		{what: "one, just now", rule: minutely, last: "12:00:00", now: "12:01:00", run: "12:01"},
+		{what: "one, just now, where none are made up for", rule: minutely, last: "12:00:00", now: "12:01:00",
+			missed: MissedNone, run: "12:01"},
+		{what: "an hour of minutes, the latest", rule: minutely, last: "12:00:00", now: "13:00:30",
+			run: "13:00", count: 59, misses: "12:01, 12:59"},
+		{what: "an hour of minutes, none", rule: minutely, last: "12:00:00", now: "13:00:30",
+			missed: MissedNone, run: "13:00", count: 59, misses: "12:01, 12:59"},
+		{what: "an hour ago, the latest", rule: hourly, last: "11:00:00", now: "12:59:59", run: "12:00"},
+		{what: "a minute ago, none", rule: hourly, last: "11:00:00", now: "12:01:00", missed: MissedNone, run: "12:00"},
+		{what: "more than a minute ago, none", rule: hourly, last: "11:00:00", now: "12:01:01",
+			missed: MissedNone, count: 1, misses: "12:00, 12:00"},
+		{what: "within the grace, none", rule: hourly, last: "11:00:00", now: "12:10:00",
+			missed: MissedNone, grace: 10 * time.Minute, run: "12:00"},
+		{what: "within the grace, the latest", rule: hourly, last: "09:00:00", now: "12:10:00",
+			grace: 10 * time.Minute, run: "12:00", count: 2, misses: "10:00, 11:00"},
+		{what: "past the grace, the latest", rule: hourly, last: "09:00:00", now: "12:10:01",
+			grace: 10 * time.Minute, count: 3, misses: "10:00, 12:00"},
+		{what: "within the grace, all", rule: hourly, last: "08:00:00", now: "12:10:00",
+			missed: MissedAll, grace: 3 * time.Hour, run: "10:00, 11:00, 12:00", count: 1, misses: "09:00, 09:00"},
+		{what: "all", rule: hourly, last: "08:00:00", now: "11:00:00", missed: MissedAll, run: "09:00, 10:00, 11:00"},
+		{what: "of intervals, all", rule: "@every 1h", last: "08:00:00", now: "10:00:00",
+			missed: MissedAll, run: "08:07, 09:07"},
+		{what: "of intervals, the latest", rule: "@every 1h", last: "08:07:00", now: "10:07:00",
+			run: "10:07", count: 1, misses: "09:07, 09:07"},
+		{what: "a clock that was set back", rule: minutely, last: "12:00:00", now: "11:00:00", missed: MissedAll},
+		{what: "a clock that was set back, of intervals", rule: "@every 1h", last: "12:00:00", now: "11:00:00",
+			missed: MissedAll},
+		{what: "the night of a repeated hour", rule: "CRON_TZ=Europe/Berlin 30 2 * * *",
+			last: "2026-10-25 00:30:00", now: "2026-10-25 01:30:30", missed: MissedAll},
+		{what: "a rare tick", rule: "0 0 29 2 */7",
+			last: "2004-02-29 00:00:00", now: "2032-02-28 23:59:59", missed: MissedAll},
 	} {
-		due := parsed(t, test.rule).ticksDue(at(t, "2026-06-01 00:07:00"), Tick{At: at(t, test.last)}, at(t, test.now), test.missed, test.grace)
-		if got := instants(due.Run); !slices.Equal(got, test.run) {
+		last := Tick{At: on(test.last)}
+		due := parsed(t, test.rule).ticksDue(on("00:07:00"), last, on(test.now), test.missed, test.grace)
+		if got := clocks(due.Run...); got != test.run {
 			t.Errorf("%s: runs %q, want %q", test.what, got, test.run)
 		}
 		if due.Missed.Count != test.count {
 			t.Errorf("%s: misses %d, want %d", test.what, due.Missed.Count, test.count)
 		}
-		want := []string{test.first, test.latest}
+		want := test.misses
 		if test.count == 0 {
-			want = instants([]Tick{{}, {}})
+			want = clocks(Tick{}, Tick{})
 		}
-		if got := instants([]Tick{due.Missed.First, due.Missed.Last}); !slices.Equal(got, want) {
+		if got := clocks(due.Missed.First, due.Missed.Last); got != want {
 			t.Errorf("%s: misses %q, want %q", test.what, got, want)
 		}
 	}
@@ -110,7 +122,10 @@ func TestEachTickIsRunOrMissedOnce(t *testing.T) {
 func TestAnyNumberOfMissedTicksTakesBoundedWork(t *testing.T) {
 	t.Parallel()
 	now := at(t, "2026-06-01 12:00:00")
-	for _, rule := range []string{"@every 1s", "@every 1m", "* * * * *", "CRON_TZ=America/New_York * * * * *", "CRON_TZ=Europe/Berlin * 0-22 * * *"} {
+	for _, rule := range []string{
+		"@every 1s", "@every 1m", "* * * * *",
+		"CRON_TZ=America/New_York * * * * *", "CRON_TZ=Europe/Berlin * 0-22 * * *",
+	} {
 		for _, ticks := range []int64{100_001, 100_000_000} {
 			r := parsed(t, rule)
 			interval := time.Minute
@@ -119,7 +134,8 @@ func TestAnyNumberOfMissedTicksTakesBoundedWork(t *testing.T) {
 			}
 			last := now
 			for r.ticksPassed(now, Tick{At: last}, now).Count < ticks {
-				last = last.Add(-interval * time.Duration(ticks/100)) // the rules with 23 hours and with changes of clocks need some more
+				// The rules with 23 hours and with changes of clocks need some more.
+				last = last.Add(-interval * time.Duration(ticks/100))
 			}
 			began := time.Now()
 			due := r.ticksDue(now, Tick{At: last}, now, MissedAll, 0)

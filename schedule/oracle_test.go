@@ -20,7 +20,8 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-var everyZone = flag.Bool("every-zone", false, "compare with the oracle all zones of Go's zone database, from 1880 on; takes minutes")
+var everyZone = flag.Bool("every-zone", false,
+	"compare with the oracle all zones of Go's zone database, from 1880 on; takes minutes")
 
 // The oracle is slow and obvious: it reads a clock minute for minute, and remembers all that it has shown. It shares nothing with the
 // implementation, not even the parser or what package time knows of changes of the clocks.
@@ -81,7 +82,8 @@ func newOracle(expression string) oracle {
 }
 
 func (o oracle) names(clock time.Time) bool {
-	if clock.Second() != 0 || !o.fields[0][clock.Minute()] || !o.fields[1][clock.Hour()] || !o.fields[3][int(clock.Month())] {
+	ofDay := o.fields[0][clock.Minute()] && o.fields[1][clock.Hour()]
+	if clock.Second() != 0 || !ofDay || !o.fields[3][int(clock.Month())] {
 		return false
 	}
 	ofMonth, ofWeek := o.fields[2][clock.Day()], o.fields[4][int(clock.Weekday())]
@@ -164,9 +166,11 @@ func changes(location *time.Location, from, to time.Time) (all []time.Time) {
 
 // Expressions that name what clocks leave out and repeat, at midnight, at 1, 2 and 3, in half hours, for whole days.
 var hardExpressions = []string{
-	"0 0 * * *", "30 0 * * *", "0 1 * * *", "30 1 * * *", "0 2 * * *", "30 2 * * *", "0 3 * * *", "59 23 * * *", "1 0 * * *",
-	"*/30 1-2 * * *", "15,45 0-3 * * *", "*/20 0-4 * * SUN", "0 2 1 * MON", "0 0 1 * *", "30 12 30 12 *", "5 0-22 * * *",
-	"7 */2 * * *", "*/15 0-6 * * *", "*/40,7 2 * * *", "0 0 31 DEC *", "0 0-3,21-23 * MAR-DEC *", "0 22-2/2 * * *", "30 1 */2 * THU", "0 0 1-7 * */7",
+	"0 0 * * *", "30 0 * * *", "0 1 * * *", "30 1 * * *", "0 2 * * *", "30 2 * * *", "0 3 * * *",
+	"59 23 * * *", "1 0 * * *",
+	"*/30 1-2 * * *", "15,45 0-3 * * *", "*/20 0-4 * * SUN", "0 2 1 * MON", "0 0 1 * *", "30 12 30 12 *",
+	"5 0-22 * * *", "7 */2 * * *", "*/15 0-6 * * *", "*/40,7 2 * * *", "0 0 31 DEC *",
+	"0 0-3,21-23 * MAR-DEC *", "0 22-2/2 * * *", "30 1 */2 * THU", "0 0 1-7 * */7",
 	"* * * * *", "0 * * * *", "15,45 * * * *", "20 * 1-7 * 0", "20 * * * 6", "40 * 31 10 *",
 }
 
@@ -178,10 +182,22 @@ type hardZone struct {
 // Zones that change at midnight, by half an hour, by two hours, four times a year, by a whole day, for good, or to another zone's time; with years
 // in which they do.
 var hardZones = []hardZone{
-	{"America/Santiago", 2018, 2024}, {"Africa/Cairo", 2010, 2014}, {"America/Havana", 2011, 2014}, {"Asia/Beirut", 2022, 2024},
-	{"Australia/Lord_Howe", 2023, 2025}, {"America/New_York", 2025, 2027}, {"Europe/Berlin", 2025, 2027}, {"Antarctica/Troll", 2025, 2027},
-	{"Pacific/Apia", 2010, 2013}, {"Africa/Casablanca", 2017, 2020}, {"Asia/Pyongyang", 2015, 2019}, {"America/Caracas", 2007, 2017},
-	{"Europe/Volgograd", 2018, 2021}, {"America/Metlakatla", 2015, 2020}, {"America/Ciudad_Juarez", 2022, 2024}, {"America/Indiana/Winamac", 2006, 2008},
+	{"America/Santiago", 2018, 2024},
+	{"Africa/Cairo", 2010, 2014},
+	{"America/Havana", 2011, 2014},
+	{"Asia/Beirut", 2022, 2024},
+	{"Australia/Lord_Howe", 2023, 2025},
+	{"America/New_York", 2025, 2027},
+	{"Europe/Berlin", 2025, 2027},
+	{"Antarctica/Troll", 2025, 2027},
+	{"Pacific/Apia", 2010, 2013},
+	{"Africa/Casablanca", 2017, 2020},
+	{"Asia/Pyongyang", 2015, 2019},
+	{"America/Caracas", 2007, 2017},
+	{"Europe/Volgograd", 2018, 2021},
+	{"America/Metlakatla", 2015, 2020},
+	{"America/Ciudad_Juarez", 2022, 2024},
+	{"America/Indiana/Winamac", 2006, 2008},
 }
 
 func TestCronTicksMatchOracle(t *testing.T) {
@@ -195,9 +211,11 @@ func TestCronTicksMatchOracle(t *testing.T) {
 				if len(all) == 0 {
 					t.Fatal("its clocks do not change")
 				}
-				all = append(all, changes(location, year(2039), year(2041))...) // where zone data have a rule instead of a list
+				// From 2039 on, zone data have a rule instead of a list.
+				all = append(all, changes(location, year(2039), year(2041))...)
 			}
-			for _, change := range testkit.Some(append(all, year(2041))...) { // nothing changes there, but package time returns ends of years
+			// Nothing changes in 2041, but package time returns ends of years.
+			for _, change := range testkit.Some(append(all, year(2041))...) {
 				compare(t, location, change, hardExpressions)
 			}
 			t.Logf("%d changes", len(all))
@@ -223,7 +241,8 @@ func compare(t rapid.TB, location *time.Location, change time.Time, expressions 
 		return time.Duration(seconds) * time.Second
 	}
 	reach, step := 48*time.Hour, time.Minute
-	for instant := change.Add(-2 * reach).Truncate(time.Minute); instant.Before(change.Add(reach)); instant = instant.Add(time.Hour) {
+	first, end := change.Add(-2*reach).Truncate(time.Minute), change.Add(reach)
+	for instant := first; instant.Before(end); instant = instant.Add(time.Hour) {
 		if offset(instant)%time.Minute != 0 { // before there were zones
 			step = time.Second
 		}
@@ -247,8 +266,9 @@ func compare(t rapid.TB, location *time.Location, change time.Time, expressions 
 			t.Fatalf("%s in %v around %v, backwards: %s", expressions[i], location, change, difference(got, want))
 		}
 		random := rand.New(rand.NewPCG(uint64(change.Unix()), uint64(i)))
+		some := func() time.Time { return from.Add(time.Duration(random.Int64N(int64(2 * reach)))) }
 		for range 5 {
-			a, b := from.Add(time.Duration(random.Int64N(int64(2*reach)))), from.Add(time.Duration(random.Int64N(int64(2*reach))))
+			a, b := some(), some()
 			var between []time.Time
 			for _, tick := range want {
 				if tick.After(a) && !tick.After(b) {
@@ -318,7 +338,8 @@ func zone(t rapid.TB, name string) *time.Location {
 func goZones(t *testing.T) map[string]*time.Location {
 	t.Helper()
 	root := testkit.Must(exec.CommandContext(t.Context(), "go", "env", "GOROOT").Output())(t)
-	files := testkit.Must(zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip")))(t)
+	name := filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip")
+	files := testkit.Must(zip.OpenReader(name))(t)
 	defer files.Close()
 	zones, known := make(map[string]*time.Location), make(map[string]bool)
 	for _, file := range files.File {
@@ -383,7 +404,8 @@ func TestLocalTimesRiseThoughHostsDifferInTheirZoneData(t *testing.T) {
 }
 
 func drawExpression(t *rapid.T) string {
-	return rapid.Custom(drawFields).Filter(func(text string) bool { return newOracle(text).isPossible() }).Draw(t, "expression")
+	possible := func(text string) bool { return newOracle(text).isPossible() }
+	return rapid.Custom(drawFields).Filter(possible).Draw(t, "expression")
 }
 
 func drawFields(t *rapid.T) string {
@@ -430,9 +452,12 @@ func drawZone(t *rapid.T, name string) *time.Location {
 	}
 	rule := ""
 	if rapid.Bool().Draw(t, "rule") {
-		hours, date, hour := rapid.IntRange(-12, 12), rapid.IntRange(56, 63), rapid.IntRange(0, 23) // J57 is 26 February
-		rule = fmt.Sprintf("XXX%dYYY%d,J%d/%d,J%d/%d", hours.Draw(t, "standard"), hours.Draw(t, "summer"),
-			date.Draw(t, "first date"), hour.Draw(t, "first hour"), date.Draw(t, "last date"), hour.Draw(t, "last hour"))
+		hours := rapid.IntRange(-12, 12)
+		date, hour := rapid.IntRange(56, 63), rapid.IntRange(0, 23) // J57 is 26 February
+		rule = fmt.Sprintf("XXX%dYYY%d,J%d/%d,J%d/%d",
+			hours.Draw(t, "standard"), hours.Draw(t, "summer"),
+			date.Draw(t, "first date"), hour.Draw(t, "first hour"),
+			date.Draw(t, "last date"), hour.Draw(t, "last hour"))
 	}
 	return testkit.Must(zoneOf(name, at, offsets, rule))(t)
 }

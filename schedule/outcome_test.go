@@ -40,9 +40,9 @@ func (l *ledger) settled(s *schedule.Scheduler) *ledger {
 	t.Helper()
 	now := one[time.Time](l.db, "SELECT now FROM public.test_clock")
 	should := l.should(l.begins, now)
-	testkit.Until(t, fmt.Sprintf("all %d ticks of %q until %v have their outcome", len(should), l.name, now), func() bool {
-		return one[int64](l.db, "SELECT coalesce(sum(ticks), 0)::bigint FROM pgleases.history WHERE name = $1 AND job IS NULL", l.name) >= int64(len(should))
-	})
+	what := fmt.Sprintf("all %d ticks of %q until %v have their outcome", len(should), l.name, now)
+	becomes(l.db, what, true, `SELECT coalesce(sum(ticks), 0) >= $2 FROM pgleases.history
+		WHERE name = $1 AND job IS NULL`, l.name, len(should))
 	l.entries = nil
 	for _, e := range all(t, s.History(t.Context(), l.name, 0)) {
 		if e.Job == 0 {
@@ -72,7 +72,10 @@ func (l *ledger) check(now time.Time) {
 		} else if last := ticks[len(ticks)-1]; !last.Equal(e.Until) {
 			t.Errorf("%q: the last tick of an entry is %v: %+v", l.name, last, e)
 		}
-		if ran := e.Outcome == schedule.OutcomeSucceeded || e.Outcome == schedule.OutcomeFailed || e.Outcome == schedule.OutcomeUnknown; ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
+		ran := slices.Contains([]schedule.Outcome{
+			schedule.OutcomeSucceeded, schedule.OutcomeFailed, schedule.OutcomeUnknown,
+		}, e.Outcome)
+		if ran && e.Ticks != 1 || ran != (e.Epoch > 0) {
 			t.Errorf("%q: a run of %d ticks: %+v", l.name, e.Ticks, e)
 		}
 		if e.Outcome == schedule.OutcomeSucceeded {
@@ -86,7 +89,8 @@ func (l *ledger) check(now time.Time) {
 	if should := l.should(l.begins, now); int64(len(should)) != sum {
 		t.Errorf("%q: %d ticks until %v, and %d outcomes", l.name, len(should), now, sum)
 	}
-	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"') FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
+	rows, _ := l.db.Query(context.Background(), `SELECT to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"')
+		FROM public.effects WHERE name = $1 ORDER BY at`, l.name)
 	effects := testkit.Must(pgx.CollectRows(rows, pgx.RowTo[string]))(t)
 	switch l.calls {
 	case "at least once":
@@ -150,7 +154,7 @@ func TestLostAnswerOfCommitCountsSuccess(t *testing.T) {
 			w.Times().Poll = 100 * time.Millisecond
 			books := schedule.InTx(w.Scheduler, "books", effect)
 			if told == "schedule" {
-				l := w.runs(books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+				l := w.runs(books.Add("close", args{}, hourly, missedAll))
 				w.wire.Lose(1, "schedule_close", true)
 				db.setClock(midnight.Add(3 * time.Hour))
 				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
@@ -184,9 +188,12 @@ func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 	db := newDatabase(t)
 	w := newWorker(db)
 	books := schedule.InTx(w.Scheduler, "books", effect)
-	l := w.runs(books.Add("close", args{1}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	l := w.runs(books.Add("close", args{1}, hourly, missedAll))
 	now := midnight
-	for _, text := range []string{"begin", "schedule_open", "public.effects", "schedule_close", "commit", "schedule_poll", "rollback"} {
+	texts := []string{
+		"begin", "schedule_open", "public.effects", "schedule_close", "commit", "schedule_poll", "rollback",
+	}
+	for _, text := range texts {
 		for _, after := range []bool{false, true} {
 			w.wire.Lose(1, text, after)
 			now = now.Add(3 * time.Hour)

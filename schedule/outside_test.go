@@ -21,8 +21,12 @@ import (
 
 // sent is an effect outside of the scheduler's transactions and connections.
 func (db *database) sent(r schedule.Run[args]) error {
-	return pgx.BeginFunc(context.Background(), db, func(tx pgx.Tx) error { return leave(context.Background(), tx, r.Name, r) })
+	ctx := context.Background()
+	return pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error { return leave(ctx, tx, r.Name, r) })
 }
+
+// send is a handler outside of transactions that leaves such an effect.
+func (db *database) send(_ context.Context, r schedule.Run[args]) error { return db.sent(r) }
 
 // Each statement in turn is lost, or its answer is, with the connection. Handlers with effects
 // outside are called neither too often nor too seldom.
@@ -41,10 +45,11 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 			}
 			l := newLedger(db, "send")
 			l.calls = calls
-			testkit.OK(t, k.Add("send", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+			testkit.OK(t, k.Add("send", args{}, hourly, missedAll))
 			w.run().has("send")
 			now := midnight
-			for _, text := range []string{"begin", "schedule_open", "schedule_close", "synchronous_commit", "commit\x00"} {
+			texts := []string{"begin", "schedule_open", "schedule_close", "synchronous_commit", "commit\x00"}
+			for _, text := range texts {
 				for _, after := range []bool{false, true} {
 					if text == "synchronous_commit" && calls == "at least once" {
 						continue // it is not sent
@@ -56,7 +61,8 @@ func TestCallsOutsideWhateverStatementIsLost(t *testing.T) {
 					testkit.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
 				}
 			}
-			l.expectOutcomes(outcomes{schedule.OutcomeSucceeded: int64(now.Sub(midnight) / time.Hour)}) // a run finds that it has begun itself
+			ran := int64(now.Sub(midnight) / time.Hour) // a run finds that it has begun itself
+			l.expectOutcomes(outcomes{schedule.OutcomeSucceeded: ran})
 		})
 	}
 }
@@ -73,7 +79,8 @@ func TestAnOwnerThatIsCutOffInACallOutside(t *testing.T) {
 func anOwnerThatIsCutOffInACallOutside(t *timeguard.Try) {
 	t.Brief(2 * time.Second)
 	db := newFreshDatabase(t)
-	db.exec("ALTER ROLE CURRENT_USER IN DATABASE " + one[string](db, "SELECT quote_ident(current_database())") + " SET synchronous_commit = off")
+	name := one[string](db, "SELECT quote_ident(current_database())")
+	db.exec("ALTER ROLE CURRENT_USER IN DATABASE " + name + " SET synchronous_commit = off")
 	db.exec(`CREATE TABLE public.commits (begun boolean, setting text);
 		CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			INSERT INTO public.commits VALUES (NEW.call IS NOT NULL, current_setting('synchronous_commit')); RETURN NEW; END $$;
@@ -129,7 +136,8 @@ func anOwnerThatIsCutOffInACallOutside(t *timeguard.Try) {
 	w.wire.Mend()
 	wakeUp()
 	for _, name := range []string{"mail", "pay"} {
-		wraps(t, "Guarded of one that was cut off", testkit.Receive(t, "it woke up", calls[name]).refused, pgleases.ErrNotOwner)
+		refused := testkit.Receive(t, "it woke up", calls[name]).refused
+		wraps(t, "Guarded of one that was cut off", refused, pgleases.ErrNotOwner)
 	}
 	w.close()
 	db.setClock(midnight.Add(2 * time.Hour))
@@ -138,8 +146,9 @@ func anOwnerThatIsCutOffInACallOutside(t *timeguard.Try) {
 	}
 	least.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 	most.settled(other.Scheduler).expectOutcomes(outcomes{schedule.OutcomeUnknown: 1, schedule.OutcomeSucceeded: 1})
-	expect(t, one[string](db, "SELECT string_agg(DISTINCT setting, ' ') FROM public.commits WHERE begun"), "on", "synchronous_commit before a call")
-	expect(t, one[bool](db, "SELECT count(*) > 0 FROM public.commits WHERE NOT begun"), true, "whether others were noted")
+	settings := one[string](db, "SELECT string_agg(DISTINCT setting, ' ') FROM public.commits WHERE begun")
+	expect(t, settings, "on", "synchronous_commit before a call")
+	expect(t, db.count("public.commits WHERE NOT begun") > 0, true, "whether others were noted")
 }
 
 // A partition is wanted elsewhere after the record of a call of AtMostOnce, and before the call:
@@ -156,8 +165,8 @@ func TestRecordedCallIsMadeByNextOwner(t *testing.T) {
 		END $$`)
 	start := func() *worker {
 		w := newWorker(db, schedule.WithDrainTimeout(0))
-		pay := schedule.AtMostOnce(w.Scheduler, "pay", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
-		testkit.OK(t, pay.Add("pay", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+		pay := schedule.AtMostOnce(w.Scheduler, "pay", db.send)
+		testkit.OK(t, pay.Add("pay", args{}, hourly, missedAll))
 		return w.run().has("pay")
 	}
 	l := newLedger(db, "pay")
@@ -194,7 +203,7 @@ func TestCallsOutsideThatFail(t *testing.T) {
 		}
 		return db.sent(r)
 	}
-	mail := schedule.AtLeastOnce(w.Scheduler, "mail", send, schedule.WithMaxAttempts(2, schedule.Backoff(time.Minute, time.Minute)))
+	mail := schedule.AtLeastOnce(w.Scheduler, "mail", send, tries(2, time.Minute))
 	pay := schedule.AtMostOnce(w.Scheduler, "pay", send)
 	least, most, panics := newLedger(db, "mail"), newLedger(db, "pay"), newLedger(db, "panic")
 	for _, l := range []*ledger{least, most, panics} {
@@ -217,11 +226,14 @@ func TestCallsOutsideThatFail(t *testing.T) {
 	for range 3 {
 		testkit.Receive(t, "a call", began)
 	}
-	expect(t, one[int64](db, "SELECT sum(crashes)::bigint FROM pgleases.schedules"), 0, "crashes, if no previous owner crashed")
+	crashes := one[int64](db, "SELECT sum(crashes)::bigint FROM pgleases.schedules")
+	expect(t, crashes, 0, "crashes, if no previous owner crashed")
 	w.close() // ends them at once
-	expect(t, one[string](db, "SELECT string_agg(name || ' ' || outcome, ', ' ORDER BY name) FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'"), "panic failed, pay unknown", "outcomes of what was asked to end")
+	ended := one[string](db, `SELECT string_agg(name || ' ' || outcome, ', ' ORDER BY name)
+		FROM pgleases.history WHERE until = '2026-03-02 02:00 UTC'`)
+	expect(t, ended, "panic failed, pay unknown", "outcomes of what was asked to end")
 	next := newWorker(db)
-	schedule.AtLeastOnce(next.Scheduler, "mail", func(_ context.Context, r schedule.Run[args]) error { return db.sent(r) })
+	schedule.AtLeastOnce(next.Scheduler, "mail", db.send)
 	next.run()
 	least.settled(next.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 2})
 }
@@ -251,7 +263,8 @@ func TestJobsOutside(t *testing.T) {
 		t.Errorf("two jobs have the key %s", a)
 	}
 	j := w.outcome(testkit.Must(slow.Enqueue(t.Context(), ""))(t))
-	expect(t, fmt.Sprint(j.Outcome, ": ", j.Error), "unknown: schedule: the run took longer than its timeout: context deadline exceeded", "outcome after the timeout")
+	expect(t, j.Outcome, schedule.OutcomeUnknown, "outcome after the timeout")
+	expect(t, j.Error, "schedule: the run took longer than its timeout: context deadline exceeded", "its error")
 	c := testkit.Must(books.Enqueue(t.Context(), "c"))(t)
 	if j := w.outcome(c); !strings.Contains(j.Error, "Guarded is for") {
 		t.Errorf("Guarded in a transaction: %s", j.Error)
@@ -301,20 +314,22 @@ func TestIdempotencyKeyOfReusedID(t *testing.T) {
 		return id, key
 	}
 	id, key := send()
-	db.exec(fmt.Sprintf("DELETE FROM pgleases.history; SELECT setval(pg_get_serial_sequence('pgleases.jobs', 'id'), %d, false)", id))
+	db.exec(fmt.Sprintf(`DELETE FROM pgleases.history;
+		SELECT setval(pg_get_serial_sequence('pgleases.jobs', 'id'), %d, false)`, id))
 	again, other := send()
 	expect(t, again, id, "id after the failover")
 	if other == key {
 		t.Errorf("two jobs have the key %s", key)
 	}
-	testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.OnConflictReject), schedule.WithDelay(time.Hour)))(t)
+	testkit.Must(mail.Enqueue(t.Context(), "", rejecting("u"), schedule.WithDelay(time.Hour)))(t)
 	db.exec("CREATE TABLE pgleases.saved AS SELECT * FROM pgleases.jobs")
 	replace := func() string {
-		w.outcome(testkit.Must(mail.Enqueue(t.Context(), "", schedule.WithUnique("u", schedule.OnConflictReplace)))(t))
+		w.outcome(testkit.Must(mail.Enqueue(t.Context(), "", replacing("u")))(t))
 		return testkit.Receive(t, "what replaces it is called", keys)
 	}
 	key = replace()
-	db.exec("DELETE FROM pgleases.history; INSERT INTO pgleases.jobs OVERRIDING SYSTEM VALUE SELECT * FROM pgleases.saved")
+	db.exec(`DELETE FROM pgleases.history;
+		INSERT INTO pgleases.jobs OVERRIDING SYSTEM VALUE SELECT * FROM pgleases.saved`)
 	if other := replace(); other == key {
 		t.Errorf("after a failover, two replacements have the key %s", key)
 	}
@@ -387,7 +402,8 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 		}
 		return nil
 	})
-	itself := schedule.InTx(w.Scheduler, "itself", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error { return w.Cancel(ctx, r.Job) })
+	cancel := func(ctx context.Context, r schedule.Run[args]) error { return w.Cancel(ctx, r.Job) }
+	itself := schedule.InTx(w.Scheduler, "itself", inside(cancel))
 	testkit.OK(t, pay.Put(t.Context(), "close", args{}, hourly))
 	id := testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
@@ -404,7 +420,8 @@ func TestDeletedDuringCallIsNoError(t *testing.T) {
 	// a poll may tell of the cancellation before the end of the run does
 	lines := log.count("not committed, it was changed meanwhile") + log.count("run canceled")
 	expect(t, lines >= 1, true, "a line of a run that canceled itself")
-	expect(t, one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history"), "canceled canceled canceled", "outcomes")
+	became := one[string](db, "SELECT string_agg(outcome, ' ') FROM pgleases.history")
+	expect(t, became, "canceled canceled canceled", "outcomes")
 }
 
 func TestGuardedRefusesANilFunction(t *testing.T) {
@@ -437,7 +454,8 @@ func TestLostAnswerToAnOutcomeIsLogged(t *testing.T) {
 	id := testkit.Must(pay.Enqueue(t.Context(), args{}))(t)
 	w.run()
 	expect(t, w.outcome(id).Outcome, schedule.OutcomeFailed, "outcome")
-	testkit.Until(t, "it is logged", func() bool { return log.count("outcome perhaps recorded, its answer was lost") == 1 })
+	const line = "outcome perhaps recorded, its answer was lost"
+	testkit.Until(t, "it is logged", func() bool { return log.count(line) == 1 })
 	expect(t, log.count(`failure="no money"`), 1, "lines with the error of the handler")
 	w.end()
 }
@@ -509,27 +527,25 @@ func TestDeployRepeatsNoCallOfAtMostOnce(t *testing.T) {
 			db := newDatabase(t)
 			began := make(chan struct{}, 1)
 			first := newWorker(db)
-			testkit.OK(t, schedule.AtMostOnce(first.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error {
+			pay := schedule.AtMostOnce(first.Scheduler, "pay", func(ctx context.Context, _ schedule.Run[args]) error {
 				began <- struct{}{}
 				<-ctx.Done()
 				return ctx.Err()
-			}).Add("pay", args{}, hourly))
+			})
+			testkit.OK(t, pay.Add("pay", args{}, hourly))
 			first.run().has("pay")
 			db.setClock(midnight.Add(time.Hour))
 			testkit.Receive(t, "a call", began)
 			first.crash()
 			next := newWorker(db)
-			called := func() error { t.Error("it was called again"); return nil }
-			if now == "InTx" {
-				kind := schedule.InTx(next.Scheduler, "pay", func(context.Context, pgx.Tx, schedule.Run[args]) error { return called() })
-				testkit.OK(t, kind.Add("pay", args{}, hourly))
-			} else {
-				kind := schedule.AtLeastOnce(next.Scheduler, "pay", func(context.Context, schedule.Run[args]) error { return called() })
-				testkit.OK(t, kind.Add("pay", args{}, hourly))
+			called := func(context.Context, schedule.Run[args]) error {
+				t.Error("it was called again")
+				return nil
 			}
+			testkit.OK(t, register(next, now, "pay", called).Add("pay", args{}, hourly))
 			next.run()
-			becomes(db, "its outcome is unknown", 1, "SELECT count(*) FROM pgleases.history WHERE name = 'pay' AND outcome = 'unknown'")
-			expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 1, "outcomes")
+			counts(db, "its outcome is unknown", 1, "pgleases.history WHERE name = 'pay' AND outcome = 'unknown'")
+			expect(t, db.count("pgleases.history"), 1, "outcomes")
 			first.wire.Mend()
 		})
 	}

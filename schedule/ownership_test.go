@@ -32,7 +32,7 @@ func TestOwnerChangesKeepOutcomesExact(t *testing.T) {
 			return effect(ctx, tx, r)
 		}, schedule.WithIdleTimeout(time.Second))
 		for i := range schedules {
-			testkit.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithOverlap(schedule.OverlapBuffer)))
+			testkit.OK(t, books.Add(fmt.Sprint("close ", i), args{i}, hourly, missedAll, buffered))
 		}
 		return w.run()
 	}
@@ -82,7 +82,8 @@ func TestNobodyOwnsThePartitionOfARunThatIsUnderWay(t *testing.T) {
 	w := newWorker(db)
 	took := make(chan error, 1)
 	books := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-		_, err := db.Exec(ctx, "SELECT FROM pgleases.partitions WHERE partition = $1 FOR UPDATE NOWAIT", r.Partition) // as a takeover does
+		// As a takeover does:
+		_, err := db.Exec(ctx, "SELECT FROM pgleases.partitions WHERE partition = $1 FOR UPDATE NOWAIT", r.Partition)
 		took <- err
 		return effect(ctx, tx, r)
 	})
@@ -122,12 +123,13 @@ func aFrozenHandlerDoesNotCommit(t *timeguard.Try) {
 		}
 		return err
 	}, schedule.WithIdleTimeout(200*time.Millisecond))
-	l := w.runs(books.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	l := w.runs(books.Add("close", args{}, hourly, missedAll))
 	db.setClock(midnight.Add(time.Hour))
 	testkit.Receive(t, "the handler runs", frozen)
 	w.wire.Cut() // it hears nothing more
 	other := newWorker(db)
-	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+	others := schedule.InTx(other.Scheduler, "books", effect)
+	testkit.OK(t, others.Add("close", args{}, hourly, missedAll))
 	other.run()
 	l.settled(other.Scheduler)
 	w.wire.Mend()
@@ -154,11 +156,14 @@ func TestARunOfAnEndedOwnershipDoesNotBegin(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler) // the first run in a partition has a guard of its own
 	before := testkit.Receive(t, "it ran", ran)
-	rollbacks := one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+	rolledBack := func() int64 {
+		return one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()")
+	}
+	rollbacks := rolledBack()
 	db.exec("UPDATE pgleases.partitions SET epoch = epoch + 100") // of another owner
 	db.setClock(midnight.Add(2 * time.Hour))
 	testkit.Until(t, "it was refused, or had heard already", func() bool {
-		return len(ran) > 0 || one[int64](db, "SELECT xact_rollback FROM pg_stat_database WHERE datname = current_database()") > rollbacks
+		return len(ran) > 0 || rolledBack() > rollbacks
 	})
 	db.exec("UPDATE pgleases.leases SET generation = generation + 1") // now it hears
 	l.settled(w.Scheduler)
@@ -183,7 +188,9 @@ func TestAStatementOfADeadProcessHoldsNobodyUp(t *testing.T) {
 	l := w.runs(k.Add("close", args{}, hourly))
 	db.setClock(midnight.Add(time.Hour))
 	testkit.Receive(t, "the handler runs", began)
-	becomes(db, "its statement runs", true, "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND state = 'active' AND query = 'SELECT pg_sleep(60)')")
+	testkit.Until(t, "its statement runs", func() bool {
+		return db.sessions("state = 'active' AND query = 'SELECT pg_sleep(60)'") > 0
+	})
 	w.crash()
 	other := newWorker(db)
 	testkit.OK(t, schedule.InTx(other.Scheduler, "books", effect).Add("close", args{}, hourly))
@@ -302,18 +309,17 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	}
 	testkit.OK(t, lock(high))
 	held := db.begin("LOCK TABLE pgleases.schedule_owners IN EXCLUSIVE MODE")
-	waits := func() bool {
-		return one[bool](db, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE '%schedule_end%')`)
-	}
+	waits := func() bool { return db.sessions("wait_event_type = 'Lock' AND query LIKE '%schedule_end%'") > 0 }
 	w.stop()
 	testkit.Until(t, "a partition is being closed", waits)
 	close(let)
-	testkit.Until(t, "the others are to be closed, too", func() bool { // together, as far as they are: but for these two, no transaction is left
-		return one[int](db, "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND state = 'idle in transaction'") == 2
+	// Together, as far as they are: but for these two, no transaction is left.
+	testkit.Until(t, "the others are to be closed, too", func() bool {
+		return db.sessions("state = 'idle in transaction'") == 2
 	})
 	testkit.OK(t, held.Rollback(t.Context()))
 	testkit.Until(t, "that of the other schedule is being closed", func() bool {
-		return one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE begun > ended") < 3 && waits()
+		return db.count("pgleases.schedule_owners WHERE begun > ended") < 3 && waits()
 	})
 	testkit.Must(edit.Exec(t.Context(), "SET LOCAL deadlock_timeout = '10ms'"))(t)
 	if err := lock(low); err != nil {
@@ -323,14 +329,16 @@ func TestAnEditIsBrokenOffByNoProcessThatCloses(t *testing.T) {
 	testkit.Receive(t, "Run ends", w.ended)
 	w.stop = nil
 	expect(t, crashes(), 0, "crashes, after all was closed")
-	expect(t, one[int](db, "SELECT count(*) FROM pgleases.schedule_owners WHERE begun > ended"), 0, "partitions whose owner seems to have crashed")
+	begun := db.count("pgleases.schedule_owners WHERE begun > ended")
+	expect(t, begun, 0, "partitions whose owner seems to have crashed")
 }
 
 // A process that ends keeps the partitions with runs, and no other.
 func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	begun, end, handler := halting(nil, func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error { return ctx.Err() })
+	ends := func(ctx context.Context, _ schedule.Run[args]) error { return ctx.Err() }
+	begun, end, handler := halting(nil, inside(ends))
 	start := func() *worker {
 		w := newWorker(db, schedule.WithDrainTimeout(time.Minute))
 		k := schedule.InTx(w.Scheduler, "books", handler)
@@ -342,15 +350,17 @@ func TestWhoEndsKeepsOnlyThePartitionsOfItsRuns(t *testing.T) {
 	kept := testkit.Receive(t, "it runs", begun).Partition
 	start()
 	ending.stop()
-	becomes(db, "the others are owned by the other", 3, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
-	expect(t, one[int](db, "SELECT partition FROM pgleases.partitions WHERE owner_id = $1", ending.client.ID()), kept, "partition of the run")
+	const others = "pgleases.partitions WHERE owner_id <> $1"
+	counts(db, "the others are owned by the other", 3, others, ending.client.ID())
+	its := one[int](db, "SELECT partition FROM pgleases.partitions WHERE owner_id = $1", ending.client.ID())
+	expect(t, its, kept, "partition of the run")
 	close(end)
 	if err := testkit.Receive(t, "it ends", ending.ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("Run returned %v, not the end of its context", err)
 	}
 	ending.ended <- nil // for close
-	becomes(db, "all are owned by the other", 4, "SELECT count(*) FROM pgleases.partitions WHERE owner_id <> $1", ending.client.ID())
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'"), 1, "runs that are done")
+	counts(db, "all are owned by the other", 4, others, ending.client.ID())
+	expect(t, db.count("pgleases.history WHERE outcome = 'succeeded'"), 1, "runs that are done")
 }
 
 // The application closes the pool too early: Run ends, so that another process gets the partitions.
@@ -358,14 +368,18 @@ func TestRunEndsWithItsPool(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	closing := schedule.AtMostOnce(w.Scheduler, "closing", func(context.Context, schedule.Run[args]) error { w.pool.Close(); return nil })
+	closes := func(context.Context, schedule.Run[args]) error {
+		w.pool.Close()
+		return nil
+	}
+	closing := schedule.AtMostOnce(w.Scheduler, "closing", closes)
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
 	go func() { w.ended <- w.Run(ctx) }()
 	testkit.Must(closing.Enqueue(t.Context(), args{}))(t)
 	err := testkit.Receive(t, "Run ends", w.ended)
 	contains(t, err, "the pool is closed: closed pool; close it after Run has returned")
-	becomes(db, "its partitions are free", 0, "SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL")
+	counts(db, "its partitions are free", 0, "pgleases.partitions WHERE owner IS NOT NULL")
 }
 
 // A run that its process does not finish, because it stops or has lost the partition, is no attempt.
@@ -373,27 +387,30 @@ func TestRunEndsWithItsPool(t *testing.T) {
 func TestBrokenOffRunIsLogged(t *testing.T) {
 	t.Parallel()
 	evict := func(w *worker) { w.db.exec("SELECT pgleases.evict_client('" + w.client.ID() + "', 'for this test')") }
+	brokenOff := func(cause string) string {
+		return `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="` + cause
+	}
 	for name, c := range map[string]struct {
-		end    func(*worker)
-		line   string // where %d is the job
-		fails  bool   // what the handler does when its context ends
-		inside bool
+		end   func(*worker)
+		line  string // where %d is the job
+		fails bool   // what the handler does when its context ends
+		with  string
 	}{
-		"stopped in a transaction": {
-			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="the run did not end in time`, true, true,
+		"stopped in a transaction": {(*worker).end, brokenOff("the run did not end in time"), true, "InTx"},
+		"stopped outside of one":   {(*worker).end, brokenOff("the run did not end in time"), true, "AtLeastOnce"},
+		"evicted in a transaction": {evict, brokenOff("trust in .*evicted"), true, "InTx"},
+		"evicted after its success": {
+			evict,
+			`msg="schedule: outcome not recorded, run repeated" .*job=%d .*kind=books .*error="trust in .*evicted`,
+			false, "AtLeastOnce",
 		},
-		"stopped outside of one": {
-			(*worker).end, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="the run did not end in time`, true, false,
-		},
-		"evicted in a transaction":  {evict, `msg="schedule: run broken off, repeated" .*job=%d .*kind=books .*cause="trust in .*evicted`, true, true},
-		"evicted after its success": {evict, `msg="schedule: outcome not recorded, run repeated" .*job=%d .*kind=books .*error="trust in .*evicted`, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db, log := newDatabase(t), new(lines)
 			w := newWorker(db, schedule.WithDrainTimeout(10*time.Millisecond), log.option())
 			began := make(chan struct{}, 1)
-			work := func(ctx context.Context) error {
+			work := func(ctx context.Context, _ schedule.Run[args]) error {
 				began <- struct{}{}
 				<-ctx.Done()
 				if c.fails {
@@ -401,12 +418,7 @@ func TestBrokenOffRunIsLogged(t *testing.T) {
 				}
 				return nil
 			}
-			books := (*schedule.Kind[args])(nil)
-			if c.inside {
-				books = schedule.InTx(w.Scheduler, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error { return work(ctx) })
-			} else {
-				books = schedule.AtLeastOnce(w.Scheduler, "books", func(ctx context.Context, _ schedule.Run[args]) error { return work(ctx) })
-			}
+			books := register(w, c.with, "books", work)
 			w.run()
 			id := testkit.Must(books.Enqueue(t.Context(), args{}))(t)
 			testkit.Receive(t, "it runs", began)
@@ -435,29 +447,32 @@ func TestRunBrokenOffDuringItsCommit(t *testing.T) {
 			w := newWorker(db, schedule.WithDrainTimeout(10*time.Millisecond), log.option())
 			began, ended, lose := make(chan struct{}, 1), make(chan struct{}, 1), func() {}
 			// a run of the same ownership, whose context ends with it
-			beside := schedule.InTx(w.Scheduler, "beside", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
+			wait := func(ctx context.Context, _ schedule.Run[args]) error {
 				began <- struct{}{}
 				<-ctx.Done()
 				ended <- struct{}{}
 				return ctx.Err()
-			})
+			}
+			beside := schedule.InTx(w.Scheduler, "beside", inside(wait))
 			books := schedule.InTx(w.Scheduler, "books", func(context.Context, pgx.Tx, schedule.Run[args]) error {
 				lose = w.wire.LoseLate("commit\x00")
 				return nil
 			})
-			keys := one[[]string](db, "SELECT array_agg(k::text) FROM generate_series(1, 100) AS k WHERE pgleases.partition_for(k::text, 4) = 0")
+			keys := one[[]string](db, `SELECT array_agg(k::text) FROM generate_series(1, 100) AS k
+				WHERE pgleases.partition_for(k::text, 4) = 0`)
 			testkit.OK(t, books.Put(t.Context(), "close", args{}, hourly, schedule.WithKey(keys[1])))
 			w.run()
 			testkit.Must(beside.Enqueue(t.Context(), args{}, schedule.WithJobKey(keys[0])))(t)
 			testkit.Receive(t, "the other runs", began)
 			db.setClock(midnight.Add(time.Hour))
-			becomes(db, "it is committed", 1, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			counts(db, "it is committed", 1, "pgleases.history WHERE outcome = 'succeeded'")
 			end(w)
 			testkit.Receive(t, "the ownership ends", ended)
 			lose()
 			testkit.Receive(t, "Run ends", w.ended)
 			w.stop = nil
-			line := regexp.MustCompile(`msg="schedule: run broken off during its commit, perhaps committed" .*kind=books .*name=close .*cause=`)
+			const perhaps = `run broken off during its commit, perhaps committed" .*kind=books .*name=close .*cause=`
+			line := regexp.MustCompile(`msg="schedule: ` + perhaps)
 			if log.matches(line) != 1 || log.matches(regexp.MustCompile(`repeated" .*kind=books`)) != 0 {
 				t.Errorf("want one line %s in\n%s", line, log.buf.String())
 			}

@@ -20,7 +20,7 @@ func TestUnrecordedOutcomeSlowsItsRunDown(t *testing.T) {
 	out := schedule.AtLeastOnce(w.Scheduler, "out", func(context.Context, schedule.Run[args]) error {
 		called.Add(1)
 		return nil
-	}, schedule.WithMaxAttempts(1, schedule.Backoff(time.Second, time.Second)))
+	}, tries(1, time.Second))
 	db.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END';
 		CREATE TRIGGER refuse BEFORE INSERT ON pgleases.history FOR EACH ROW EXECUTE FUNCTION public.refuse()`)
 	since := time.Now()
@@ -34,7 +34,8 @@ func TestUnrecordedOutcomeSlowsItsRunDown(t *testing.T) {
 	if calls > most {
 		t.Errorf("a handler was called %d times, not %d at most", calls, most)
 	}
-	testkit.Until(t, "the remedy is named", func() bool { return log.count("such as a trigger on the table history") > 0 })
+	const remedy = "such as a trigger on the table history"
+	testkit.Until(t, "the remedy is named", func() bool { return log.count(remedy) > 0 })
 	db.exec("DROP TRIGGER refuse ON pgleases.history")
 	j := w.outcome(id)
 	expect(t, j.Outcome, schedule.OutcomeSucceeded, "outcome")

@@ -83,7 +83,7 @@ type scene struct {
 const hoursOfPictures = 8
 
 var pictures = map[string]picture{
-	"missed": {away: [2]time.Duration{90 * time.Minute, 5*time.Hour + 20*time.Minute}, what: "no process", scenes: []scene{
+	"missed": {away: [2]time.Duration{90 * time.Minute, 320 * time.Minute}, what: "no process", scenes: []scene{
 		{label: "MissedLatest, the default"},
 		{label: "MissedLatest, WithGrace(10 * time.Minute)", policy: policy{Grace: 10 * time.Minute}},
 		{label: "MissedNone", policy: policy{Missed: MissedNone}},
@@ -154,7 +154,8 @@ type playedRun struct {
 func (s scene) play(t *testing.T, p picture) *play {
 	t.Helper()
 	start := midnight.Add(-30 * time.Minute)
-	r := &scheduleRow{row: row{Name: "s", Rule: "CRON_TZ=UTC 0 * * * *"}, Anchor: start, Cursor: start, Policy: s.policy}
+	r := &scheduleRow{row: row{Name: "s", Rule: "CRON_TZ=UTC 0 * * * *"}, Policy: s.policy}
+	r.Anchor, r.Cursor = start, start
 	out := &play{scene: s, now: start, scheduleRow: r}
 	out.limits.attempts = max(1, s.limits.attempts)
 	out.Due = out.next(testkit.Must(Parse(out.Rule))(t))
@@ -197,7 +198,8 @@ func (p *play) endAway(t *testing.T, at time.Time) {
 // cancel does what an edit does to the ticks that it cancels.
 func (p *play) cancel(c canceled) {
 	if c.ticks > 0 {
-		p.outcomes = append(p.outcomes, newEntry{Since: p.Cursor, Until: c.last, Ticks: c.ticks, Outcome: OutcomeCanceled})
+		entry := newEntry{Since: p.Cursor, Until: c.last, Ticks: c.ticks, Outcome: OutcomeCanceled}
+		p.outcomes = append(p.outcomes, entry)
 	}
 	p.Cursor, p.CursorLocal, p.Trying = c.until, nil, nil
 }
@@ -356,7 +358,8 @@ func (p *play) draw(t *testing.T, b *strings.Builder, y int, shown map[Outcome]b
 		}
 		from, until := xOf(r.from), xOf(r.until)
 		fmt.Fprintf(b, `<path class="line" d="M%.1f %d L%.1f %d"/>`, xOf(r.tick), y+14, from, y+26)
-		fmt.Fprintf(b, `<rect class="%s" x="%.1f" y="%d" width="%.1f" height="12" rx="3">`, class, from, y+26, until-from)
+		fmt.Fprintf(b, `<rect class="%s" x="%.1f" y="%d" width="%.1f" height="12" rx="3">`,
+			class, from, y+26, until-from)
 		fmt.Fprintf(b, "<title>the tick of %s %s</title></rect>\n", clockTime(r.tick), what)
 	}
 	ticks := p.ticks(t)

@@ -24,8 +24,11 @@ func watched() *planner {
 }
 
 // numbered returns a job that is due.
-func numbered(id int64) item {
-	return item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", DueMicro: time.Now().UnixMicro()}
+func numbered(id int64) item { return jobOf(id, "mail", time.Now()) }
+
+// jobOf returns a job with a key of its own.
+func jobOf(id int64, kind string, due time.Time) item {
+	return item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: kind, DueMicro: due.UnixMicro()}
 }
 
 // The age of the oldest run is that of the one that began first, of those that are under way.
@@ -73,8 +76,9 @@ func TestSlowRunsAreCountedByWhatTheyWaitFor(t *testing.T) {
 		t.Helper()
 		p.countSlow()
 		s := p.s.Stats()
-		if s.SlowByTimeout != timeout || s.SlowByLock != lock || s.SlowByConnection != connection {
-			t.Errorf("%d, %d and %d, want %d, %d and %d", s.SlowByTimeout, s.SlowByLock, s.SlowByConnection, timeout, lock, connection)
+		slow := [3]int{s.SlowByTimeout, s.SlowByLock, s.SlowByConnection}
+		if want := [3]int{timeout, lock, connection}; slow != want {
+			t.Errorf("%v are slow, want %v", slow, want)
 		}
 	}
 	expect(0, 0, 0)
@@ -119,9 +123,10 @@ func TestEndOfSlowRunsIsLoggedOnce(t *testing.T) {
 		}
 		expect := func(began, ended int, with string) {
 			t.Helper()
-			is := [2]int{strings.Count(log.String(), "runs slowed down"), strings.Count(log.String(), "runs no longer slowed down")}
-			if is != [2]int{began, ended} || !strings.Contains(log.String(), with) {
-				t.Errorf("logged %d times that it begins, and %d times that it ends, not %d and %d, with %q: %s", is[0], is[1], began, ended, with, log.String())
+			text := log.String()
+			is := [2]int{strings.Count(text, "runs slowed down"), strings.Count(text, "runs no longer slowed down")}
+			if want := [2]int{began, ended}; is != want || !strings.Contains(text, with) {
+				t.Errorf("logged begins and ends: %v, not %v with %q: %s", is, want, with, text)
 			}
 			log.Reset()
 		}
@@ -155,8 +160,8 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 		end(3, nil)
 		end(4, nil)
 		const ended = `level=INFO msg="schedule: pause of a kind ended" kind=mail for=30s`
-		paused := strings.Count(log.String(), "kind paused")
-		if paused != 1 || strings.Count(log.String(), "pause of a kind ended") != 1 || !strings.Contains(log.String(), ended) {
+		paused, ends := strings.Count(log.String(), "kind paused"), strings.Count(log.String(), "pause of a kind ended")
+		if paused != 1 || ends != 1 || !strings.Contains(log.String(), ended) {
 			t.Errorf("logged %s, want the pause once, and once %q", log.String(), ended)
 		}
 		log.Reset()
@@ -168,9 +173,9 @@ func TestEndOfPauseOfKindIsLoggedOnce(t *testing.T) {
 		}
 		time.Sleep(2 * logqueue.JoinedFor)
 		synctest.Wait()
-		const joined = `msg="schedule: kind paused, no attempt is counted" kind=mail lines=3 error="no mail server"` + "\n"
+		const joined = `msg="schedule: kind paused, no attempt is counted" kind=mail lines=3 error="no mail server"`
 		begun, all := strings.Count(log.String(), "kind paused"), strings.Count(log.String(), "\n")
-		if begun != 2 || all != 4 || !strings.Contains(log.String(), joined) {
+		if begun != 2 || all != 4 || !strings.Contains(log.String(), joined+"\n") {
 			t.Errorf("logged %s, want four lines with %q", log.String(), joined)
 		}
 	})

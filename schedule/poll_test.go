@@ -17,8 +17,10 @@ func TestDormantSchedulesCostLittle(t *testing.T) {
 	db := newDirectDatabase(t)
 	const dormant, polls, every = 20_000, 10, 200 * time.Millisecond
 	first := newWorker(db)
-	testkit.OK(t, schedule.InTx(first.Scheduler, "books", effect).Put(t.Context(), "0", args{}, schedule.Cron("0 0 1 1 *", "UTC")))
-	db.exec(`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered)
+	rarest := schedule.Cron("0 0 1 1 *", "UTC")
+	testkit.OK(t, schedule.InTx(first.Scheduler, "books", effect).Put(t.Context(), "0", args{}, rarest))
+	db.exec(`INSERT INTO pgleases.schedules (group_name, name, key, partition, kind, args, rule, anchor,
+			declared, cursor, due, revision, registered)
 		SELECT group_name, n, n, n % 4, kind, args, rule, anchor, declared, cursor, due, revision, registered
 		FROM pgleases.schedules, generate_series(1, ` + fmt.Sprint(dormant) + `) AS n`)
 	db.exec("VACUUM ANALYZE pgleases.schedules")
@@ -55,11 +57,13 @@ func TestPollReadsLittleOfABacklog(t *testing.T) {
 	reads := func(priorities, runs int) (rows, answered int) {
 		t.Helper()
 		testkit.Must(tx.Exec(t.Context(), `TRUNCATE pgleases.jobs`))(t)
-		testkit.Must(tx.Exec(t.Context(), `INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+		testkit.Must(tx.Exec(t.Context(), `INSERT INTO pgleases.jobs
+				(group_name, key, partition, kind, name, trigger, args, priority, at, due)
 			SELECT 'tests', concat_ws(' ', p, b, n), p, 'mail', '', 'job', '{}', b, t, t
 			FROM generate_series(0, $1::int - 1) AS p, generate_series(4 - $2::int, 3) AS b, generate_series(1, $3::int) AS n,
 				LATERAL (SELECT pgleases.schedule_clock() - interval '1 hour' + n * interval '1 second') AS l (t)`, partitions, priorities, each))(t)
-		const sum = "SELECT coalesce(sum(idx_tup_fetch + seq_tup_read), 0)::int FROM pg_stat_xact_user_tables WHERE relid = 'pgleases.jobs'::regclass"
+		const sum = `SELECT coalesce(sum(idx_tup_fetch + seq_tup_read), 0)::int
+			FROM pg_stat_xact_user_tables WHERE relid = 'pgleases.jobs'::regclass`
 		var before, after int
 		testkit.OK(t, tx.QueryRow(t.Context(), sum).Scan(&before))
 		most, few, total := schedule.AskedFor(partitions, runs)
@@ -72,7 +76,8 @@ func TestPollReadsLittleOfABacklog(t *testing.T) {
 	idle, _ := reads(4, 8)
 	one, answered := reads(1, 304)
 	four, ofFour := reads(4, 304)
-	t.Logf("a poll reads %d rows; with 304 runs %d of one priority and %d of four, and returns %d and %d", idle, one, four, answered, ofFour)
+	t.Logf("a poll reads %d rows; with 304 runs %d of one priority and %d of four, and returns %d and %d",
+		idle, one, four, answered, ofFour)
 	if one < 304 || four > one*3/2 || four > idle+3*304/2 {
 		t.Errorf("a poll reads %d rows of four priorities, of one %d, with fewer runs %d", four, one, idle)
 	}

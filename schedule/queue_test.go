@@ -73,7 +73,8 @@ func TestNothingBeginsBesideASuspect(t *testing.T) {
 	q := newQueue(&defaultTimings, func() int { return 10 }, func(string) int { return 0 })
 	now := processStart
 	for n := range int64(2) {
-		it := item{subject: subject{ID: n, Job: true}, Key: string(rune('a' + n)), DueMicro: now.UnixMicro() + n, Crashes: int(1 - n)}
+		it := jobOf(n, "", now.Add(time.Duration(n)*time.Microsecond))
+		it.Crashes = int(1 - n)
 		q.insert(finish{it, result{again: &it}})
 	}
 	now = now.Add(time.Second)
@@ -171,7 +172,8 @@ func TestItemsToComeLeaveTheQueueShort(t *testing.T) {
 		q.insert(finish{it, result{again: &it}})
 	}
 	if !q.short(now) || q.short(now.Add(time.Second)) {
-		t.Errorf("short before the items are due: %v, then %v; want true, false", q.short(now), q.short(now.Add(time.Second)))
+		t.Errorf("short before the items are due: %v, then %v; want true, false",
+			q.short(now), q.short(now.Add(time.Second)))
 	}
 }
 
@@ -265,7 +267,7 @@ func TestDoubtOfKindEndsByItself(t *testing.T) {
 	q := newQueue(&defaultTimings, func() int { return 4 }, func(string) int { return 0 })
 	now, ends := processStart, make(map[subject]time.Time)
 	insert := func(id int64, due time.Time) {
-		it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", DueMicro: due.UnixMicro()}
+		it := jobOf(id, "mail", due)
 		q.insert(finish{it, result{again: &it}})
 	}
 	const unreadable, hangs = 0, 2 // the first IDs
@@ -310,7 +312,8 @@ func TestIllItemsThatAreGoneAreForgotten(t *testing.T) {
 	q := newQueue(&defaultTimings, func() int { return 4 }, func(string) int { return 0 })
 	now := processStart
 	for id := range int64(4) {
-		it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", Partition: int(id), DueMicro: now.UnixMicro()}
+		it := jobOf(id, "mail", now)
+		it.Partition = int(id)
 		r := result{outcome: stepped, slow: true, why: worker.TimedOut}
 		if id == 1 {
 			r.again = &it
@@ -339,7 +342,7 @@ func TestOutageOfKindIsTriedByOneJob(t *testing.T) {
 	now, ends, id := processStart, make(map[subject]time.Time), int64(0)
 	insert := func(kind string) {
 		id++
-		it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: kind, DueMicro: now.UnixMicro()}
+		it := jobOf(id, kind, now)
 		q.insert(finish{it, result{again: &it}})
 	}
 	for range 1000 {
@@ -393,7 +396,7 @@ func TestHungHandlerDoesNotProlongOutage(t *testing.T) {
 			q := newQueue(&defaultTimings, func() int { return 10 }, func(string) int { return 0 })
 			now, ran := processStart, 0
 			insert := func(id int64) {
-				it := item{subject: subject{ID: id, Job: true}, Key: fmt.Sprint(id), Kind: "mail", DueMicro: now.UnixMicro()}
+				it := jobOf(id, "mail", now)
 				q.insert(finish{it, result{again: &it}})
 			}
 			if hangs == 1 {
@@ -449,7 +452,7 @@ func TestOverdueRunsGiveTheirPlaces(t *testing.T) {
 	q := newQueue(&defaultTimings, func() int { return places }, func(string) int { return 0 })
 	now := processStart
 	for n := range int64(30) {
-		it := item{subject: subject{ID: n, Job: true}, Key: fmt.Sprint(n), Kind: "deaf", DueMicro: now.UnixMicro()}
+		it := jobOf(n, "deaf", now)
 		q.insert(finish{it, result{again: &it}})
 	}
 	begin := func() (all []item) {

@@ -48,7 +48,7 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 	}
 	twice, thrice := kind("twice", 2), kind("thrice", 3)
 	testkit.OK(t, twice.Put(t.Context(), "skip", args{}, hourly))
-	testkit.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, schedule.WithOverlap(schedule.OverlapBuffer), schedule.WithMissed(schedule.MissedAll)))
+	testkit.OK(t, twice.Put(t.Context(), "buffer", args{}, hourly, buffered, missedAll))
 	testkit.OK(t, thrice.Put(t.Context(), "failing", args{}, hourly))
 	names := []string{"skip", "buffer", "failing"}
 	ledgers := make(map[string]*ledger)
@@ -70,7 +70,8 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 			s := waitsForRetry(w, name, attempt)
 			expect(t, s.Error, fmt.Sprintf("no paper, %d", attempt), "error of "+name)
 			pause := []time.Duration{50 * time.Minute, 80 * time.Minute}[attempt-1]
-			if s.Due.Before(now.Add(pause)) || s.Due.After(now.Add(pause/10*11+time.Minute)) { // a run takes its time too
+			latestStart := now.Add(pause/10*11 + time.Minute) // a run takes its time too
+			if s.Due.Before(now.Add(pause)) || s.Due.After(latestStart) {
 				t.Fatalf("%s is tried again at %v, %v after its run", name, s.Due, s.Due.Sub(now))
 			}
 			soonest = when.Earlier(soonest, s.Due)
@@ -81,16 +82,18 @@ func TestARunThatFailsIsTriedAgain(t *testing.T) {
 		db.setClock(soonest.Add(-3 * time.Second))
 		db.polled()
 		expect(t, len(calls), 0, "calls before it is time")
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes until then")
+		expect(t, db.count("pgleases.history"), 0, "outcomes until then")
 		now = latest
 	}
 	for _, name := range names {
-		becomes(db, "the tick of "+name+" has its outcome", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND attempts = 3", name)
+		what := "the tick of " + name + " has its outcome"
+		counts(db, what, 1, "pgleases.history WHERE name = $1 AND attempts = 3", name)
 	}
 	db.setClock(now.Truncate(time.Hour).Add(time.Hour))
 	under := int64(len(hours(first, now))) // ticks that came while the first was under way
 	for name, want := range map[string]outcomes{
-		"skip": {schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: under}, "buffer": {schedule.OutcomeSucceeded: 2 + under},
+		"skip":    {schedule.OutcomeSucceeded: 2, schedule.OutcomeSkipped: under},
+		"buffer":  {schedule.OutcomeSucceeded: 2 + under},
 		"failing": {schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1, schedule.OutcomeSkipped: under},
 	} {
 		ledgers[name].settled(w.Scheduler).expectOutcomes(want)
@@ -119,8 +122,8 @@ func TestRetriesAreCountedOverProcessesAndLostAnswers(t *testing.T) {
 				t.Errorf("the tick of %v gets attempt %d", r.At, r.Attempt)
 			}
 			return nil
-		}, schedule.WithMaxAttempts(4, schedule.Backoff(time.Minute, time.Minute)))
-		testkit.OK(t, k.Add("close", args{}, hourly, schedule.WithMissed(schedule.MissedAll)))
+		}, tries(4, time.Minute))
+		testkit.OK(t, k.Add("close", args{}, hourly, missedAll))
 		return w.run().has("close")
 	}
 	l := newLedger(db, "close")
@@ -152,7 +155,7 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 	w := newWorker(db)
 	calls := make(chan int, 100)
 	snooze := true
-	retry := schedule.WithMaxAttempts(10, schedule.Backoff(time.Minute, time.Minute))
+	retry := tries(10, time.Minute)
 	sleepy := schedule.InTx(w.Scheduler, "sleepy", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		calls <- r.Attempt
 		if snooze {
@@ -162,11 +165,12 @@ func TestHandlersDiscardAndSnooze(t *testing.T) {
 		return effect(ctx, tx, r)
 	}, retry)
 	discarded := make(chan struct{}, 100)
-	discards := schedule.InTx(w.Scheduler, "discards", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+	discard := func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 		discarded <- struct{}{}
 		_, err := tx.Exec(ctx, "DO $$ BEGIN RAISE SQLSTATE '40001'; END $$") // which would be tried again
 		return schedule.Discard(fmt.Errorf("wrong address: %w", err))
-	}, retry)
+	}
+	discards := schedule.InTx(w.Scheduler, "discards", discard, retry)
 	testkit.OK(t, sleepy.Put(t.Context(), "sleepy", args{}, hourly))
 	testkit.OK(t, discards.Put(t.Context(), "discards", args{}, hourly))
 	a, b := newLedger(db, "sleepy"), newLedger(db, "discards")
@@ -205,7 +209,7 @@ func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 		}
 		return errors.New("no paper")
 	})
-	l := w.runs(k.Put(t.Context(), "close", args{}, hourly, schedule.WithPauseAfter(2), schedule.WithMissed(schedule.MissedAll)))
+	l := w.runs(k.Put(t.Context(), "close", args{}, hourly, schedule.WithPauseAfter(2), missedAll))
 	db.setClock(midnight.Add(6 * time.Hour))
 	paused := func() bool {
 		s := testkit.Must(w.Get(t.Context(), "close"))(t)
@@ -213,7 +217,8 @@ func TestConsecutiveFailuresPauseASchedule(t *testing.T) {
 	}
 	testkit.Until(t, "it is paused", paused)
 	db.polled()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 4, "outcomes of what is paused") // failed, succeeded, failed, failed
+	// They failed, succeeded, failed and failed.
+	expect(t, db.count("pgleases.history"), 4, "outcomes of what is paused")
 	testkit.OK(t, w.Resume(t.Context(), "close", schedule.ResumeCatchUp))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeFailed: 5, schedule.OutcomeSucceeded: 1})
 	testkit.Until(t, "it is paused again", paused)
@@ -229,7 +234,7 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 			return err
 		}
 		return errors.New("no paper")
-	}, schedule.WithMaxAttempts(2, schedule.Backoff(30*time.Minute, 30*time.Minute)))
+	}, tries(2, 30*time.Minute))
 	resumed := func(from schedule.ResumeMode) func(context.Context, string) error {
 		return func(ctx context.Context, name string) error {
 			return errors.Join(w.Pause(ctx, name), w.Resume(ctx, name, from))
@@ -239,7 +244,9 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 		edit func(ctx context.Context, name string) error
 		want outcomes
 	}{
-		"new arguments": {func(ctx context.Context, name string) error { return k.Put(ctx, name, args{1}, hourly) }, outcomes{schedule.OutcomeSucceeded: 1}},
+		"new arguments": {func(ctx context.Context, name string) error {
+			return k.Put(ctx, name, args{1}, hourly)
+		}, outcomes{schedule.OutcomeSucceeded: 1}},
 		"another rule": {func(ctx context.Context, name string) error {
 			return k.Put(ctx, name, args{1}, schedule.Cron("0 0-22 * * *", "UTC"))
 		}, outcomes{schedule.OutcomeCanceled: 1}},
@@ -259,7 +266,7 @@ func TestEditsWhileATickWaitsForItsRetry(t *testing.T) {
 		testkit.OK(t, e.edit(t.Context(), name))
 	}
 	db.polled()
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome <> 'canceled'"), 0, "runs before it is time")
+	expect(t, db.count("pgleases.history WHERE outcome <> 'canceled'"), 0, "runs before it is time")
 	db.setClock(midnight.Add(110 * time.Minute))
 	for name, l := range ledgers {
 		l.settled(w.Scheduler).expectOutcomes(edits[name].want)
@@ -271,9 +278,10 @@ func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
 	t.Parallel()
 	db := newEncodedDatabase(t, "LATIN1")
 	w := newWorker(db)
-	fail := func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("нет бумаги") }
+	fail := failing[args]("нет бумаги")
 	testkit.OK(t, schedule.InTx(w.Scheduler, "failing", fail).Add("failing", args{}, hourly))
-	testkit.OK(t, schedule.InTx(w.Scheduler, "again", fail, schedule.WithMaxAttempts(2, schedule.Backoff(time.Hour, time.Hour))).Add("again", args{}, hourly))
+	again := schedule.InTx(w.Scheduler, "again", fail, tries(2, time.Hour))
+	testkit.OK(t, again.Add("again", args{}, hourly))
 	l := newLedger(db, "failing")
 	w.run().has("failing")
 	db.setClock(midnight.Add(time.Hour))

@@ -39,25 +39,33 @@ func TestCronTicksAsTheClocksShow(t *testing.T) {
 	}{
 		{"*/20 * * * *", "2026-06-01 12:00:00", []string{"2026-06-01 12:20", "2026-06-01 12:40", "2026-06-01 13:00"}},
 		{"*/20 * * * *", "2026-06-01 11:59:59", []string{"2026-06-01 12:00", "2026-06-01 12:20"}},
-		{"5,10-12 8-18/4 * * *", "2026-06-01 12:11:30", []string{"2026-06-01 12:12", "2026-06-01 16:05", "2026-06-01 16:10"}},
-		{"0 22-2/2 * * *", "2026-06-01 12:00:00", []string{"2026-06-01 22:00", "2026-06-02 00:00", "2026-06-02 02:00", "2026-06-02 22:00"}},
+		{"5,10-12 8-18/4 * * *", "2026-06-01 12:11:30",
+			[]string{"2026-06-01 12:12", "2026-06-01 16:05", "2026-06-01 16:10"}},
+		{"0 22-2/2 * * *", "2026-06-01 12:00:00",
+			[]string{"2026-06-01 22:00", "2026-06-02 00:00", "2026-06-02 02:00", "2026-06-02 22:00"}},
 		{"0 0 31 * *", "2026-03-31 00:00:00", []string{"2026-05-31 00:00", "2026-07-31 00:00"}},
-		{"0 0 1 nov-jan *", "2026-06-01 00:00:00", []string{"2026-11-01 00:00", "2026-12-01 00:00", "2027-01-01 00:00", "2027-11-01 00:00"}},
+		{"0 0 1 nov-jan *", "2026-06-01 00:00:00",
+			[]string{"2026-11-01 00:00", "2026-12-01 00:00", "2027-01-01 00:00", "2027-11-01 00:00"}},
 		// The first of the month, and Mondays; not only Mondays that are the first.
 		{"0 6 1 * MON", "2026-06-29 06:00:00", []string{"2026-07-01 06:00", "2026-07-06 06:00", "2026-07-13 06:00"}},
 		// A field that begins with * restricts the other one, as in cron.
 		{"0 6 */1 * MON", "2026-06-29 06:00:00", []string{"2026-07-06 06:00", "2026-07-13 06:00"}},
 		{"0 6 */2 * MON", "2026-06-29 06:00:00", []string{"2026-07-13 06:00", "2026-07-27 06:00", "2026-08-03 06:00"}},
-		{"0 6 */31,1-7 * MON", "2026-06-29 06:00:00", []string{"2026-07-06 06:00", "2026-08-03 06:00", "2026-09-07 06:00"}},
+		{"0 6 */31,1-7 * MON", "2026-06-29 06:00:00",
+			[]string{"2026-07-06 06:00", "2026-08-03 06:00", "2026-09-07 06:00"}},
 		{"0 6 1-7 * */7", "2026-06-29 06:00:00", []string{"2026-07-05 06:00", "2026-08-02 06:00"}},
 		{"0 6 1 * 3,*", "2026-06-29 06:00:00", []string{"2026-06-30 06:00", "2026-07-01 06:00", "2026-07-02 06:00"}},
 		{"0 6 * * MON", "2026-06-29 06:00:00", []string{"2026-07-06 06:00", "2026-07-13 06:00"}},
 		{"0 6 1 * *", "2026-06-29 06:00:00", []string{"2026-07-01 06:00", "2026-08-01 06:00"}},
 		{"0 6 * * 7", "2026-06-29 06:00:00", []string{"2026-07-05 06:00", "2026-07-12 06:00"}},
 		{"0 6 * * 0", "2026-06-29 06:00:00", []string{"2026-07-05 06:00", "2026-07-12 06:00"}},
-		{"0 6 * * fri-Mon", "2026-06-29 06:00:00", []string{"2026-07-03 06:00", "2026-07-04 06:00", "2026-07-05 06:00", "2026-07-06 06:00", "2026-07-10 06:00"}},
-		{"0 6 * * MON-FRI/2", "2026-06-29 06:00:00", []string{"2026-07-01 06:00", "2026-07-03 06:00", "2026-07-06 06:00"}},
-		{"0 6 * * fri-mon/2", "2026-06-29 06:00:00", []string{"2026-07-03 06:00", "2026-07-05 06:00", "2026-07-10 06:00"}},
+		{"0 6 * * fri-Mon", "2026-06-29 06:00:00", []string{
+			"2026-07-03 06:00", "2026-07-04 06:00", "2026-07-05 06:00", "2026-07-06 06:00", "2026-07-10 06:00",
+		}},
+		{"0 6 * * MON-FRI/2", "2026-06-29 06:00:00",
+			[]string{"2026-07-01 06:00", "2026-07-03 06:00", "2026-07-06 06:00"}},
+		{"0 6 * * fri-mon/2", "2026-06-29 06:00:00",
+			[]string{"2026-07-03 06:00", "2026-07-05 06:00", "2026-07-10 06:00"}},
 		{"0 6 * * THU,tHu", "2026-06-29 06:00:00", []string{"2026-07-02 06:00", "2026-07-09 06:00"}},
 		{"*/60 */24 * * *", "2026-06-29 06:00:00", []string{"2026-06-30 00:00", "2026-07-01 00:00"}},
 		{"10-12/3 12 1/31 * *", "2026-06-29 06:00:00", []string{"2026-07-01 12:10", "2026-08-01 12:10"}},
@@ -75,7 +83,8 @@ func TestCronTicksAsTheClocksShow(t *testing.T) {
 		{"30 12 * * *", "0001-01-01 00:00:00", []string{"0001-01-01 12:30", "0001-01-02 12:30"}},
 		{"30 12 1 1 *", "9998-06-01 00:00:00", []string{"9999-01-01 12:30"}},
 		// The longest time between two ticks: 29 February falls on a Sunday after 28 or 40 years.
-		{"0 0 29 2 */7", "2026-01-01 00:00:00", []string{"2032-02-29 00:00", "2060-02-29 00:00", "2088-02-29 00:00", "2128-02-29 00:00"}},
+		{"0 0 29 2 */7", "2026-01-01 00:00:00",
+			[]string{"2032-02-29 00:00", "2060-02-29 00:00", "2088-02-29 00:00", "2128-02-29 00:00"}},
 		// No month has such a day, but Mondays.
 		{"0 0 30 2 MON", "2026-01-01 00:00:00", []string{"2026-02-02 00:00", "2026-02-09 00:00"}},
 	} {
@@ -96,7 +105,8 @@ func TestTicksInUTCAndZone(t *testing.T) {
 	t.Cleanup(func() { time.Local = local })
 	for _, name := range []string{"America/New_York", "Asia/Kathmandu", "UTC"} {
 		time.Local = zone(t, name)
-		tick, ok := Cron("30 1 * * *", "Europe/Berlin").Next(time.Time{}, Tick{At: at(t, "2026-06-01 12:00:00").Local()})
+		noon := at(t, "2026-06-01 12:00:00")
+		tick, ok := Cron("30 1 * * *", "Europe/Berlin").Next(time.Time{}, Tick{At: noon.Local()})
 		want := Tick{At: at(t, "2026-06-01 23:30:00"), Local: at(t, "2026-06-01 23:30:00").In(zone(t, "Europe/Berlin"))}
 		if !ok || tick.At != want.At || tick.Local.Format(time.RFC1123Z) != want.Local.Format(time.RFC1123Z) {
 			t.Errorf("in %s the next tick is %v", name, tick)
@@ -106,21 +116,24 @@ func TestTicksInUTCAndZone(t *testing.T) {
 
 func TestEveryCountsElapsedTimeFromItsAnchor(t *testing.T) {
 	t.Parallel()
+	const quarter, anchor = 15 * time.Minute, "2026-06-01 12:01:07"
 	for _, test := range []struct {
 		d             time.Duration
 		anchor, after string
 		want          []string
 	}{
-		{15 * time.Minute, "2026-06-01 12:01:07", "2026-06-01 12:01:07", []string{"2026-06-01 12:16:07", "2026-06-01 12:31:07"}},
-		{15 * time.Minute, "2026-06-01 12:01:07", "2026-06-01 12:16:06", []string{"2026-06-01 12:16:07", "2026-06-01 12:31:07"}},
-		{15 * time.Minute, "2026-06-01 12:01:07", "2026-06-01 12:16:07", []string{"2026-06-01 12:31:07"}},
-		{15 * time.Minute, "2026-06-01 12:01:07", "2026-06-01 11:59:00", []string{"2026-06-01 12:01:07", "2026-06-01 12:16:07"}},
-		{15 * time.Minute, "2026-06-01 12:01:07", "2026-06-01 11:46:07", []string{"2026-06-01 12:01:07"}},
-		{15 * time.Minute, "2026-06-01 12:01:07", "2026-06-01 11:46:06", []string{"2026-06-01 11:46:07"}},
-		{1500 * time.Millisecond, "2026-06-01 12:00:00", "2026-06-01 12:00:02", []string{"2026-06-01 12:00:03", "2026-06-01 12:00:04.5"}},
+		{quarter, anchor, "2026-06-01 12:01:07", []string{"2026-06-01 12:16:07", "2026-06-01 12:31:07"}},
+		{quarter, anchor, "2026-06-01 12:16:06", []string{"2026-06-01 12:16:07", "2026-06-01 12:31:07"}},
+		{quarter, anchor, "2026-06-01 12:16:07", []string{"2026-06-01 12:31:07"}},
+		{quarter, anchor, "2026-06-01 11:59:00", []string{"2026-06-01 12:01:07", "2026-06-01 12:16:07"}},
+		{quarter, anchor, "2026-06-01 11:46:07", []string{"2026-06-01 12:01:07"}},
+		{quarter, anchor, "2026-06-01 11:46:06", []string{"2026-06-01 11:46:07"}},
+		{1500 * time.Millisecond, "2026-06-01 12:00:00", "2026-06-01 12:00:02",
+			[]string{"2026-06-01 12:00:03", "2026-06-01 12:00:04.5"}},
 		{time.Second, "0001-01-01 00:00:00", "9998-06-01 12:00:00", []string{"9998-06-01 12:00:01"}},
 		// The clocks of nearly all places change in between.
-		{23 * time.Hour, "2026-03-28 00:00:00", "2026-03-28 00:00:00", []string{"2026-03-28 23:00", "2026-03-29 22:00"}},
+		{23 * time.Hour, "2026-03-28 00:00:00", "2026-03-28 00:00:00",
+			[]string{"2026-03-28 23:00", "2026-03-29 22:00"}},
 	} {
 		r := Every(test.d)
 		if err := r.Err(); err != nil {
@@ -129,7 +142,8 @@ func TestEveryCountsElapsedTimeFromItsAnchor(t *testing.T) {
 		}
 		got := r.Preview(at(t, test.anchor), Tick{At: at(t, test.after)}, len(test.want))
 		if !slices.Equal(instants(got), test.want) {
-			t.Errorf("each %v from %s, after %s: %q, want %q", test.d, test.anchor, test.after, instants(got), test.want)
+			t.Errorf("each %v from %s, after %s: %q, want %q",
+				test.d, test.anchor, test.after, instants(got), test.want)
 		}
 		for _, tick := range got {
 			if tick.Local != tick.At {
@@ -154,12 +168,15 @@ func TestInvalidRuleErrors(t *testing.T) {
 		{Cron("", "UTC"), []string{`""`, "0 fields; want 5"}},
 		{Cron("* * * *", "UTC"), []string{`"* * * *"`, "4 fields; want 5: minute, hour"}},
 		{Cron("0 * * * * *", "UTC"), []string{`"0 * * * * *"`, "6 fields; want 5", "for seconds, use Every"}},
-		{Cron("60 * * * *", "UTC"), []string{`"60 * * * *"`, `field 1, the minute, is "60"`, "60 is out of range", "want 0 to 59"}},
+		{Cron("60 * * * *", "UTC"),
+			[]string{`"60 * * * *"`, `field 1, the minute, is "60"`, "60 is out of range", "want 0 to 59"}},
 		{Cron("0 24 * * *", "UTC"), []string{`field 2, the hour, is "24"`, "want 0 to 23"}},
-		{Cron("0 0 0 * *", "UTC"), []string{`field 3, the day of the month, is "0"`, "0 is out of range", "want 1 to 31"}},
+		{Cron("0 0 0 * *", "UTC"),
+			[]string{`field 3, the day of the month, is "0"`, "0 is out of range", "want 1 to 31"}},
 		{Cron("0 0 L * *", "UTC"), []string{`field 3, the day of the month, is "L"`}},
 		{Cron("0 0 ? * *", "UTC"), []string{`field 3, the day of the month, is "?"`, "as in *,"}},
-		{Cron("0 0 * foo *", "UTC"), []string{`field 4, the month, is "foo"`, `"foo" is not a number`, "1 to 12 or JAN to DEC"}},
+		{Cron("0 0 * foo *", "UTC"),
+			[]string{`field 4, the month, is "foo"`, `"foo" is not a number`, "1 to 12 or JAN to DEC"}},
 		{Cron("0 0 * 0-3 *", "UTC"), []string{`field 4, the month, is "0-3"`, "1 to 12"}},
 		{Cron("0 0 * * JAN", "UTC"), []string{`field 5, the day of the week, is "JAN"`, "0 to 7 or SUN to SAT"}},
 		{Cron("0 0 * * 8", "UTC"), []string{`field 5, the day of the week, is "8"`}},
@@ -173,7 +190,8 @@ func TestInvalidRuleErrors(t *testing.T) {
 		{Cron("0 0 31 APR,6,9,11 *", "UTC"), []string{"never ticks", `"APR,6,9,11"`}},
 		{Cron("0 0 30 2 */2", "UTC"), []string{"never ticks"}},
 		{Cron("*/0 * * * *", "UTC"), []string{`field 1, the minute, is "*/0"`, "a step must be positive"}},
-		{Cron("*/90 * * * *", "UTC"), []string{`field 1, the minute, is "*/90"`, "a step of 90 is more than the 60 values", "use Every"}},
+		{Cron("*/90 * * * *", "UTC"),
+			[]string{`field 1, the minute, is "*/90"`, "a step of 90 is more than the 60 values", "use Every"}},
 		{Cron("0 */25 * * *", "UTC"), []string{`field 2, the hour, is "*/25"`, "more than the 24 values"}},
 		{Cron("0 0 * * */8", "UTC"), []string{`field 5, the day of the week, is "*/8"`, "more than the 7 values"}},
 		{Cron("*/ * * * *", "UTC"), []string{`"" is not a number, a range or a step`}},
@@ -186,9 +204,12 @@ func TestInvalidRuleErrors(t *testing.T) {
 		{Cron("@reboot", "UTC"), []string{`"@reboot"`, "@daily"}},
 		{Cron("@Daily", "UTC"), []string{`"@Daily"`, "@daily"}},
 		{Cron("@every 5s", "UTC"), []string{`"@every 5s"`, "use Every"}},
-		{Cron("CRON_TZ=UTC 0 0 * * *", "UTC"), []string{`"CRON_TZ=UTC 0 0 * * *"`, "has a zone; pass the zone as the second argument"}},
+		{Cron("CRON_TZ=UTC 0 0 * * *", "UTC"),
+			[]string{`"CRON_TZ=UTC 0 0 * * *"`, "has a zone; pass the zone as the second argument"}},
 		{Cron("TZ=UTC @daily", "UTC"), []string{"has a zone; pass the zone as the second argument"}},
-		{Cron("0 0 * * *", "Nowhere/AtAll"), []string{`"0 0 * * *"`, `zone "Nowhere/AtAll"`, "unknown time zone", "Europe/Berlin or UTC", "time/tzdata"}},
+		{Cron("0 0 * * *", "Nowhere/AtAll"), []string{
+			`"0 0 * * *"`, `zone "Nowhere/AtAll"`, "unknown time zone", "Europe/Berlin or UTC", "time/tzdata",
+		}},
 		{Cron("0 0 * * *", ""), []string{`zone ""`, "differs between hosts", "Europe/Berlin or UTC"}},
 		{Cron("0 0 * * *", "Local"), []string{`zone "Local"`, "differs between hosts"}},
 		{Cron("0 0 * * *", "localtime"), []string{`zone "localtime"`, "differs between hosts"}},
@@ -212,7 +233,8 @@ func TestInvalidRuleErrors(t *testing.T) {
 		if ok || next != (Tick{}) || len(due.Run) != 0 || due.Missed.Count != 0 {
 			t.Errorf("%v has ticks: %v, %v", test.rule, next, due)
 		}
-		if again, err := Parse(test.rule.String()); err == nil || again.Err() == nil || again.Err().Error() != err.Error() {
+		again, err := Parse(test.rule.String())
+		if err == nil || again.Err() == nil || again.Err().Error() != err.Error() {
 			t.Errorf("%q is parsed: %v", test.rule.String(), again)
 		}
 	}
@@ -232,7 +254,9 @@ func TestRuleTextIsStored(t *testing.T) {
 			t.Errorf("it is %q, not %q", test.got, test.want)
 		}
 	}
-	for text, want := range map[string]string{"@every": "use Every", "@every day": `"day" is not a duration`, "CRON_TZ=UTC": "0 fields"} {
+	for text, want := range map[string]string{
+		"@every": "use Every", "@every day": `"day" is not a duration`, "CRON_TZ=UTC": "0 fields",
+	} {
 		if r, err := Parse(text); err == nil || r.Err() == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v, %v", text, r, err)
 		}
@@ -248,7 +272,8 @@ func drawRule(t *rapid.T) Rule {
 	if rapid.Bool().Draw(t, "interval") {
 		return Every(time.Duration(rapid.Int64Range(1e6, 24*3600*1e6-1).Draw(t, "microseconds")) * time.Microsecond)
 	}
-	expression := rapid.OneOf(rapid.Custom(drawExpression), rapid.SampledFrom([]string{"@hourly", "@daily", "@weekly", "@monthly", "@yearly"}))
+	names := rapid.SampledFrom([]string{"@hourly", "@daily", "@weekly", "@monthly", "@yearly"})
+	expression := rapid.OneOf(rapid.Custom(drawExpression), names)
 	return Cron(expression.Draw(t, "expression"), rapid.SampledFrom(hardZones).Draw(t, "zone").name)
 }
 
@@ -276,7 +301,8 @@ func TestNextRisesAndSkipsNothing(t *testing.T) {
 				t.Fatalf("after %v comes %v", last, tick)
 			}
 			for range 3 { // whenever it is read in between
-				between := last.At.Add(time.Duration(rapid.Int64Range(0, int64(tick.At.Sub(last.At))-1).Draw(t, "between")))
+				pause := int64(tick.At.Sub(last.At))
+				between := last.At.Add(time.Duration(rapid.Int64Range(0, pause-1).Draw(t, "between")))
 				if next, ok := r.Next(anchor, Tick{At: between}); !ok || next != tick {
 					t.Fatalf("after %v comes %v, after %v comes %v", last, tick, between, next)
 				}
@@ -294,7 +320,10 @@ func TestNextRisesAndSkipsNothing(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	for _, text := range []string{"0 2 * * *", "CRON_TZ=Europe/Berlin 0 2 1-31/2 FEB-DEC MON,7", "@every 1m30s", "CRON_TZ=UTC @daily", "CRON_TZ= ,", "0 0 29 2 *"} {
+	for _, text := range []string{
+		"0 2 * * *", "CRON_TZ=Europe/Berlin 0 2 1-31/2 FEB-DEC MON,7", "@every 1m30s",
+		"CRON_TZ=UTC @daily", "CRON_TZ= ,", "0 0 29 2 *",
+	} {
 		f.Add(text, int64(1767225600))
 	}
 	f.Fuzz(func(t *testing.T, text string, seconds int64) {

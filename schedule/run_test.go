@@ -45,15 +45,26 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 		}
 	}
 	ignoring := func(h handler) handler {
-		return func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error { _ = h(ctx, tx, r); return nil }
+		return func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+			_ = h(ctx, tx, r)
+			return nil
+		}
+	}
+	returning := func(err error) handler {
+		return func(context.Context, pgx.Tx, schedule.Run[args]) error { return err }
+	}
+	waiting := func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
+		<-ctx.Done()
+		return context.Cause(ctx)
 	}
 	pausing := func(setting string) handler {
+		const limit = "SELECT pg_backend_pid() FROM set_config($1, '100ms', true)"
 		return func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			var pid int // not the connection's, which a pooler gives
-			if err := tx.QueryRow(ctx, "SELECT pg_backend_pid() FROM set_config($1, '100ms', true)", setting).Scan(&pid); err != nil {
+			if err := tx.QueryRow(ctx, limit, setting).Scan(&pid); err != nil {
 				return err
 			}
-			becomes(db, "the server has ended the connection", 0, "SELECT count(*) FROM pg_stat_activity WHERE pid = $1", pid)
+			counts(db, "the server has ended the connection", 0, "pg_stat_activity WHERE pid = $1", pid)
 			_, err := tx.Exec(ctx, "SELECT 1")
 			return err
 		}
@@ -66,60 +77,65 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 		says    string
 		opts    []schedule.KindOption
 	}
+	notOwner := fmt.Errorf("shipping: %w", pgleases.ErrNotOwner)
+	otherCursor := &pgconn.PgError{Code: "PS002", Message: "shipped"}
+	ownError := (*nilPointer)(nil)
+	driverError := (*pgconn.PgError)(nil)
+	dnsError := (*net.DNSError)(nil)
+	const tooLong = "took longer than its timeout"
+	aSecond := []schedule.KindOption{schedule.WithTimeout(time.Second)}
 	fails := map[string]fail{
-		"an error":              {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no paper") }, "no paper", nil},
-		"a text with a NUL":     {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no\x00paper") }, "no\uFFFDpaper", nil},
-		"a text of other bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error { return errors.New("no\xffpaper") }, "no\uFFFDpaper", nil},
-		"a text of many bytes": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
-			return errors.New(strings.Repeat("no paper ", 10_000))
-		}, "no paper no paper", nil},
-		"an end of its goroutine": {func(context.Context, pgx.Tx, schedule.Run[args]) error { runtime.Goexit(); return nil }, "runtime.Goexit", nil},
-		"another lease's error": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
-			return fmt.Errorf("shipping: %w", pgleases.ErrNotOwner)
-		}, "shipping", nil},
-		"another cursor's error": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
-			return &pgconn.PgError{Code: "PS002", Message: "shipped"}
-		}, "shipped", nil},
-		"a nil pointer": {func(context.Context, pgx.Tx, schedule.Run[args]) error { var err *nilPointer; return err }, "nil pointer", nil},
-		"a nil pointer of the driver's": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
-			var err *pgconn.PgError
-			return fmt.Errorf("shipping: %w", err)
-		}, "shipping", nil},
-		"a nil pointer whose Unwrap panics": {func(context.Context, pgx.Tx, schedule.Run[args]) error { var err *net.DNSError; return err }, "nil", nil},
-		"an error that wraps itself":        {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostile("itself") }, "hostile: itself", nil},
-		"an error that wraps itself twice":  {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostiles{} }, "hostiles", nil},
-		"an error whose methods panic":      {func(context.Context, pgx.Tx, schedule.Run[args]) error { return hostile("all") }, "all panics", nil},
-		"an error to discard, of one to snooze": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
-			return schedule.Discard(fmt.Errorf("no paper: %w", schedule.Snooze(time.Hour)))
-		}, "no paper: snoozed for 1h", nil},
-		"a panic":                           {func(context.Context, pgx.Tx, schedule.Run[args]) error { panic("on fire") }, "panic: on fire\ngithub.com/pgleases/pgleases/schedule_test.", nil},
+		"an error":              {returning(errors.New("no paper")), "no paper", nil},
+		"a text with a NUL":     {returning(errors.New("no\x00paper")), "no\uFFFDpaper", nil},
+		"a text of other bytes": {returning(errors.New("no\xffpaper")), "no\uFFFDpaper", nil},
+		"a text of many bytes": {
+			returning(errors.New(strings.Repeat("no paper ", 10_000))), "no paper no paper", nil,
+		},
+		"an end of its goroutine": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			runtime.Goexit()
+			return nil
+		}, "runtime.Goexit", nil},
+		"another lease's error":             {returning(notOwner), "shipping", nil},
+		"another cursor's error":            {returning(otherCursor), "shipped", nil},
+		"a nil pointer":                     {returning(ownError), "nil pointer", nil},
+		"a nil pointer of the driver's":     {returning(fmt.Errorf("shipping: %w", driverError)), "shipping", nil},
+		"a nil pointer whose Unwrap panics": {returning(dnsError), "nil", nil},
+		"an error that wraps itself":        {returning(hostile("itself")), "hostile: itself", nil},
+		"an error that wraps itself twice":  {returning(hostiles{}), "hostiles", nil},
+		"an error whose methods panic":      {returning(hostile("all")), "all panics", nil},
+		"an error to discard, of one to snooze": {
+			returning(schedule.Discard(fmt.Errorf("no paper: %w", schedule.Snooze(time.Hour)))),
+			"no paper: snoozed for 1h", nil,
+		},
+		"a panic": {func(context.Context, pgx.Tx, schedule.Run[args]) error {
+			panic("on fire")
+		}, "panic: on fire\ngithub.com/pgleases/pgleases/schedule_test.", nil},
 		"an error of the database, ignored": {ignoring(send("SELECT 1/0")), "after a failed statement", nil},
 		"rows that stay open": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
 			_, err := tx.Query(ctx, "SELECT 1")
 			return err
 		}, "rows or a batch", nil},
 		"a lock that the commit waits for": {send("INSERT INTO public.checked VALUES (1)"), "55P03", nil},
-		"a lock that it waits for":         {send("SET LOCAL lock_timeout = '50ms'; LOCK TABLE public.locked"), "55P03", nil},
+		"a lock that it waits for": {
+			send("SET LOCAL lock_timeout = '50ms'; LOCK TABLE public.locked"), "55P03", nil,
+		},
 		"a change of its own schedule": {func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
-			_, err := tx.Exec(ctx, "UPDATE pgleases.schedules SET cursor = cursor + interval '1 s' WHERE name = $1", r.Name)
+			const change = "UPDATE pgleases.schedules SET cursor = cursor + interval '1 s' WHERE name = $1"
+			_, err := tx.Exec(ctx, change, r.Name)
 			return err
 		}, "changed the schedule", nil},
-		"a short context of its own":               {briefly(send("SELECT pg_sleep(60)")), "context deadline exceeded", nil},
-		"a short context of its own, ignored":      {ignoring(briefly(send("SELECT pg_sleep(60)"))), "ignored the error", nil},
-		"a transaction rolled back":                {send("ROLLBACK"), "the handler ended its transaction", nil},
-		"a statement that takes too long":          {send("SELECT pg_sleep(60)"), "took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
-		"a statement that takes too long, ignored": {ignoring(send("SELECT pg_sleep(60)")), "took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
-		"work that takes too long": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
-			<-ctx.Done()
-			return context.Cause(ctx)
+		"a short context of its own": {briefly(send("SELECT pg_sleep(60)")), "context deadline exceeded", nil},
+		"a short context of its own, ignored": {
+			ignoring(briefly(send("SELECT pg_sleep(60)"))), "ignored the error", nil,
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
-		"work that takes too long, and heeds no context": {func(ctx context.Context, tx pgx.Tx, _ schedule.Run[args]) error {
-			<-ctx.Done()
-			return nil
+		"a transaction rolled back":                      {send("ROLLBACK"), "the handler ended its transaction", nil},
+		"a statement that takes too long":                {send("SELECT pg_sleep(60)"), tooLong, aSecond},
+		"a statement that takes too long, ignored":       {ignoring(send("SELECT pg_sleep(60)")), tooLong, aSecond},
+		"work that takes too long":                       {waiting, tooLong, aSecond},
+		"work that takes too long, and heeds no context": {ignoring(waiting), tooLong, aSecond},
+		"a pause that is too long": {
+			pausing("x.y"), "25P03", []schedule.KindOption{schedule.WithIdleTimeout(100 * time.Millisecond)},
 		},
-			"took longer than its timeout", []schedule.KindOption{schedule.WithTimeout(time.Second)}},
-		"a pause that is too long": {pausing("x.y"), "25P03", []schedule.KindOption{schedule.WithIdleTimeout(100 * time.Millisecond)}},
 	}
 	if one[bool](db, "SELECT EXISTS (SELECT FROM pg_settings WHERE name = 'transaction_timeout')") {
 		fails["a transaction that is too long"] = fail{pausing("transaction_timeout"), "25P04", nil}
@@ -158,9 +174,10 @@ func TestFailedRunLeavesNothing(t *testing.T) {
 		}
 	}
 	for _, l := range ledgers {
-		l.expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
-		if e := l.entries[1]; e.Outcome != schedule.OutcomeFailed || e.Error == "" || !strings.Contains(e.Error, fails[l.name].says) {
-			t.Errorf("%s: %s with error %q, which does not say %q", l.name, e.Outcome, e.Error, fails[l.name].says)
+		l.expectOutcomes(outcomes{schedule.OutcomeFailed: 1, schedule.OutcomeSucceeded: 1})
+		e, says := l.entries[1], fails[l.name].says
+		if e.Outcome != schedule.OutcomeFailed || e.Error == "" || !strings.Contains(e.Error, says) {
+			t.Errorf("%s: %s with error %q, which does not say %q", l.name, e.Outcome, e.Error, says)
 		} else if len(e.Error) > 64<<10 {
 			t.Errorf("%s: %d bytes of its error are kept", l.name, len(e.Error))
 		}
@@ -192,10 +209,12 @@ func TestACommitMayTakeAsLongAsTheRun(t *testing.T) {
 	}
 	w.run()
 	for name, outcome := range map[string]string{"slow": "succeeded", "too slow": "failed"} {
-		becomes(db, name+" is "+outcome, 1, "SELECT count(*) FROM pgleases.history WHERE kind = $1 AND outcome = $2", name, outcome)
+		what := name + " is " + outcome
+		counts(db, what, 1, "pgleases.history WHERE kind = $1 AND outcome = $2", name, outcome)
 	}
-	expect(t, one[string](db, "SELECT error FROM pgleases.history WHERE kind = 'too slow'")[:len(schedule.ErrTimeout.Error())], schedule.ErrTimeout.Error(), "error")
-	expect(t, one[int64](db, "SELECT count(*) FROM public.slow"), 1, "effects")
+	says := one[string](db, "SELECT error FROM pgleases.history WHERE kind = 'too slow'")
+	expect(t, strings.HasPrefix(says, schedule.ErrTimeout.Error()), true, "whether the error is one of time: "+says)
+	expect(t, db.count("public.slow"), 1, "effects")
 	expect(t, calls.Load(), 2, "calls of what is too slow: the first might have been its connection's fault")
 }
 
@@ -286,7 +305,10 @@ func FuzzErrorsOfHandlersAreHarmless(f *testing.F) {
 func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	for statement, says := range map[string]string{"COMMIT": "the handler ended its transaction", "COMMIT; BEGIN": "PS003"} {
+	for statement, says := range map[string]string{
+		"COMMIT":        "the handler ended its transaction",
+		"COMMIT; BEGIN": "PS003",
+	} {
 		w := newWorker(db)
 		k := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
 			if err := effect(ctx, tx, r); err != nil {
@@ -298,9 +320,10 @@ func TestARunThatCommitsItselfIsFoundOut(t *testing.T) {
 		testkit.OK(t, k.Add(statement, args{}, hourly))
 		w.run().has(statement)
 		db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
-		becomes(db, "it has an outcome", 1, "SELECT count(*) FROM pgleases.history WHERE name = $1", statement)
-		expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE name = $1 AND outcome = 'failed' AND error LIKE '%' || $2 || '%'", statement, says), 1, "it has its outcome")
-		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", statement), 1, "effects with "+statement)
+		counts(db, "it has an outcome", 1, "pgleases.history WHERE name = $1", statement)
+		const right = "pgleases.history WHERE name = $1 AND outcome = 'failed' AND error LIKE '%' || $2 || '%'"
+		expect(t, db.count(right, statement, says), 1, "it has its outcome")
+		expect(t, db.count("public.effects WHERE name = $1", statement), 1, "effects with "+statement)
 		w.close()
 	}
 }
@@ -323,7 +346,7 @@ func TestRunThatCommitsAndFailsIsNotRepeated(t *testing.T) {
 			}
 			_, err = tx.Exec(ctx, "COMMIT")
 			return cmp.Or(err, end())
-		}, schedule.WithMaxAttempts(3, schedule.Backoff(time.Millisecond, time.Millisecond)))
+		}, tries(3, time.Millisecond))
 		testkit.OK(t, k.Add(name, args{}, hourly))
 	}
 	w.run()
@@ -332,8 +355,9 @@ func TestRunThatCommitsAndFailsIsNotRepeated(t *testing.T) {
 	}
 	db.setClock(one[time.Time](db, "SELECT now FROM public.test_clock").Add(time.Hour))
 	for name := range endings {
-		becomes(db, name+" has an outcome", "failed", "SELECT coalesce(min(outcome), '') FROM pgleases.history WHERE name = $1", name)
-		expect(t, one[int64](db, "SELECT count(*) FROM public.effects WHERE name = $1", name), 1, "effects with "+name)
+		becomes(db, name+" has an outcome", "failed", `SELECT coalesce(min(outcome), '')
+			FROM pgleases.history WHERE name = $1`, name)
+		expect(t, db.count("public.effects WHERE name = $1", name), 1, "effects with "+name)
 		says := one[string](db, "SELECT error FROM pgleases.history WHERE name = $1", name)
 		contains(t, errors.New(says), "the handler ended its transaction")
 	}
@@ -388,7 +412,7 @@ func TestRunOfTickWithOutcomeIsNotCommitted(t *testing.T) {
 	db.setClock(midnight.Add(time.Hour))
 	l.settled(w.Scheduler)
 	db.setClock(midnight.Add(2 * time.Hour))
-	l.settled(w.Scheduler).expectOutcomes(map[schedule.Outcome]int64{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
+	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeMissed: 1, schedule.OutcomeSucceeded: 1})
 }
 
 // Schedules under one key run one after the other, others side by side.
@@ -399,8 +423,8 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	began, end, handler := halting(nil, effect)
 	k := schedule.InTx(w.Scheduler, "books", handler)
 	var ledgers []*ledger
-	for _, name := range []string{"a", "b", "c", "d"} {
-		testkit.OK(t, k.Add(name, args{}, hourly, schedule.WithKey(map[bool]string{true: "first", false: "second"}[name < "c"])))
+	for name, key := range map[string]string{"a": "first", "b": "first", "c": "second", "d": "second"} {
+		testkit.OK(t, k.Add(name, args{}, hourly, schedule.WithKey(key)))
 		ledgers = append(ledgers, newLedger(db, name))
 	}
 	probe := newLedger(db, "probe")
@@ -446,7 +470,7 @@ func TestARunThatDoesNotEndInTimeIsRunAgain(t *testing.T) {
 	if passed := time.Since(stopped); passed < 50*time.Millisecond {
 		t.Fatalf("its context ended after %v, before the drain was over", passed)
 	}
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history"), 0, "outcomes")
+	expect(t, db.count("pgleases.history"), 0, "outcomes")
 	next := newWorker(db)
 	testkit.OK(t, schedule.InTx(next.Scheduler, "books", effect).Add("close", args{}, hourly))
 	next.run()
@@ -514,11 +538,11 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 		}
 		return effect(ctx, tx, r)
 	})
-	ledgers := make([]*ledger, 120)
+	ledgers, key := make([]*ledger, 120), schedule.WithKey("bulk")
 	testkit.OK(t, pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
 		for i := range ledgers {
 			ledgers[i] = newLedger(db, fmt.Sprintf("bulk %03d", i))
-			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, schedule.WithKey("bulk")); err != nil {
+			if err := bulk.PutTx(t.Context(), tx, ledgers[i].name, args{}, hourly, key); err != nil {
 				return err
 			}
 		}
@@ -530,7 +554,7 @@ func TestABusyKeyHoldsUpNoOther(t *testing.T) {
 	db.polled()
 	db.setClock(midnight.Add(62 * time.Minute))
 	testkit.Receive(t, "one runs", began)
-	becomes(db, "the last has run", 1, "SELECT count(*) FROM public.effects WHERE name = 'last'")
+	counts(db, "the last has run", 1, "public.effects WHERE name = 'last'")
 	close(end)
 	for _, l := range ledgers {
 		l.settled(w.Scheduler)

@@ -52,8 +52,9 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 			db := newDatabase(t)
 			var g gate
 			var once sync.Once
-			most := make(chan struct{})         // closed when as many have been under way as may be
-			hold := func(ctx context.Context) { // until then, and for an event of the database, that takes a little
+			most := make(chan struct{}) // closed when as many have been under way as may be
+			// hold waits until then, and for an event of the database, that takes a little.
+			hold := func(ctx context.Context) {
 				if g.highest() == 3 {
 					once.Do(func() { close(most) })
 				}
@@ -65,23 +66,28 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 			}
 			start := func(limit int) *schedule.Kind[string] {
 				w := newWorker(db, schedule.WithMaxRunning(5))
-				opts := []schedule.KindOption{schedule.WithMaxConcurrent(limit), schedule.WithMaxCrashes(100), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
+				opts := []schedule.KindOption{
+					schedule.WithMaxConcurrent(limit), schedule.WithMaxCrashes(100), tries(1000, time.Millisecond),
+				}
+				call := func(ctx context.Context, r schedule.Run[string]) error {
+					g.enter()
+					defer g.leave()
+					hold(ctx)
+					_, err := db.Exec(ctx, `INSERT INTO public.effects (name) SELECT $1
+						WHERE NOT EXISTS (SELECT FROM public.effects WHERE name = $1)`, r.Args)
+					return err
+				}
+				handler := func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
+					g.enter()
+					defer g.leave()
+					hold(ctx)
+					return note(ctx, tx, r)
+				}
 				var k *schedule.Kind[string]
 				if calls == "outside" {
-					k = schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
-						g.enter()
-						defer g.leave()
-						hold(ctx)
-						_, err := db.Exec(ctx, "INSERT INTO public.effects (name) SELECT $1 WHERE NOT EXISTS (SELECT FROM public.effects WHERE name = $1)", r.Args)
-						return err
-					}, opts...)
+					k = schedule.AtLeastOnce(w.Scheduler, "mail", call, opts...)
 				} else {
-					k = schedule.InTx(w.Scheduler, "mail", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error {
-						g.enter()
-						defer g.leave()
-						hold(ctx)
-						return note(ctx, tx, r)
-					}, opts...)
+					k = schedule.InTx(w.Scheduler, "mail", handler, opts...)
 				}
 				w.run()
 				return k
@@ -95,7 +101,7 @@ func TestNoMoreRunsAtOnceThanTheLimit(t *testing.T) {
 				all = append(all, fmt.Sprint(i))
 			}
 			testkit.Must(k.EnqueueMany(t.Context(), all))(t)
-			becomes(db, "all jobs are done", jobs, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+			counts(db, "all jobs are done", jobs, "pgleases.history WHERE outcome = 'succeeded'")
 			expect(t, len(db.effects()), jobs, "effects")
 			expect(t, g.highest(), 3, "runs at once, at most")
 		})
@@ -142,13 +148,13 @@ func slotsOfCutOffProcess(t *timeguard.Try) {
 	testkit.Receive(t, "a run", began)
 	db.polled()
 	expect(t, len(began), 0, "runs beyond the limits")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
+	expect(t, db.count("pgleases.schedule_slots WHERE run IS NOT NULL"), 1, "slots that are written into")
 	w.crash()
 	start(false)
-	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	counts(db, "all are done", 4, "pgleases.history WHERE outcome = 'succeeded'")
 	expect(t, fmt.Sprint(db.effects()), "[books books]", "effects of those in transactions")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 2, "slots")
-	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
+	expect(t, db.count("pgleases.schedule_slots"), 2, "slots")
+	counts(db, "all slots are free", 0, "pgleases.schedule_slots WHERE run IS NOT NULL")
 }
 
 // A run that waits for a slot spends no attempt and no grace. Meanwhile Why says so, it is not
@@ -160,8 +166,8 @@ func TestWhatWaitsForASlotWaitsForFree(t *testing.T) {
 	began, end, handler := halting(nil, effect)
 	books := schedule.InTx(w.Scheduler, "books", handler, schedule.WithMaxConcurrent(1))
 	mail := schedule.InTx(w.Scheduler, "mail", note)
-	testkit.OK(t, books.Put(t.Context(), "a", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
-	testkit.OK(t, books.Put(t.Context(), "b", args{}, hourly, schedule.WithMissed(schedule.MissedAll), schedule.WithGrace(time.Minute)))
+	testkit.OK(t, books.Put(t.Context(), "a", args{}, hourly, missedAll, schedule.WithGrace(time.Minute)))
+	testkit.OK(t, books.Put(t.Context(), "b", args{}, hourly, missedAll, schedule.WithGrace(time.Minute)))
 	l := newLedger(db, "b")
 	other := newLedger(db, "a")
 	w.run()
@@ -218,10 +224,10 @@ func TestRunsWithoutASlotTakeNoRoom(t *testing.T) {
 		t.Errorf("a slot was asked for %d times, not %d at most", n, most)
 	}
 	testkit.OK(t, other.Rollback(t.Context()))
-	becomes(db, "all are done", 171, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	counts(db, "all are done", 171, "pgleases.history WHERE outcome = 'succeeded'")
 	e := testkit.Must(w.Job(t.Context(), first[149]))(t)
 	expect(t, e.Attempts, 1, "attempts")
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
+	expect(t, db.count("pgleases.history WHERE attempts <> 1"), 0, "jobs that took more than one")
 }
 
 // Polls leave out runs that wait for a slot all the time, and not only every second poll.
@@ -244,12 +250,13 @@ func TestBlockedRunsAreLeftOutOfEachPoll(t *testing.T) {
 			testkit.Must(books.EnqueueMany(t.Context(), make([]args, 250), same...))(t)
 			w.run()
 			testkit.Receive(t, "one runs", began)
-			testkit.Until(t, "it polls often", func() bool { return one[int64](db, "SELECT count(*) FROM public.polls WHERE leaves_out") >= 5 })
+			testkit.Until(t, "it polls often", func() bool { return db.count("public.polls WHERE leaves_out") >= 5 })
 			behind := testkit.Must(schedule.InTx(w.Scheduler, "mail", note).Enqueue(t.Context(), "behind"))(t)
 			expect(t, w.outcome(behind).Outcome, schedule.OutcomeSucceeded, "outcome of what is behind those that wait")
-			expect(t, one[int64](db, "SELECT count(*) FROM public.polls WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.polls WHERE leaves_out)"), 0, "polls that leave out nothing, after one that did")
+			const later = "public.polls WHERE NOT leaves_out AND n > (SELECT min(n) FROM public.polls WHERE leaves_out)"
+			expect(t, db.count(later), 0, "polls that leave out nothing, after one that did")
 			close(goOn)
-			becomes(db, "all are found in the end", 0, "SELECT count(*) FROM pgleases.jobs")
+			counts(db, "all are found in the end", 0, "pgleases.jobs")
 		})
 	}
 }
@@ -260,8 +267,11 @@ func TestSlotsAreFreeIfStatementsAreLost(t *testing.T) {
 	db := newDatabase(t)
 	var g gate
 	w := newWorker(db, schedule.WithMaxRunning(5))
-	limits := []schedule.KindOption{schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(time.Second), schedule.WithMaxCrashes(100), schedule.WithMaxAttempts(1000, schedule.Backoff(time.Millisecond, time.Millisecond))}
-	in := schedule.InTx(w.Scheduler, "books", func(ctx context.Context, tx pgx.Tx, r schedule.Run[string]) error { return note(ctx, tx, r) }, limits...)
+	limits := []schedule.KindOption{
+		schedule.WithMaxConcurrent(1), schedule.WithIdleTimeout(time.Second),
+		schedule.WithMaxCrashes(100), tries(1000, time.Millisecond),
+	}
+	in := schedule.InTx(w.Scheduler, "books", note, limits...)
 	out := schedule.AtLeastOnce(w.Scheduler, "mail", func(ctx context.Context, r schedule.Run[string]) error {
 		g.enter()
 		defer g.leave()
@@ -282,8 +292,8 @@ func TestSlotsAreFreeIfStatementsAreLost(t *testing.T) {
 			}
 			done += 10
 			testkit.Until(t, "the message was lost: "+text, func() bool { return w.wire.Left() == 0 })
-			becomes(db, "all are done after "+text, done, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
-			becomes(db, "all slots are free after "+text, 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
+			counts(db, "all are done after "+text, done, "pgleases.history WHERE outcome = 'succeeded'")
+			counts(db, "all slots are free after "+text, 0, "pgleases.schedule_slots WHERE run IS NOT NULL")
 		}
 	}
 	expect(t, g.highest(), 1, "calls at once, at most")
@@ -299,7 +309,7 @@ func TestALimitThatIsNotReachedCostsLittle(t *testing.T) {
 	const jobs = 100
 	enqueue := func() { testkit.Must(k.EnqueueMany(t.Context(), make([]string, jobs)))(t) }
 	done := func(n int64) {
-		becomes(db, "all are done", n, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND kind = 'limited'")
+		counts(db, "all are done", n, "pgleases.history WHERE outcome = 'succeeded' AND kind = 'limited'")
 	}
 	enqueue()
 	done(jobs) // the first run in a partition notes that, in a transaction of its own
@@ -334,11 +344,11 @@ func TestSlotsThatAreGoneAreMadeAgain(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	k := schedule.InTx(w.Scheduler, "ship", func(context.Context, pgx.Tx, schedule.Run[string]) error { return nil }, schedule.WithMaxConcurrent(1))
+	k := schedule.InTx(w.Scheduler, "ship", nothing[string], schedule.WithMaxConcurrent(1))
 	w.run()
 	for range 2 {
 		testkit.Must(k.Enqueue(t.Context(), "an order"))(t)
-		becomes(db, "the job is done", 0, "SELECT count(*) FROM pgleases.jobs")
+		counts(db, "the job is done", 0, "pgleases.jobs")
 		testkit.Must(db.Exec(t.Context(), "DELETE FROM pgleases.schedule_slots"))(t)
 	}
 }
@@ -378,8 +388,8 @@ func TestSlotThatIsNotFreedHoldsNoPlace(t *testing.T) {
 	}
 	expect(t, log.count("run postponed"), 1, "lines of runs that could not begin")
 	db.exec("DROP TRIGGER refuse ON pgleases.schedule_slots")
-	becomes(db, "all are done", 4, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
-	becomes(db, "all slots are free", 0, "SELECT count(*) FROM pgleases.schedule_slots WHERE run IS NOT NULL")
+	counts(db, "all are done", 4, "pgleases.history WHERE outcome = 'succeeded'")
+	counts(db, "all slots are free", 0, "pgleases.schedule_slots WHERE run IS NOT NULL")
 }
 
 // Slots are created again if none was found, while existing slots are taken and freed, whatever the
@@ -387,7 +397,7 @@ func TestSlotThatIsNotFreedHoldsNoPlace(t *testing.T) {
 func TestSlotsAreMadeUnderAnyDefaultOfTransactions(t *testing.T) {
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database()); END $$;
+	db.exec(serializable + `;
 		INSERT INTO pgleases.schedule_slots (group_name, kind, slot) VALUES ('` + group + `', 'pay', 0)`)
 	w, log := newLogged(db)
 	done := make(chan struct{}, 1)
@@ -409,20 +419,22 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	w := newWorker(db)
-	other, err := schedule.New(t.Context(), w.client, w.pool, "other", schedule.WithPartitions(4), schedule.WithoutMigration(),
-		schedule.WithLogger(slog.New(slog.DiscardHandler)))
+	log := slog.New(slog.DiscardHandler)
+	other, err := schedule.New(t.Context(), w.client, w.pool, "other",
+		schedule.WithPartitions(4), schedule.WithoutMigration(), schedule.WithLogger(log))
 	testkit.OK(t, err)
 	other.Hasten()
 	var running atomic.Int32
 	end := make(chan struct{})
 	var kinds []*schedule.Kind[args]
+	run := func(ctx context.Context, _ schedule.Run[args]) error {
+		running.Add(1)
+		released(ctx, end)
+		_, err := w.pool.Exec(ctx, "SELECT 1")
+		return err
+	}
 	for _, s := range []*schedule.Scheduler{w.Scheduler, other} {
-		kinds = append(kinds, schedule.InTx(s, "books", func(ctx context.Context, _ pgx.Tx, _ schedule.Run[args]) error {
-			running.Add(1)
-			released(ctx, end)
-			_, err := w.pool.Exec(ctx, "SELECT 1")
-			return err
-		}))
+		kinds = append(kinds, schedule.InTx(s, "books", inside(run)))
 	}
 	w.run()
 	ctx, stop := context.WithCancel(t.Context())
@@ -439,7 +451,7 @@ func TestGroupsOnOnePoolLeaveHalfOfIt(t *testing.T) {
 	db.polled()
 	expect(t, running.Load(), 3, "handlers at once of two groups on a pool of 6")
 	close(end)
-	becomes(db, "all are done", 12, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded'")
+	counts(db, "all are done", 12, "pgleases.history WHERE outcome = 'succeeded'")
 	stop()
 	testkit.Receive(t, "the other group ends", ended)
 }
@@ -484,7 +496,7 @@ func TestSlotsThatAreThereWaitForNobody(t *testing.T) {
 	testkit.Must(other.Exec(t.Context(), fmt.Sprintf(makes, 3)))(t)
 	testkit.OK(t, other.Rollback(t.Context()))
 	testkit.OK(t, frozen.Commit(t.Context()))
-	expect(t, one[int64](db, "SELECT count(*) FROM pgleases.schedule_slots"), 4, "slots")
+	expect(t, db.count("pgleases.schedule_slots"), 4, "slots")
 }
 
 // A job that waits makes polls read what has ended since it was due in its own partition, and not in
@@ -498,8 +510,10 @@ func TestWaitingJobBehindAnOldSnapshotCostsOnePartition(t *testing.T) {
 	testkit.Must(old.Exec(t.Context(), "SELECT FROM pgleases.jobs"))(t)
 	poll := func(further string) int {
 		t.Helper()
-		statement := fmt.Sprintf(`SELECT pgleases.schedule_poll('%s', ARRAY(SELECT generate_series(0, %d)), '{}', (extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint,
-			2000000, ARRAY(SELECT (%s)::bigint FROM generate_series(0, %[2]d) AS n), array_fill(15, ARRAY[%[4]d]), 1, 2000, '{}', '{}', '{}', '{}')`, group, partitions-1, further, partitions)
+		statement := fmt.Sprintf(`SELECT pgleases.schedule_poll('%s', ARRAY(SELECT generate_series(0, %d)), '{}',
+				(extract(epoch FROM pgleases.schedule_clock()) * 1000000)::bigint, 2000000,
+				ARRAY(SELECT (%s)::bigint FROM generate_series(0, %[2]d) AS n), array_fill(15, ARRAY[%[4]d]), 1, 2000,
+				'{}', '{}', '{}', '{}')`, group, partitions-1, further, partitions)
 		testkit.BlocksRead(t, db.Pool, statement) // the session may not know the tables yet
 		n := testkit.BlocksRead(t, db.Pool, statement)
 		t.Logf("%s: %d blocks", further, n)
@@ -507,13 +521,16 @@ func TestWaitingJobBehindAnOldSnapshotCostsOnePartition(t *testing.T) {
 	}
 	const waits = "CASE WHEN n = 7 THEN 3600000000 ELSE 0 END"
 	before := poll(waits)
-	db.exec(fmt.Sprintf(`INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+	db.exec(fmt.Sprintf(`INSERT INTO pgleases.jobs
+			(group_name, key, partition, kind, name, trigger, args, priority, at, due)
 		SELECT '%s', 'k' || i, i %% %d, 'mail', 'j' || i, 'api', '{}', 1, d.at, d.at
-		FROM generate_series(1, %d) AS i CROSS JOIN (SELECT pgleases.schedule_clock() - interval '10 min' AS at) AS d`, group, partitions, jobs))
+		FROM generate_series(1, %d) AS i
+		CROSS JOIN (SELECT pgleases.schedule_clock() - interval '10 min' AS at) AS d`, group, partitions, jobs))
 	db.exec("DELETE FROM pgleases.jobs")
 	after, all := poll(waits), poll("3600000000")
 	if after > before+3*jobs/partitions || all < before+jobs/2 {
-		t.Errorf("%d blocks are read beside a job that waits, %d before, %d if one waits in each partition", after, before, all)
+		t.Errorf("%d blocks are read beside a job that waits, %d before, %d if one waits in each partition",
+			after, before, all)
 	}
 	testkit.OK(t, old.Rollback(t.Context()))
 }

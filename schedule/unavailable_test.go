@@ -4,13 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
 	"runtime"
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
@@ -36,7 +33,7 @@ func TestUnavailableCountsNoAttempt(t *testing.T) {
 		}
 	}
 	kinds := []*schedule.Kind[args]{
-		schedule.InTx(w.Scheduler, "in a transaction", func(ctx context.Context, _ pgx.Tx, r schedule.Run[args]) error { return out(0)(ctx, r) }),
+		schedule.InTx(w.Scheduler, "in a transaction", inside(out(0))),
 		schedule.AtLeastOnce(w.Scheduler, "at least once", out(1)),
 		schedule.AtMostOnce(w.Scheduler, "at most once", out(2)),
 		schedule.AtLeastOnce(w.Scheduler, "too late", func(ctx context.Context, r schedule.Run[args]) error {
@@ -54,7 +51,8 @@ func TestUnavailableCountsNoAttempt(t *testing.T) {
 	testkit.Until(t, "all have succeeded", func() bool {
 		clock = clock.Add(time.Minute)
 		db.setClock(clock)
-		return one[int64](db, "SELECT count(*) FROM pgleases.history WHERE outcome = 'succeeded' AND attempts = 1") == int64(len(kinds))
+		succeeded := db.count("pgleases.history WHERE outcome = 'succeeded' AND attempts = 1")
+		return succeeded == int64(len(kinds))
 	})
 	for name, k := range w.Stats().Kinds {
 		if k.Unavailable != 3 || k.Retried != 0 || k.Failed != 0 || k.Unknown != 0 {
@@ -76,45 +74,71 @@ func TestAroundCallsHandlersOnce(t *testing.T) {
 		outcome string
 		says    string
 	}{
-		"passes on":     {func(ctx context.Context, n next) error { return n(context.WithValue(ctx, key{}, 1)) }, 1, "succeeded", ""},
-		"ignores it":    {func(ctx context.Context, n next) error { _ = n(ctx); return nil }, 1, "succeeded", ""},
-		"calls twice":   {func(ctx context.Context, n next) error { return errors.Join(n(ctx), n(ctx)) }, 1, "failed", "call next once"},
-		"does not call": {func(context.Context, next) error { return nil }, 0, "failed", "before it had called the handler"},
-		"fails after":   {func(ctx context.Context, n next) error { _ = n(ctx); return errors.New("no trace") }, 1, "failed", "no trace"},
-		"panics":        {func(ctx context.Context, n next) error { _ = n(ctx); panic("on fire") }, 1, "failed", "on fire"},
-		"ends":          {func(ctx context.Context, n next) error { runtime.Goexit(); return n(ctx) }, 0, "failed", "runtime.Goexit"},
-		"hangs":         {func(ctx context.Context, n next) error { <-ends; return n(ctx) }, 1, "failed", "longer than its timeout"},
+		"passes on": {func(ctx context.Context, n next) error {
+			return n(context.WithValue(ctx, key{}, 1))
+		}, 1, "succeeded", ""},
+		"ignores it": {func(ctx context.Context, n next) error {
+			_ = n(ctx)
+			return nil
+		}, 1, "succeeded", ""},
+		"calls twice": {func(ctx context.Context, n next) error {
+			return errors.Join(n(ctx), n(ctx))
+		}, 1, "failed", "call next once"},
+		"does not call": {func(context.Context, next) error {
+			return nil
+		}, 0, "failed", "before it had called the handler"},
+		"fails after": {func(ctx context.Context, n next) error {
+			_ = n(ctx)
+			return errors.New("no trace")
+		}, 1, "failed", "no trace"},
+		"panics": {func(ctx context.Context, n next) error {
+			_ = n(ctx)
+			panic("on fire")
+		}, 1, "failed", "on fire"},
+		"ends": {func(ctx context.Context, n next) error {
+			runtime.Goexit()
+			return n(ctx)
+		}, 0, "failed", "runtime.Goexit"},
+		"hangs": {func(ctx context.Context, n next) error {
+			<-ends
+			return n(ctx)
+		}, 1, "failed", "longer than its timeout"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			log := new(lines)
 			var info schedule.Info
-			w := newWorker(db, schedule.WithLogger(slog.New(slog.NewTextHandler(log, nil))), schedule.WithAround(func(ctx context.Context, i schedule.Info, n func(context.Context) error) error {
+			around := func(ctx context.Context, i schedule.Info, n func(context.Context) error) error {
 				if i.Kind == "other" {
 					return n(ctx)
 				}
 				info = i
 				return c.around(ctx, n)
-			}))
+			}
+			w, log := newLogged(db, schedule.WithAround(around))
 			w.Times().Overrun = 10 * time.Millisecond
 			var calls atomic.Int64
-			k := schedule.InTx(w.Scheduler, "mail", func(context.Context, pgx.Tx, schedule.Run[args]) error { calls.Add(1); return nil },
-				schedule.WithTimeout(200*time.Millisecond))
-			other := schedule.InTx(w.Scheduler, "other", func(context.Context, pgx.Tx, schedule.Run[args]) error { return nil })
+			called := func(context.Context, schedule.Run[args]) error {
+				calls.Add(1)
+				return nil
+			}
+			k := schedule.InTx(w.Scheduler, "mail", inside(called), schedule.WithTimeout(200*time.Millisecond))
+			other := schedule.InTx(w.Scheduler, "other", nothing[args])
 			w.run()
-			id := testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("u", schedule.OnConflictReject)))(t)
+			id := testkit.Must(k.Enqueue(t.Context(), args{}, rejecting("u")))(t)
 			if name == "hangs" {
 				testkit.Until(t, "the log names it", func() bool { return log.count("handler still running") == 1 })
 				testkit.Must(other.Enqueue(t.Context(), args{}))(t)
-				becomes(db, "the others run", 1, "SELECT count(*) FROM pgleases.history WHERE kind = 'other'")
+				counts(db, "the others run", 1, "pgleases.history WHERE kind = 'other'")
 				close(ends)
 			}
-			becomes(db, "it has its outcome", 1, "SELECT count(*) FROM pgleases.history WHERE kind = 'mail' AND outcome = $1 AND coalesce(error, '') LIKE '%' || $2 || '%'", c.outcome, c.says)
+			counts(db, "it has its outcome", 1, `pgleases.history
+				WHERE kind = 'mail' AND outcome = $1 AND coalesce(error, '') LIKE '%' || $2 || '%'`, c.outcome, c.says)
 			expect(t, calls.Load(), c.calls, "calls of the handler")
 			want := schedule.Info{
-				Lease: "schedule/" + group, Kind: "mail", Trigger: string(schedule.TriggerJob), Name: "u", ID: id, Key: "u",
-				At: info.At, Rows: 1, Partition: info.Partition, Epoch: info.Epoch, Attempt: 1,
+				Lease: "schedule/" + group, Kind: "mail", Trigger: string(schedule.TriggerJob),
+				Name: "u", ID: id, Key: "u", At: info.At, Rows: 1,
+				Partition: info.Partition, Epoch: info.Epoch, Attempt: 1,
 			}
 			if info != want || info.Epoch == 0 || info.At.IsZero() {
 				t.Errorf("the call is about %+v, not %+v", info, want)

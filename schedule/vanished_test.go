@@ -48,7 +48,9 @@ func TestTimeoutDuringFailoverIsNoAttempt(t *testing.T) {
 	testkit.OnlyInCI(t)
 	t.Parallel()
 	db := newFreshDatabase(t)
-	db.exec(`CREATE TABLE public.servers (started timestamptz); INSERT INTO public.servers VALUES ('2026-01-01Z'); GRANT SELECT ON public.servers TO PUBLIC;
+	db.exec(`CREATE TABLE public.servers (started timestamptz);
+		INSERT INTO public.servers VALUES ('2026-01-01Z');
+		GRANT SELECT ON public.servers TO PUBLIC;
 		DO $$ BEGIN EXECUTE replace(pg_get_functiondef('pgleases.schedule_open'::regproc), 'pg_catalog.pg_postmaster_start_time()', '(SELECT started FROM public.servers)'); END $$`)
 	w := newWorker(db)
 	w.Times().Look = time.Hour

@@ -47,11 +47,13 @@ func TestBooksAreClosedEachNight(t *testing.T) {
 	s.Advance(24 * time.Hour)
 
 	var closed string
-	err := pool.QueryRow(t.Context(), "SELECT string_agg(to_char(night AT TIME ZONE 'UTC', 'DD HH24:MI'), ', ' ORDER BY night) FROM closings").Scan(&closed)
+	err := pool.QueryRow(t.Context(), `SELECT string_agg(to_char(night AT TIME ZONE 'UTC', 'DD HH24:MI'), ', '
+		ORDER BY night) FROM closings`).Scan(&closed)
 	if want := "29 01:00, 30 00:30, 01 00:30"; err != nil || closed != want {
 		t.Errorf("closed at %q, not %q: %v", closed, want, err)
 	}
-	if outcomes := s.Entries("close"); outcomes[2].Outcome != schedule.OutcomeMissed { // the one of the 31st was later than the grace when the outage ended
+	// The one of the 31st was later than the grace when the outage ended.
+	if outcomes := s.Entries("close"); outcomes[2].Outcome != schedule.OutcomeMissed {
 		t.Errorf("the third tick is %s", outcomes[2].Outcome)
 	}
 }

@@ -25,7 +25,8 @@ func Example() {
 			t.Fatal(err)
 		}
 		s.Advance(48 * time.Hour)
-		if want := []string{"the ledger on 29 March at 01:00", "the ledger on 30 March at 00:30"}; !slices.Equal(closed, want) {
+		want := []string{"the ledger on 29 March at 01:00", "the ledger on 30 March at 00:30"}
+		if !slices.Equal(closed, want) {
 			t.Errorf("closed %q, not %q", closed, want)
 		}
 		if outcome := s.Entries("close")[0].Outcome; outcome != schedule.OutcomeSucceeded {

@@ -101,15 +101,18 @@ func New(t testing.TB, pool *pgxpool.Pool, at time.Time, opts ...schedule.Option
 
 func (w *world) newProcess(opts []schedule.Option) *Scheduler {
 	w.t.Helper()
-	log := slog.New(slog.NewTextHandler(w.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+	worldTime := func(groups []string, a slog.Attr) slog.Attr {
 		if len(groups) == 0 && a.Key == slog.TimeKey {
 			a.Value = slog.TimeValue(w.time())
 		}
 		return a
-	}}))
+	}
+	options := &slog.HandlerOptions{Level: slog.LevelWarn, ReplaceAttr: worldTime}
+	log := slog.New(slog.NewTextHandler(w.t.Output(), options))
+	opts = append([]schedule.Option{schedule.WithLogger(log)}, opts...)
 	var p bridge.Process
 	w.must(w.ask(func(ctx context.Context) (err error) {
-		p, err = bridge.Rehearse(ctx, w.pool, w.schema, Group, &w.stage, append([]schedule.Option{schedule.WithLogger(log)}, opts...))
+		p, err = bridge.Rehearse(ctx, w.pool, w.schema, Group, &w.stage, opts)
 		return err
 	}))
 	s := &Scheduler{Scheduler: p.Scheduler().(*schedule.Scheduler), process: p, world: w}
@@ -198,7 +201,8 @@ func (s *Scheduler) Entries(name string) []schedule.HistoryEntry {
 	}
 	if len(entries) == 0 {
 		if _, err := s.Get(context.Background(), name); err != nil {
-			s.world.t.Fatalf("scheduletest: Entries takes the name of a schedule, Job(ctx, id) the ID of a job: %v", err)
+			s.world.t.Fatalf("scheduletest: Entries takes the name of a schedule, Job(ctx, id) the ID of a job: %v",
+				err)
 		}
 	}
 	slices.Reverse(entries)
@@ -230,11 +234,13 @@ func (s *Scheduler) drives(call string, f func()) {
 	switch {
 	case w.of != s:
 		w.mu.Unlock()
-		w.t.Fatalf("scheduletest: %s of a process that Deploy has ended: call it on the Scheduler that Deploy returned", call)
+		w.t.Fatalf("scheduletest: %s of a process that Deploy has ended: call it on the Scheduler that Deploy returned",
+			call)
 	case w.driven:
 		w.mu.Unlock()
 		w.t.Errorf(
-			"scheduletest: %s was called while the time moves: a handler may call Crash only, and one goroutine the other methods",
+			"scheduletest: %s was called while the time moves: "+
+				"a handler may call Crash only, and one goroutine the other methods",
 			call,
 		)
 		return // without ending the goroutine, because a handler may wait for it

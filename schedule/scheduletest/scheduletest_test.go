@@ -111,13 +111,16 @@ func TestAdvanceRunsInOrder(t *testing.T) {
 	testkit.OK(t, k.Add("half", args{2}, schedule.Every(40*time.Minute)))
 	s.Advance(0)
 	testkit.Must(k.Enqueue(t.Context(), args{3}, schedule.WithDelay(time.Hour), schedule.WithPriority(3)))(t)
-	testkit.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), schedule.WithUnique("job", schedule.OnConflictReject)))(t)
+	taken := schedule.WithUnique("job", schedule.OnConflictReject)
+	testkit.Must(k.Enqueue(t.Context(), args{4}, schedule.WithTime(midnight), taken))(t)
 	s.Advance(0)
 	s.Advance(time.Hour + 20*time.Minute)
-	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00;  3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
+	expect(t, "runs", strings.Join(did, "; "), "job 4 for 00:00:00 at 00:00:00; half 2 for 00:40:00 at 00:40:00; "+
+		" 3 for 01:00:00 at 01:00:00; hour 1 for 01:00:00 at 01:00:00; half 2 for 01:20:00 at 01:20:00")
 	expect(t, "the clock", s.Now(), midnight.Add(80*time.Minute))
-	testkit.Must(k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.OnConflictReject)))(t)
-	if _, err := k.Enqueue(t.Context(), args{}, schedule.WithUnique("again", schedule.OnConflictReject)); !errors.Is(err, schedule.ErrExists) {
+	taken = schedule.WithUnique("again", schedule.OnConflictReject)
+	testkit.Must(k.Enqueue(t.Context(), args{}, taken))(t)
+	if _, err := k.Enqueue(t.Context(), args{}, taken); !errors.Is(err, schedule.ErrExists) {
 		t.Fatalf("a unique key that is taken: %v", err)
 	}
 }
@@ -156,7 +159,11 @@ func TestProcessThatCrashesIsFollowedByAnother(t *testing.T) {
 	crashes = 0
 	s.Advance(time.Hour)
 	expect(t, "always", outcomes(s, "always"), "succeeded 1")
-	expect(t, "runs", strings.Join(did, "; "), "in attempt 1, crashes 0, epoch 1; in attempt 1, crashes 0, epoch 2; once attempt 1, crashes 0, epoch 2; always attempt 1, crashes 0, epoch 3; always attempt 1, crashes 0, epoch 4")
+	expect(t, "runs", strings.Join(did, "\n"), `in attempt 1, crashes 0, epoch 1
+in attempt 1, crashes 0, epoch 2
+once attempt 1, crashes 0, epoch 2
+always attempt 1, crashes 0, epoch 3
+always attempt 1, crashes 0, epoch 4`)
 }
 
 func TestJobThatCrashesProcessesFails(t *testing.T) {
@@ -251,7 +258,8 @@ func TestHandlerPutsAreCommittedWithRun(t *testing.T) {
 func TestTheSchemaIsDropped(t *testing.T) {
 	pool := newPool(t)
 	schemas := func() (n int) {
-		testkit.OK(t, pool.QueryRow(t.Context(), "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'scheduletest%'").Scan(&n))
+		const all = "SELECT count(*) FROM pg_namespace WHERE nspname LIKE 'scheduletest%'"
+		testkit.OK(t, pool.QueryRow(t.Context(), all).Scan(&n))
 		return n
 	}
 	before := schemas()
@@ -302,7 +310,8 @@ func TestHandlerThatSnoozesForNoTimeIsFoundOut(t *testing.T) {
 	t.Parallel()
 	said := fails(t, func(f testing.TB) {
 		s := scheduletest.New(f, newPool(f), midnight)
-		k := schedule.InTx(s.Scheduler, "k", func(context.Context, pgx.Tx, schedule.Run[args]) error { return schedule.Snooze(0) })
+		snooze := func(context.Context, pgx.Tx, schedule.Run[args]) error { return schedule.Snooze(0) }
+		k := schedule.InTx(s.Scheduler, "k", snooze)
 		testkit.OK(t, k.Add("k", args{}, schedule.Every(time.Hour)))
 		s.Advance(2 * time.Hour)
 	})
@@ -364,7 +373,8 @@ func TestExtraRunsKeepZoneWindowAndKey(t *testing.T) {
 		if keys[key] == 0 {
 			keys[key] = len(keys) + 1
 		}
-		did.note("%s %s from %s, key %d", r.Trigger, r.Local.Format("2 15:04 MST"), r.From.Format("2 Jan 06 15:04"), keys[key])
+		from := r.From.Format("2 Jan 06 15:04")
+		did.note("%s %s from %s, key %d", r.Trigger, r.Local.Format("2 15:04 MST"), from, keys[key])
 		if r.At.Day() == 27 {
 			return nil
 		}

@@ -73,11 +73,13 @@ func newWorld(t testing.TB, pool *pgxpool.Pool, at time.Time) *world {
 // open creates the schema, which is dropped when the test ends.
 func (w *world) open() error {
 	w.t.Cleanup(func() {
-		if err := w.ask(func(ctx context.Context) error {
+		err := w.ask(func(ctx context.Context) error {
 			_, err := w.pool.Exec(ctx, "DROP SCHEMA IF EXISTS "+pgx.Identifier{w.schema}.Sanitize()+" CASCADE")
 			return err
-		}); err != nil {
-			w.t.Errorf("scheduletest: the schema %s is not dropped: is the pool closed, or a transaction open? %v", w.schema, err)
+		})
+		if err != nil {
+			w.t.Errorf("scheduletest: the schema %s is not dropped: is the pool closed, or a transaction open? %v",
+				w.schema, err)
 		}
 	})
 	return w.ask(func(ctx context.Context) error {
@@ -173,7 +175,8 @@ func (w *world) gone() time.Time {
 // settle runs what is due now, one after the other, until no item is due.
 func (w *world) settle() {
 	for {
-		if down := w.gone(); down.After(w.time()) {
+		down := w.gone()
+		if down.After(w.time()) {
 			return
 		} else if !down.IsZero() {
 			w.must(w.own())
@@ -186,7 +189,8 @@ func (w *world) settle() {
 		w.total++
 		if w.begun[ran] > mostOfOne || w.total > most {
 			w.t.Fatalf(
-				"scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: does a handler snooze for 0 s, or enqueue itself?",
+				"scheduletest: at %v more than %d runs of one schedule or job began, or %d in all: "+
+					"does a handler snooze for 0 s, or enqueue itself?",
 				w.time(), mostOfOne, most,
 			)
 		}
