@@ -89,7 +89,8 @@ func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 			name := fmt.Sprintf("leader-%d", i)
 			waitFor(t, patience, name+" leads", func() bool {
 				var owner string
-				err := pool.QueryRow(t.Context(), "SELECT coalesce(owner, '') FROM pgleases.status WHERE lease = $1", name).Scan(&owner)
+				const of = "SELECT coalesce(owner, '') FROM pgleases.status WHERE lease = $1"
+				err := pool.QueryRow(t.Context(), of, name).Scan(&owner)
 				return err == nil && owner == name
 			})
 			leases[i] = joined(t, next, name, 1)
@@ -107,7 +108,8 @@ func TestNextLeadsWithinTTLOfKill(t *testing.T) {
 				killed := time.Now()
 				tally.Fault(t, "kill")
 				var expires, owned time.Time
-				err := pool.QueryRow(t.Context(), "SELECT expires_at FROM pgleases.clients WHERE id = $1", p.Config.ID).Scan(&expires)
+				const expiry = "SELECT expires_at FROM pgleases.clients WHERE id = $1"
+				err := pool.QueryRow(t.Context(), expiry, p.Config.ID).Scan(&expires)
 				if err != nil {
 					t.Error(err)
 					return
@@ -177,13 +179,15 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 			session := rand.Int64N(1<<62) + 1
 			repeat(func() error {
 				_, _, err := conn.Register(t.Context(), store.Registration{
-					Session: session, ID: fmt.Sprintf("killed-%d", i), Process: session, TTL: ttl, Host: "host", PID: i, StartedAt: time.Now(),
+					Session: session, ID: fmt.Sprintf("killed-%d", i), Process: session,
+					TTL: ttl, Host: "host", PID: i, StartedAt: time.Now(),
 				})
 				return err
 			})
 			if i%2 == 0 {
+				lease := []string{"l", "of the killed"}[i/2%2]
 				repeat(func() error {
-					_, err := conn.Join(t.Context(), session, []string{"l", "of the killed"}[i/2%2], 8, store.Terms{Weight: 1}, 1)
+					_, err := conn.Join(t.Context(), session, lease, 8, store.Terms{Weight: 1}, 1)
 					return err
 				})
 			}
@@ -191,7 +195,8 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 		// And two processes with many clients, which are really killed.
 		var processes []*faults.Process
 		for _, lease := range []string{"", "l"} {
-			p := startWorker(t, faults.Config{URL: url, ID: "process" + lease, Lease: lease, Partitions: 8, TTL: ttl, Clients: 20})
+			config := faults.Config{URL: url, ID: "process" + lease, Lease: lease, Partitions: 8, TTL: ttl, Clients: 20}
+			p := startWorker(t, config)
 			processes = append(processes, p)
 			killed += p.Config.Clients
 		}
@@ -211,9 +216,8 @@ func TestThousandKilledClientsAreGoneAfterTwoTTLs(t *testing.T) {
 			missed(t, began, 2*ttl, "%d clients are left 2 TTL after the last was killed, not the 2 that live", left)
 		}
 		waitFor(t, patience, "the live clients share again", func() bool { return shared(living...) })
-		var members int
-		if err := pool.QueryRow(t.Context(), "SELECT count(*) FROM pgleases.members").Scan(&members); err != nil || members != 2 {
-			t.Errorf("%d memberships are left, %v", members, err)
+		if members := count(t, pool, "pgleases.members"); members != 2 {
+			t.Errorf("%d memberships are left", members)
 		}
 	})
 }

@@ -29,7 +29,8 @@ func TestReadOnlyServerIsLeftAndReturnedTo(t *testing.T) {
 		testkit.Execute(t, admin, `SELECT pg_reload_conf()`)
 		until(t, "the connection is given up", func() bool { return connections(t, admin) == 0 })
 		until(t, "it was notified", func() bool {
-			return len(book.lines("connect failed", "default_transaction_read_only is on")) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
+			lines := book.lines("connect failed", "default_transaction_read_only is on")
+			return len(lines) == 1 && c.Stats().HeartbeatAge > 300*time.Millisecond
 		})
 		loses, want := fast(t, admin), 4
 		if loses { // the client has ended the connection itself
@@ -66,17 +67,20 @@ func TestMissingNotificationsAreDetected(t *testing.T) {
 		url := direct(t)
 		through := bouncerTo(t, url)
 		var book logbook
+		often := pgleases.WithHeartbeat(100 * time.Millisecond)
 		clients := []*pgleases.Client{
 			newClient(t, testkit.Pool(t, url), pgleases.WithClientID("direct")),
-			newClient(t, testkit.Pool(t, through), pgleases.WithClientID("pooled"), book.option(), pgleases.WithHeartbeat(100*time.Millisecond)),
-			newClient(t, testkit.Pool(t, url), pgleases.WithClientID("polling"), pgleases.WithPolling(), pgleases.WithHeartbeat(100*time.Millisecond)),
+			newClient(t, testkit.Pool(t, through), pgleases.WithClientID("pooled"), book.option(), often),
+			newClient(t, testkit.Pool(t, url), pgleases.WithClientID("polling"), pgleases.WithPolling(), often),
 		}
 		leases := make([]*pgleases.Lease, len(clients))
 		for i, c := range clients {
 			leases[i] = joined(t, c, "work", 9, pgleases.WithHandoffDelay(0))
 		}
 		until(t, "each owns a third", func() bool { return shared(leases...) }, leases...)
-		until(t, "the modes of listening are known", func() bool { return clients[0].Stats().Listening && len(book.lines("polling")) == 1 })
+		until(t, "the modes of listening are known", func() bool {
+			return clients[0].Stats().Listening && len(book.lines("polling")) == 1
+		})
 		beats(t, clients[1], 5)
 		for i, want := range []bool{true, false, false} {
 			if s := clients[i].Stats(); s.Listening != want || s.Reconnects != 0 {
@@ -117,10 +121,11 @@ func TestWritableHostIsChosen(t *testing.T) {
 		both.Host += "," + second.Host
 		c := testkit.Must(pgleases.Open(t.Context(), both.String(), pgleases.WithClientID("a")))(t)
 		defer shut(t, c)
+		pool := testkit.Pool(t, hosts[1])
 		until(t, "the second server has the client", func() bool {
-			return testkit.Value[int](t, testkit.Pool(t, hosts[1]), `SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgleases'`) == 1
+			return count(t, pool, "pg_stat_activity WHERE application_name = 'pgleases'") == 1
 		})
-		if n := testkit.Value[int](t, testkit.Pool(t, hosts[1]), `SELECT count(*) FROM pgleases.clients WHERE id = 'a'`); n != 1 {
+		if n := count(t, pool, "pgleases.clients WHERE id = 'a'"); n != 1 {
 			t.Errorf("the second server has %d sessions of the client, not 1", n)
 		}
 	})

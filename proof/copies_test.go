@@ -32,16 +32,27 @@ var copies = []struct {
 	steps       []step
 	notPromised bool // repeated epochs are logged, and are no failure
 }{
-	{"siblings", []step{serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"), serve("a"),
-		serve("b"), serve("c")}, false},
-	{"siblings, seen by new clients", []step{serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"),
-		serve("b"), restart, serve("c")}, false},
-	{"standby of a standby", []step{serve("a"), standby("b", "a"), standby("c", "b"), serve("b"), misses("c"), serve("b"),
-		serve("c")}, false},
-	{"standby of an upgraded server", []step{serve("a"), standby("b", "a"), serve("b"), upgrade("c", "b"), standby("d", "c"), misses("d"),
-		serve("c"), serve("d")}, false},
-	{"return to the old primary", []step{serve("a"), standby("b", "a"), misses("b"), serve("a"), serve("b"), serve("a"), serve("b")}, false},
-	{"return, seen by new clients", []step{serve("a"), standby("b", "a"), misses("b"), serve("b"), restart, newGeneration("a"), serve("a")}, false},
+	{"siblings", []step{
+		serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"),
+		serve("a"), serve("b"), serve("c"),
+	}, false},
+	{"siblings, seen by new clients", []step{
+		serve("a"), standby("b", "a"), standby("c", "a"), misses("b"), misses("c"),
+		serve("b"), restart, serve("c"),
+	}, false},
+	{"standby of a standby", []step{
+		serve("a"), standby("b", "a"), standby("c", "b"), serve("b"), misses("c"), serve("b"), serve("c"),
+	}, false},
+	{"standby of an upgraded server", []step{
+		serve("a"), standby("b", "a"), serve("b"), upgrade("c", "b"), standby("d", "c"), misses("d"),
+		serve("c"), serve("d"),
+	}, false},
+	{"return to the old primary", []step{
+		serve("a"), standby("b", "a"), misses("b"), serve("a"), serve("b"), serve("a"), serve("b"),
+	}, false},
+	{"return, seen by new clients", []step{
+		serve("a"), standby("b", "a"), misses("b"), serve("b"), restart, newGeneration("a"), serve("a"),
+	}, false},
 	{"file copy", []step{serve("a"), fileCopy("b", "a"), serve("a"), newGeneration("b"), serve("b")}, false},
 	{"file copy, not declared", []step{serve("a"), fileCopy("b", "a"), serve("a"), serve("b")}, true},
 	{"restored dump", []step{serve("a"), dump("b", "a"), serve("a"), serve("b")}, false},
@@ -114,8 +125,8 @@ func (g giving) String() string {
 
 func newPlay(t testing.TB) *play {
 	p := &play{
-		t: t, servers: map[string]*pgserver.Server{"a": pgserver.Private(t)}, parents: make(map[string]string), serving: "a", turn: 1,
-		given: make(map[epochKey]giving), newest: make(map[partitionKey]int64),
+		t: t, servers: map[string]*pgserver.Server{"a": pgserver.Private(t)}, serving: "a", turn: 1,
+		parents: make(map[string]string), given: make(map[epochKey]giving), newest: make(map[partitionKey]int64),
 	}
 	p.pool = testkit.Pool(t, p.servers["a"].URL(), func(c *pgxpool.Config) {
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, _ string) (net.Conn, error) {
@@ -227,7 +238,8 @@ func dump(server, of string) step {
 func newGeneration(server string) step {
 	return func(p *play) {
 		p.do(p.servers[server].Up(p.t.Context()))
-		_, err := connection(p.t, p.servers[server].URL()).Exec(p.t.Context(), "SELECT pgleases.new_server_generation()")
+		conn := connection(p.t, p.servers[server].URL())
+		_, err := conn.Exec(p.t.Context(), "SELECT pgleases.new_server_generation()")
 		p.do(err)
 	}
 }
@@ -275,19 +287,24 @@ func (p *play) work() {
 		if one >= 0 {
 			of = p.leases[one : one+1]
 		}
-		until(p.t, fmt.Sprintf("turn %d: %d clients own everything", p.turn, len(of)), func() bool { return shared(of...) }, p.leases...)
+		what := fmt.Sprintf("turn %d: %d clients own everything", p.turn, len(of))
+		until(p.t, what, func() bool { return shared(of...) }, p.leases...)
 		p.note()
 	}
 	waitFor(p.t, patience, "guards of what is owned pass", func() bool {
 		return !slices.ContainsFunc(p.leases, func(l *pgleases.Lease) bool {
-			return slices.ContainsFunc(l.Values(), func(n int) bool { q, _ := l.Partition(n); return p.guard(l, q) != nil })
+			return slices.ContainsFunc(l.Values(), func(n int) bool {
+				q, _ := l.Partition(n)
+				return p.guard(l, q) != nil
+			})
 		})
 	})
 	for k, g := range p.given {
 		if g.turn < p.turn {
 			for _, l := range p.leases {
 				if p.guard(l, pgleases.Partition{Number: k.partition, Epoch: k.epoch}) == nil {
-					p.wrong = append(p.wrong, fmt.Sprintf("guard passes on server %s in turn %d: %d@%d, of %v", p.serving, p.turn, k.partition, k.epoch, g))
+					p.wrong = append(p.wrong, fmt.Sprintf("guard passes on server %s in turn %d: %d@%d, of %v",
+						p.serving, p.turn, k.partition, k.epoch, g))
 				}
 			}
 		}
@@ -307,9 +324,11 @@ func (p *play) note() {
 			before, known := p.given[epochKey{k, q.Epoch}]
 			switch {
 			case known && before != now:
-				p.wrong = append(p.wrong, fmt.Sprintf("epoch repeats: %d@%d of %v, then of %v", n, q.Epoch, before, now))
+				p.wrong = append(p.wrong, fmt.Sprintf("epoch repeats: %d@%d of %v, then of %v",
+					n, q.Epoch, before, now))
 			case !known && q.Epoch <= p.newest[k]:
-				p.wrong = append(p.wrong, fmt.Sprintf("epoch falls: %d@%d of %v, after one of %d", n, q.Epoch, now, p.newest[k]))
+				p.wrong = append(p.wrong, fmt.Sprintf("epoch falls: %d@%d of %v, after one of %d",
+					n, q.Epoch, now, p.newest[k]))
 			}
 			p.given[epochKey{k, q.Epoch}] = now
 			p.newest[k] = max(p.newest[k], q.Epoch)

@@ -86,7 +86,8 @@ var crashCases = []crashCase{
 		c.alone()
 		tx := testkit.Must(c.admin.Begin(c.t.Context()))(c.t)
 		defer func() { _ = tx.Rollback(context.Background()) }()
-		testkit.Must(tx.Exec(c.t.Context(), "SELECT pgleases.guard(lease, partition, epoch) FROM pgleases.partitions"))(c.t)
+		const guards = "SELECT pgleases.guard(lease, partition, epoch) FROM pgleases.partitions"
+		testkit.Must(tx.Exec(c.t.Context(), guards))(c.t)
 		c.arm("fence")
 		c.bystand()
 		c.await(nil)
@@ -98,7 +99,7 @@ var crashCases = []crashCase{
 		c.start()
 		c.balanced()
 		c.waitFor("the victim holds a lock", func() bool {
-			return testkit.Value[bool](c.t, c.pool, "SELECT EXISTS (SELECT FROM pgleases.locks_status WHERE client = 'victim' AND state = 'holds')")
+			return count(c.t, c.pool, "pgleases.locks_status WHERE client = 'victim' AND state = 'holds'") > 0
 		})
 		c.arm("lockrelease")
 		c.await((*crash).close)
@@ -339,9 +340,10 @@ func underLocks(run func(*crash)) func(*crash) {
 		run(c)
 		manager := lock.New(c.bystander, c.pool)
 		c.locks = func() {
+			nothing := func(context.Context) error { return nil }
 			c.within("each lock can be taken", func() bool {
 				for n := range names {
-					ran, err := manager.TryDo(c.t.Context(), faults.LockName(n), func(context.Context) error { return nil })
+					ran, err := manager.TryDo(c.t.Context(), faults.LockName(n), nothing)
 					if err != nil {
 						c.lostTrust("lock %d cannot be taken: %v", n, err)
 					}
@@ -480,7 +482,8 @@ func atDeath(statement string) func(*crash) {
 		tally.Fault(c.t, "kill")
 		c.arm(statement)
 		// Its TTL is over from now on; an earlier expiry check would find no expired client.
-		testkit.Execute(c.t, c.pool, "UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second' WHERE id = 'third'")
+		testkit.Execute(c.t, c.pool, `UPDATE pgleases.clients SET expires_at = clock_timestamp() - interval '1 second'
+			WHERE id = 'third'`)
 		testkit.Execute(c.t, c.pool, "UPDATE pgleases.server SET next_check_at = clock_timestamp()")
 		c.await(nil)
 		c.bystand()
@@ -602,7 +605,10 @@ func (c *crash) bothOwn() bool {
 			owns[n] += fmt.Sprintf("bystander@%d", p.Epoch)
 		}
 	}
-	return !slices.Contains(owns, "") && c.counts() == "2 2 8" && strings.Join(owns, " ") == testkit.Value[string](c.t, c.pool, `
+	if slices.Contains(owns, "") || c.counts() != "2 2 8" {
+		return false
+	}
+	return strings.Join(owns, " ") == testkit.Value[string](c.t, c.pool, `
 		SELECT string_agg(c.id || '@' || p.epoch, ' ' ORDER BY p.partition)
 		FROM pgleases.partitions AS p JOIN pgleases.clients AS c ON c.session = p.owner`)
 }
@@ -615,7 +621,8 @@ func (c *crash) bystanderOwns() bool {
 
 // counts returns the numbers of clients, members, and partitions of live members.
 func (c *crash) counts() string {
-	return testkit.Value[string](c.t, c.pool, `SELECT concat_ws(' ', (SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.members),
+	return testkit.Value[string](c.t, c.pool, `SELECT concat_ws(' ',
+		(SELECT count(*) FROM pgleases.clients), (SELECT count(*) FROM pgleases.members),
 		(SELECT count(*) FROM pgleases.partitions AS p JOIN pgleases.members AS m ON m.lease = p.lease AND m.session = p.owner
 		 JOIN pgleases.clients AS c USING (session) WHERE p.target = p.owner))`)
 }
@@ -626,10 +633,12 @@ func (c *crash) state() string {
 	if c.lease != nil {
 		values = c.lease.Values()
 	}
-	return fmt.Sprintf("the bystander owns %v; clients %s; members %s; partitions %s", values,
-		testkit.Value[string](c.t, c.pool, "SELECT coalesce(string_agg(id || ' ' || session || ' ' || expires_at - clock_timestamp(), ', '), '') FROM pgleases.clients"),
-		testkit.Value[string](c.t, c.pool, "SELECT coalesce(string_agg(session::text || '*' || weight, ', '), '') FROM pgleases.members"),
-		testkit.Value[string](c.t, c.pool, "SELECT coalesce(string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition), '') FROM pgleases.partitions"))
+	rows := testkit.Value[string](c.t, c.pool, `SELECT format('clients %s; members %s; partitions %s',
+		(SELECT string_agg(id || ' ' || session || ' ' || expires_at - clock_timestamp(), ', ') FROM pgleases.clients),
+		(SELECT string_agg(session::text || '*' || weight, ', ') FROM pgleases.members),
+		(SELECT string_agg(format('%s: %s>%s', partition, owner, target), ', ' ORDER BY partition)
+			FROM pgleases.partitions))`)
+	return fmt.Sprintf("the bystander owns %v; %s", values, rows)
 }
 
 // ended waits for the end of the victim. A victim that leaves must have removed its rows.

@@ -98,7 +98,8 @@ func goesOnSoon(t *timeguard.Try, name string, back, at time.Time) time.Duration
 	took := at.Sub(back)
 	if took > onceBack {
 		from := timeguard.Now() - timeguard.Instant(time.Since(back))
-		t.MissedAt(from, from+timeguard.Instant(took), onceBack, "%s went on %v after its client was back, not within %v", name, took, onceBack)
+		t.MissedAt(from, from+timeguard.Instant(took), onceBack,
+			"%s went on %v after its client was back, not within %v", name, took, onceBack)
 	}
 	return took
 }
@@ -202,7 +203,9 @@ func (p *application) rows() map[string]func(context.Context) error {
 	return map[string]func(context.Context) error{
 		"a row of a consumer": func(ctx context.Context) error {
 			var id int64
-			err := p.direct.QueryRow(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'customer ' || $1::int, '{}' RETURNING id", p.number()).Scan(&id)
+			const insert = `INSERT INTO public.orders (customer, payload)
+				SELECT 'customer ' || $1::int, '{}' RETURNING id`
+			err := p.direct.QueryRow(ctx, insert, p.number()).Scan(&id)
 			if err != nil {
 				return err
 			}
@@ -298,7 +301,8 @@ type supervised struct {
 
 func startCommand(t *timeguard.Try, path, url string) *supervised {
 	t.Helper()
-	cmd := exec.Command(path, "run", "programs", "-n", "1", "--ttl", trusted.String(), "--id", "command", "--", "sh", "-c", `echo "it runs"; exec sleep 1000`)
+	cmd := exec.Command(path, "run", "programs", "-n", "1", "--ttl", trusted.String(), "--id", "command",
+		"--", "sh", "-c", `echo "it runs"; exec sleep 1000`)
 	cmd.Env = append(os.Environ(), "DATABASE_URL="+url)
 	out := testkit.Must(cmd.StdoutPipe())(t)
 	testkit.OK(t, cmd.Start())

@@ -39,8 +39,12 @@ var databaseFaults = []struct {
 	{"kill -9 of a backend", true, func(ctx context.Context, s *pgserver.Server) error {
 		return (&faults.Database{Server: s, URL: s.URL()}).KillBackend(ctx)
 	}},
-	{"fast restart", false, func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx, pgserver.Fast) }},
-	{"immediate restart", true, func(ctx context.Context, s *pgserver.Server) error { return s.Restart(ctx, pgserver.Immediate) }},
+	{"fast restart", false, func(ctx context.Context, s *pgserver.Server) error {
+		return s.Restart(ctx, pgserver.Fast)
+	}},
+	{"immediate restart", true, func(ctx context.Context, s *pgserver.Server) error {
+		return s.Restart(ctx, pgserver.Immediate)
+	}},
 }
 
 // Short outages of the database take no partition, and no partition has two owners. Each server has
@@ -74,11 +78,14 @@ func TestShortOutageKeepsOwnership(t *testing.T) {
 				writes := moving.stop(t)
 				steady.stop(t)
 				history.stop(t)
-				t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s; %d reads; %d epochs of %d partitions; %d guarded writes, %d refused, %d to zombies; gains of the moving: %d",
-					len(steady.down), figures(steady.down), figures(steady.silent), steady.reads, len(history.owners), len(history.newest), writes,
-					moving.effects.Refused.Load(), moving.effects.Zombies.Load(), moving.gains)
-				if moving.effects.Zombies.Load() == 0 || len(history.owners) < len(history.newest)+rounds/2 {
-					missed(t, began, time.Since(began), "the test covered too little")
+				t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s; %d reads; %d epochs of %d",
+					len(steady.down), figures(steady.down), figures(steady.silent),
+					steady.reads, len(history.owners), len(history.newest))
+				zombies := moving.effects.Zombies.Load()
+				t.Logf("%d guarded writes, %d refused, %d to zombies; gains of the moving: %d",
+					writes, moving.effects.Refused.Load(), zombies, moving.gains)
+				if zombies == 0 || len(history.owners) < len(history.newest)+rounds/2 {
+					tooLittle(t, began, "%d writes to zombies, %d epochs", zombies, len(history.owners))
 				}
 			})
 		})
@@ -97,8 +104,8 @@ func TestLostHeartbeatsEvictNoClient(t *testing.T) {
 	})
 	t.Run("as on Aurora", func(t *testing.T) { // the crash leaves the boot marker, so no heartbeat may be lost
 		t.Parallel()
-		if quiet := crashAfterHeartbeats(t, "CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'",
-			"ALTER TABLE pgleases.boot_marker SET LOGGED"); quiet {
+		const aurora = "CREATE FUNCTION pg_catalog.aurora_version() RETURNS text LANGUAGE sql AS 'SELECT version()'"
+		if quiet := crashAfterHeartbeats(t, aurora, "ALTER TABLE pgleases.boot_marker SET LOGGED"); quiet {
 			t.Error("heartbeats were not written to the log")
 		}
 	})
@@ -114,7 +121,8 @@ func crashAfterHeartbeats(t *testing.T, before, afterwards string) (quiet bool) 
 			rounds = 1
 		}
 		const ttl, flushed = 5 * time.Second, 10 * time.Second
-		server := pgserver.Private(t, pgserver.WithSettings(map[string]string{"wal_writer_delay": flushed.String(), "autovacuum": "off"}))
+		settings := map[string]string{"wal_writer_delay": flushed.String(), "autovacuum": "off"}
+		server := pgserver.Private(t, pgserver.WithSettings(settings))
 		url := server.URL()
 		testkit.Execute(t, testkit.Pool(t, url), before)
 		steady := newSteady(t, url, ttl, 500*time.Millisecond, comesBackLate(t, url, 750*time.Millisecond))
@@ -129,7 +137,8 @@ func crashAfterHeartbeats(t *testing.T, before, afterwards string) (quiet bool) 
 			}
 		}
 		steady.stop(t)
-		t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s", len(steady.down), figures(steady.down), figures(steady.silent))
+		t.Logf("%d rounds; server down: %s; then until all have heartbeat: %s",
+			len(steady.down), figures(steady.down), figures(steady.silent))
 	})
 	return quiet
 }
@@ -189,7 +198,8 @@ func comesBackLate(t testing.TB, url string, delay time.Duration) pgleases.Optio
 
 // newSteady opens the clients; the options are for the last one.
 func newSteady(t testing.TB, url string, ttl, heartbeat time.Duration, last ...pgleases.Option) *steady {
-	s := &steady{opened: time.Now(), began: time.Now(), ttl: ttl, bears: bears(ttl, heartbeat), pool: testkit.Pool(t, url, size(4))}
+	s := &steady{opened: time.Now(), began: time.Now(), ttl: ttl, bears: bears(ttl, heartbeat)}
+	s.pool = testkit.Pool(t, url, size(4))
 	leases := make(map[string]*pgleases.Lease)
 	for i := range 3 {
 		id := fmt.Sprintf("steady-%d", i)
@@ -241,7 +251,8 @@ func (s *steady) confirmed(t testing.TB, since time.Time) {
 	for i, c := range s.clients {
 		ok := comesTrue(s.ttl, func() bool { return c.Stats().HeartbeatAge < time.Since(since) })
 		if !ok {
-			missed(t, since, s.ttl, "%s: no heartbeat for %v, %v after the server came back", c.ID(), c.Stats().HeartbeatAge, time.Since(since))
+			missed(t, since, s.ttl, "%s: no heartbeat for %v, %v after the server came back",
+				c.ID(), c.Stats().HeartbeatAge, time.Since(since))
 		}
 		// A client that lost its trust has it again once it has read what it owns.
 		if !s.loses && s.leases[i].TrustDeadline().IsZero() {
@@ -255,7 +266,8 @@ func (s *steady) confirmed(t testing.TB, since time.Time) {
 func (s *steady) sessions(t testing.TB) (all string) {
 	t.Helper()
 	waitFor(t, patience, "the sessions are known", func() bool {
-		return s.pool.QueryRow(t.Context(), "SELECT string_agg(session::text, ' ' ORDER BY id) FROM pgleases.clients WHERE id LIKE 'steady-%'").Scan(&all) == nil
+		return s.pool.QueryRow(t.Context(), `SELECT string_agg(session::text, ' ' ORDER BY id)
+			FROM pgleases.clients WHERE id LIKE 'steady-%'`).Scan(&all) == nil
 	})
 	return all
 }
@@ -273,8 +285,8 @@ func (s *steady) check(t testing.TB, round int) {
 		}
 		select {
 		case <-s.changed[i]:
-			missed(t, s.began, s.bears, "round %d: something changed for %s: it owns %v of %v now", round, s.clients[i].ID(),
-				l.Values(), s.owned[i])
+			missed(t, s.began, s.bears, "round %d: something changed for %s: it owns %v of %v now",
+				round, s.clients[i].ID(), l.Values(), s.owned[i])
 		default:
 		}
 		losses := s.clients[i].Stats().Losses
@@ -474,7 +486,8 @@ func (h *history) look(ctx context.Context, conn *pgx.Conn, wrong map[string]boo
 	var epoch, owner int64
 	_, err = pgx.ForEachRow(rows, []any{&k.lease, &k.partition, &epoch, &owner}, func() error {
 		if before, known := h.owners[epochKey{k, epoch}]; known && before != owner {
-			wrong[fmt.Sprintf("partition %d of %s: epoch %d has two owners: %d, %d", k.partition, k.lease, epoch, before, owner)] = true
+			owners := fmt.Sprintf("epoch %d has two owners: %d, %d", epoch, before, owner)
+			wrong[fmt.Sprintf("partition %d of %s: %s", k.partition, k.lease, owners)] = true
 		}
 		if epoch < h.newest[k] {
 			wrong[fmt.Sprintf("partition %d of %s: epoch %d after %d", k.partition, k.lease, epoch, h.newest[k])] = true

@@ -75,7 +75,8 @@ func (tr *troop) start(url string) *faults.Process {
 	tr.made++
 	id := fmt.Sprintf("client-%d", tr.made)
 	p := startWorker(tr, faults.Config{
-		URL: url, DirectURL: tr.url, ID: id, Log: filepath.Join(tr.dir, id+".log"), Lease: "work", Partitions: troopPartitions, TTL: tr.ttl, Fast: true,
+		URL: url, DirectURL: tr.url, ID: id, Log: filepath.Join(tr.dir, id+".log"),
+		Lease: "work", Partitions: troopPartitions, TTL: tr.ttl, Fast: true,
 	})
 	tr.living = append(tr.living, p)
 	return p
@@ -159,14 +160,16 @@ func TestKilledClientIsReplacedInHalfASecond(t *testing.T) {
 			t.Fatalf("only %d of %d killed processes owned partitions", len(took), len(deaths))
 		}
 		p95 := took[len(took)*95/100]
-		t.Logf("from kill -9 to all owned again, TTL %v, five clients: median %v, p95 %v, max %v of %d", longTTL, median(took), p95, slices.Max(took), len(took))
+		t.Logf("from kill -9 to all owned again, TTL %v, five clients: median %v, p95 %v, max %v of %d",
+			longTTL, median(took), p95, slices.Max(took), len(took))
 		if p95 > 500*time.Millisecond {
 			missed(t, since, 500*time.Millisecond, "95 %% were owned again within %v, not 500 ms", p95)
 		}
 	})
 }
 
-var failoverTerror = flag.Duration("failover-terror", 6*time.Second, "how long the server keeps ending connections of clients with fast failover")
+var failoverTerror = flag.Duration("failover-terror", 6*time.Second,
+	"how long the server keeps ending connections of clients with fast failover")
 
 // The server ends the connections of live clients, one after the other, restarts, and recovers from
 // crashes. Other sessions are abandoned meanwhile, like those of killed processes.
@@ -192,8 +195,9 @@ func TestEndedConnectionsEvictNoLiveClient(t *testing.T) {
 			conn := connection(t, server.URL())
 			for began := time.Now(); time.Since(began) < during; pause(ctx, rand.N(200*time.Millisecond)) {
 				var n int
-				err := conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity
-					WHERE application_name = 'pgleases' ORDER BY random() LIMIT 1) AS one`).Scan(&n)
+				err := conn.QueryRow(ctx, `SELECT count(pg_terminate_backend(pid))
+					FROM (SELECT pid FROM pg_stat_activity
+						WHERE application_name = 'pgleases' ORDER BY random() LIMIT 1) AS one`).Scan(&n)
 				testkit.OK(t, err)
 				terminated += n
 			}
@@ -235,7 +239,8 @@ func TestTerminatedConnectionIsNotEvicted(t *testing.T) {
 		tr.owned("at first")
 		pool := testkit.Pool(t, url)
 		presence := func() int64 {
-			return testkit.Value[int64](t, pool, "SELECT presence FROM pgleases.presences JOIN pgleases.clients USING (session) WHERE id = $1", victim.Config.ID)
+			return testkit.Value[int64](t, pool, `SELECT presence
+				FROM pgleases.presences JOIN pgleases.clients USING (session) WHERE id = $1`, victim.Config.ID)
 		}
 		for range 2 {
 			<-time.After(time.Second) // so that the watching clients have seen the present locks
@@ -270,7 +275,8 @@ func (tr *troop) noneEvicted() {
 	}
 }
 
-var failoverCuts = flag.Int("failover-cuts", 6, "number of connections of clients with fast failover that the network cuts")
+var failoverCuts = flag.Int("failover-cuts", 6,
+	"number of connections of clients with fast failover that the network cuts")
 
 // A process is stopped, and its connection ends meanwhile. The others take over, and it must not
 // show a partition when it continues. Other processes lose their connections while they run.
@@ -335,11 +341,15 @@ func TestFastFailoverIsRefusedBehindAPooler(t *testing.T) {
 		if err == nil {
 			shut(t, c)
 		}
-		if err == nil || !strings.Contains(err.Error(), "WithFastFailover") || !strings.Contains(err.Error(), "pooler") || !strings.Contains(err.Error(), "WithConnConfig") {
-			t.Errorf("%s mode: %v", mode, err)
+		for _, says := range []string{"WithFastFailover", "pooler", "WithConnConfig"} {
+			if err == nil || !strings.Contains(err.Error(), says) {
+				t.Errorf("%s mode: %v, without %s", mode, err, says)
+			}
 		}
 		config := testkit.Must(pgx.ParseConfig(past))(t)
-		c, err = pgleases.NewClient(t.Context(), testkit.Pool(t, through), pgleases.WithFastFailover(), pgleases.WithConnConfig(config), quietly(t))
+		pool := testkit.Pool(t, through)
+		c, err = pgleases.NewClient(t.Context(), pool,
+			pgleases.WithFastFailover(), pgleases.WithConnConfig(config), quietly(t))
 		if err != nil {
 			t.Errorf("%s mode, past it: %v", mode, err)
 			continue

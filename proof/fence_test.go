@@ -19,7 +19,8 @@ import (
 )
 
 // unlockedFence refuses lower epochs, and remembers the highest one, without a lock on the row.
-const unlockedFence = `CREATE OR REPLACE FUNCTION pgleases.fence(name text, epoch bigint) RETURNS void LANGUAGE plpgsql SECURITY DEFINER AS $$
+const unlockedFence = `CREATE OR REPLACE FUNCTION pgleases.fence(name text, epoch bigint) RETURNS void
+LANGUAGE plpgsql SECURITY DEFINER AS $$
 DECLARE
     highest CONSTANT bigint := (SELECT f.epoch FROM pgleases.fences AS f WHERE f.name = $1);
 BEGIN
@@ -58,7 +59,9 @@ func TestFenceOnAnotherServerUnderFaults(t *testing.T) {
 
 // fenced lets a fleet write elsewhere under processes that are killed and frozen, for a time or
 // until a late write was committed. It returns the writes, and how many ownerships wrote.
-func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Duration) (ledger *writes.Ledger, owners int) {
+func fenced(
+	t *timeguard.Try, elsewhere, lease, function string, most time.Duration,
+) (ledger *writes.Ledger, owners int) {
 	t.Helper()
 	const partitions = 8
 	pool := testkit.Pool(t, elsewhere)
@@ -66,8 +69,10 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 	testkit.Execute(t, pool, function)
 	effects := faults.NewEffects(pool, lease)
 	testkit.OK(t, effects.Create(t.Context(), partitions))
-	config := faults.Config{URL: pgtest.Database(t), FenceURL: elsewhere, Lease: lease, Partitions: partitions, TTL: time.Second, Effects: true}
-	fleet := newFleet(t, config, 4, 0)
+	fleet := newFleet(t, faults.Config{
+		URL: pgtest.Database(t), FenceURL: elsewhere,
+		Lease: lease, Partitions: partitions, TTL: time.Second, Effects: true,
+	}, 4, 0)
 	fleet.Faults = slices.DeleteFunc(slices.Clone(fleet.Faults), func(f faults.Fault) bool {
 		return !slices.Contains([]string{"join", "kill", "restart", "pause"}, f.Name)
 	})
@@ -85,8 +90,9 @@ func fenced(t *timeguard.Try, elsewhere, lease, function string, most time.Durat
 	if err := ledger.Linearizable(fleet.Dir, patience); err != nil && len(late) == 0 {
 		t.Error(err)
 	}
-	owners = testkit.Value[int](t, pool, "SELECT count(*) FROM (SELECT DISTINCT partition, epoch FROM effects WHERE lease = $1) AS o", lease)
+	owners = count(t, pool, "(SELECT DISTINCT partition, epoch FROM effects WHERE lease = $1) AS o", lease)
 	tally.Faults(t, fleet.Counts)
-	t.Logf("%s: %d writes of %d ownerships, %d of them late; faults: %v", lease, len(ledger.Writes), owners, len(late), fleet.Counts)
+	t.Logf("%s: %d writes of %d ownerships, %d of them late; faults: %v",
+		lease, len(ledger.Writes), owners, len(late), fleet.Counts)
 	return ledger, owners
 }

@@ -237,7 +237,8 @@ func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 			t.Error(err)
 		}
 	})
-	if text, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=192m,mode=755", "tmpfs", dir).CombinedOutput(); err != nil {
+	mount := exec.Command("mount", "-t", "tmpfs", "-o", "size=192m,mode=755", "tmpfs", dir)
+	if text, err := mount.CombinedOutput(); err != nil {
 		t.Logf("no disk is filled: mount: %v %s", err, text)
 		return "", nil
 	}
@@ -250,10 +251,16 @@ func smallDisk(t testing.TB) (dir string, options []pgserver.Option) {
 	return dir, []pgserver.Option{pgserver.WithDir(dir), pgserver.WithSettings(small)}
 }
 
+// asynchronous lets later sessions of the database wait for no flush.
+const asynchronous = `DO $$ BEGIN
+	EXECUTE format('ALTER DATABASE %I SET synchronous_commit = off', current_database());
+END $$`
+
 // worker returns the configuration of a worker process whose Values is watched.
 func worker(url, lease string, partitions int, dir, id string, n int) faults.Config {
 	return faults.Config{
-		URL: url, ID: id, Log: fmt.Sprintf("%s/%s.%d.log", dir, id, n), Lease: lease, Partitions: partitions, TTL: time.Second,
+		URL: url, ID: id, Log: fmt.Sprintf("%s/%s.%d.log", dir, id, n),
+		Lease: lease, Partitions: partitions, TTL: time.Second,
 		Patience: patience,
 	}
 }

@@ -21,10 +21,11 @@ func TestTheMostPartitionsWork(t *testing.T) {
 		}
 		pool := testkit.Pool(t, pgtest.Database(t))
 		var log logbook
-		client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), pgleases.WithHeartbeat(time.Second))
+		rarely := pgleases.WithHeartbeat(time.Second)
+		client := newClient(t, pool, log.option(), pgleases.WithTTL(30*time.Second), rarely)
 		lease := joined(t, client, "l", 65536)
 		waitFor(t, 3*time.Minute, "it owns all", func() bool { return len(lease.Values()) == 65536 })
-		if got := testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
+		if got := count(t, pool, "pgleases.status WHERE owner IS NOT NULL"); got != 65536 {
 			t.Errorf("the view shows %d partitions", got)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
@@ -52,8 +53,8 @@ func TestMostPartitionsAtShortestTTL(t *testing.T) {
 		waitFor(t, time.Minute, "it owns all", func() bool { return len(lease.Values()) == n })
 		testkit.Execute(t, pool, "UPDATE pgleases.server SET accepted_timeline = 77") // as after a failover
 		waitFor(t, time.Minute, "it owns all in a new server generation", func() bool {
-			return len(lease.Values()) == n && testkit.Value[bool](t, pool,
-				"SELECT generation > 0 AND (SELECT min(epoch) FROM pgleases.partitions) >= generation << 32 FROM pgleases.server")
+			return len(lease.Values()) == n && testkit.Value[bool](t, pool, `SELECT generation > 0
+				AND (SELECT min(epoch) FROM pgleases.partitions) >= generation << 32 FROM pgleases.server`)
 		})
 	})
 }

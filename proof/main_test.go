@@ -121,7 +121,9 @@ func shut(t testing.TB, c *pgleases.Client) {
 }
 
 // joined joins a lease.
-func joined(t testing.TB, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption) *pgleases.Lease {
+func joined(
+	t testing.TB, c *pgleases.Client, name string, partitions int, opts ...pgleases.LeaseOption,
+) *pgleases.Lease {
 	t.Helper()
 	began := time.Now()
 	l, err := c.Lease(t.Context(), name, partitions, opts...)
@@ -148,6 +150,18 @@ func missed(t testing.TB, since time.Time, within time.Duration, format string, 
 		try.Missed(since, within, format, args...)
 	}
 	t.Fatalf(format, args...)
+}
+
+// tooLittle reports that what was done since a moment proves little, with what it was.
+func tooLittle(t testing.TB, since time.Time, format string, args ...any) {
+	t.Helper()
+	missed(t, since, time.Since(since), "%s: the test covered too little", fmt.Sprintf(format, args...))
+}
+
+// count returns how many rows there are.
+func count(t testing.TB, pool *pgxpool.Pool, rows string, args ...any) int {
+	t.Helper()
+	return testkit.Value[int](t, pool, "SELECT count(*) FROM "+rows, args...)
 }
 
 func comesTrue(within time.Duration, holds func() bool) bool {

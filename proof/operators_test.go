@@ -41,7 +41,8 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		pool := testkit.Pool(t, server.URL(), size(6))
 		effects := faults.NewEffects(pool, "l")
 		testkit.OK(t, effects.Create(t.Context(), partitions))
-		fleet := newFleet(t, faults.Config{URL: server.URL(), Lease: "l", Partitions: partitions, TTL: time.Second, Effects: true}, 5, *operatorSeed)
+		config := faults.Config{URL: server.URL(), Lease: "l", Partitions: partitions, TTL: time.Second, Effects: true}
+		fleet := newFleet(t, config, 5, *operatorSeed)
 		database := &faults.Database{Server: server, URL: server.URL()}
 		operators := faults.NewOperators(pool, "l")
 		// The fault "many clients" needs too many connections.
@@ -62,7 +63,8 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		}
 		waitFor(t, patience, "shares are even, and no move is pending", func() bool {
 			var uneven, moving int
-			err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM pgleases.members_status WHERE abs(owned - share) >= 1),
+			err := pool.QueryRow(ctx, `SELECT
+				(SELECT count(*) FROM pgleases.members_status WHERE abs(owned - share) >= 1),
 				(SELECT count(*) FROM pgleases.status WHERE owner IS NULL OR moving_to IS NOT NULL)`).Scan(&uneven, &moving)
 			return err == nil && uneven+moving == 0
 		})
@@ -88,15 +90,17 @@ func TestOperatedFleetKeepsOneOwner(t *testing.T) {
 		for _, o := range fleet.Overdue {
 			t.MissedAt(o.From, o.To, o.Within, "%s", o.Text)
 		}
-		t.Logf("%v; %d guarded writes; settled after %v; faults: %v; carried out: %v", report, len(ledger.Writes), settled.Round(time.Millisecond), fleet.Counts, operators.Given)
+		t.Logf("%v; %d guarded writes; settled after %v; faults: %v; carried out: %v",
+			report, len(ledger.Writes), settled.Round(time.Millisecond), fleet.Counts, operators.Given)
 		least := total / 200 // of each verb
-		for _, verb := range []string{"drain", "cordon", "pause", "freeze", "pin", "undrain", "uncordon", "unfreeze", "unpin"} {
+		verbs := []string{"drain", "cordon", "pause", "freeze", "pin", "undrain", "uncordon", "unfreeze", "unpin"}
+		for _, verb := range verbs {
 			if operators.Given[verb] < least {
 				t.Errorf("%s was carried out %d times only", verb, operators.Given[verb])
 			}
 		}
 		if n := sum(fleet.Counts); n < total || sum(operators.Given) < total/4 || len(ledger.Writes) < 3*total {
-			t.Missed(began, time.Since(began), "%d faults, %v carried out, %d guarded writes: the test covered too little", n, operators.Given, len(ledger.Writes))
+			tooLittle(t, began, "%d faults, %v carried out, %d guarded writes", n, operators.Given, len(ledger.Writes))
 		}
 	})
 }
@@ -131,7 +135,17 @@ func (s *operated) says(verb string, args ...any) {
 // owners returns the client IDs by partition; empty: no owner.
 func (s *operated) owners() []string {
 	s.t.Helper()
-	return testkit.Value[[]string](s.t, s.pool, `SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status`)
+	const all = "SELECT array_agg(coalesce(owner, '') ORDER BY partition) FROM pgleases.status"
+	return testkit.Value[[]string](s.t, s.pool, all)
+}
+
+// others waits until every partition has an owner, and a process none.
+func (s *operated) others(what, not string) {
+	s.t.Helper()
+	waitFor(s.t, patience, what, func() bool {
+		owners := s.owners()
+		return !slices.Contains(owners, not) && !slices.Contains(owners, "")
+	})
 }
 
 // share waits until each process owns a number of partitions, by the tables and by its Values.
@@ -147,7 +161,7 @@ func (s *operated) share(what string, want map[string]int) {
 				return false
 			}
 		}
-		return testkit.Value[int](s.t, s.pool, "SELECT count(*) FROM pgleases.status WHERE moving_to IS NOT NULL") == 0
+		return count(s.t, s.pool, "pgleases.status WHERE moving_to IS NOT NULL") == 0
 	})
 }
 
@@ -172,7 +186,8 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 
 		// An override survives the restart of the server, and the end of the process: no client
 		// owns a paused lease, and no guard passes.
-		epochs := testkit.Value[[]int64](t, s.pool, "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions")
+		const all = "SELECT array_agg(epoch ORDER BY partition) FROM pgleases.partitions"
+		epochs := testkit.Value[[]int64](t, s.pool, all)
 		s.says("pause('l', 'r')")
 		testkit.OK(t, server.Restart(ctx, pgserver.Immediate))
 		tally.Fault(t, "immediate restart")
@@ -200,8 +215,9 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		tally.Fault(t, "cut")
 		s.procs["c"].Kill()
 		tally.Fault(t, "kill")
-		waitFor(t, patience, "the killed client's partitions are owned", func() bool { return !slices.Contains(s.owners(), "c") && !slices.Contains(s.owners(), "") })
-		const others = "SELECT coalesce(string_agg(from_id, ', '), '') FROM pgleases.events WHERE cause = 'evicted' AND from_id <> 'c' AND at > $1"
+		s.others("the killed client's partitions are owned", "c")
+		const others = `SELECT coalesce(string_agg(from_id, ', '), '') FROM pgleases.events
+			WHERE cause = 'evicted' AND from_id <> 'c' AND at > $1`
 		if ids := testkit.Value[string](t, s.pool, others, frozen); ids != "" {
 			t.Missed(began, ttl, "%s, cut off for a moment or not at all, did not send a heartbeat in time", ids)
 		}
@@ -232,7 +248,7 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		testkit.OK(t, s.procs["a"].Pause())
 		tally.Fault(t, "pause")
 		s.says("drain('a', 'r')")
-		waitFor(t, patience, "the others have what a had", func() bool { return !slices.Contains(s.owners(), "a") && !slices.Contains(s.owners(), "") })
+		s.others("the others have what a had", "a")
 		testkit.OK(t, s.procs["a"].Resume())
 		s.share("a is drained", map[string]int{"a": 0, "b": 6, "d": 6})
 		s.says("undrain('a', 'r')")
@@ -251,9 +267,12 @@ func TestOperatorsVerbsHoldUnderFaults(t *testing.T) {
 		}
 		began = time.Now()
 		s.says("evict_client('b', 'r')")
-		waitFor(t, patience, "b, which still runs, shows no partition", func() bool { return len(held(t, s.procs["b"])) == 0 })
+		waitFor(t, patience, "b, which still runs, shows no partition", func() bool {
+			return len(held(t, s.procs["b"])) == 0
+		})
 		if took := time.Since(began); took > ttl/3+bears(ttl, ttl/3) {
-			t.Missed(began, ttl/3+bears(ttl, ttl/3), "b, which still ran, showed its partitions for %v after it was evicted", took)
+			t.Missed(began, ttl/3+bears(ttl, ttl/3),
+				"b, which still ran, showed its partitions for %v after it was evicted", took)
 		}
 		s.share("what both had is taken over", map[string]int{"a": 12})
 		s.proxy["d"].Thaw()

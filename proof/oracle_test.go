@@ -77,7 +77,10 @@ type episode struct {
 }
 
 // attack injects faults into a fleet for a time. If database is nil, the database has no faults.
-func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, database *faults.Database, how func(*faults.Fleet)) episode {
+func attack(
+	t *timeguard.Try, seed uint64, duration time.Duration,
+	url string, database *faults.Database, how func(*faults.Fleet),
+) episode {
 	t.Helper()
 	const partitions, locks, ttl = 16, 6, time.Second
 	e := episode{began: time.Now(), Seed: seed, Worst: make(map[string]float64)}
@@ -119,7 +122,8 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	ctx, cancel = context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	var settled time.Duration
-	for _, wait := range []func(context.Context) error{fleet.Settled, fleet.LocksTaken, func(ctx context.Context) error { return noOrphanedLocks(ctx, pool) }} {
+	orphans := func(ctx context.Context) error { return noOrphanedLocks(ctx, pool) }
+	for _, wait := range []func(context.Context) error{fleet.Settled, fleet.LocksTaken, orphans} {
 		began = time.Now()
 		err := wait(ctx)
 		took := time.Since(began)
@@ -127,7 +131,8 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 		if errors.Is(err, context.DeadlineExceeded) {
 			t.Log(waiting(t, direct))
 			now := oracle.Now()
-			fleet.Overdue = append(fleet.Overdue, faults.Overdue{From: now - oracle.Instant(took), To: now, Within: patience, Text: err.Error()})
+			overdue := faults.Overdue{From: now - oracle.Instant(took), To: now, Within: patience, Text: err.Error()}
+			fleet.Overdue = append(fleet.Overdue, overdue)
 			// No time is left for the others, and they could not distinguish a failure from a late
 			// machine.
 			break
@@ -143,7 +148,8 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	e.Violations = append(append(e.Violations, report.Violations...), lockReport.Violations...)
 	e.Violations = append(e.Violations, audited(t, ownersPool(t, direct))...) // an application may not read all records
 	e.Locks = lockReport.Intervals
-	e.Faults, e.Clients, e.Intervals, e.Reads, e.Overlaps = fleet.Counts, report.Clients, report.Intervals, report.Reads, report.Overlaps
+	e.Faults, e.Clients = fleet.Counts, report.Clients
+	e.Intervals, e.Reads, e.Overlaps = report.Intervals, report.Reads, report.Overlaps
 	worst, late := faults.Recoveries(report.Gaps, fleet.Incidents, ttl)
 	for kind, d := range worst {
 		e.Worst[kind] = float64(d.Microseconds()) / 1000
@@ -171,8 +177,8 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 	if len(e.Violations) == 0 && len(excused) > 0 {
 		t.MissedAt(excused[0].From, excused[0].To, excused[0].Within, "%s", excused[0].Text)
 	}
-	t.Logf("%v; settled after %v; %d guarded writes; faults: %v; longest without an owner, in ms: %v", report, settled.Round(time.Millisecond),
-		e.Writes, e.Faults, e.Worst)
+	t.Logf("%v; settled after %v; %d guarded writes; faults: %v; longest without an owner, in ms: %v",
+		report, settled.Round(time.Millisecond), e.Writes, e.Faults, e.Worst)
 	t.Logf("locks: %v; %d guarded writes", lockReport, e.LockWrites)
 	return e
 }
@@ -181,8 +187,10 @@ func attack(t *timeguard.Try, seed uint64, duration time.Duration, url string, d
 func waiting(t *timeguard.Try, url string) (activity string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 5*time.Second)
 	defer cancel()
-	err := testkit.Pool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format('%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
-			wait_event_type, wait_event, pg_blocking_pids(pid), clock_timestamp() - coalesce(xact_start, query_start), left(query, 200)), E'\n' ORDER BY xact_start), '')
+	err := testkit.Pool(t, url).QueryRow(ctx, `SELECT coalesce(string_agg(format(
+				'%s %s %s %s, waits for %s %s %s, since %s: %s', pid, backend_type, application_name, state,
+				wait_event_type, wait_event, pg_blocking_pids(pid),
+				clock_timestamp() - coalesce(xact_start, query_start), left(query, 200)), E'\n' ORDER BY xact_start), '')
 		FROM pg_stat_activity WHERE state <> 'idle' AND pid <> pg_backend_pid()`).Scan(&activity)
 	if err != nil {
 		return fmt.Sprintf("the server's activity is unknown: %v", err)
@@ -196,8 +204,9 @@ func noOrphanedLocks(ctx context.Context, pool *pgxpool.Pool) error {
 	defer look.Stop()
 	for ; ; <-look.C {
 		var orphans []string
-		err := pool.QueryRow(ctx, `SELECT coalesce(array_agg(name || ' ' || ticket || CASE WHEN token IS NULL THEN ' waits' ELSE '' END), '{}') FROM pgleases.locks
-			WHERE session NOT IN (SELECT session FROM pgleases.clients)`).Scan(&orphans)
+		err := pool.QueryRow(ctx, `SELECT
+			coalesce(array_agg(name || ' ' || ticket || CASE WHEN token IS NULL THEN ' waits' ELSE '' END), '{}')
+			FROM pgleases.locks WHERE session NOT IN (SELECT session FROM pgleases.clients)`).Scan(&orphans)
 		if ctx.Err() != nil {
 			return fmt.Errorf("these locks have no live session: %v: %w", orphans, context.Cause(ctx))
 		}
@@ -220,12 +229,12 @@ func check(t *timeguard.Try, e episode, total, each int) {
 		}
 	}
 	if n := sum(e.Faults); n < total {
-		t.Missed(e.began, time.Since(e.began), "%d faults, not at least %d: the test covered too little", n, total)
+		tooLittle(t, e.began, "%d faults, not at least %d", n, total)
 	}
 	if s := int(e.Seconds); e.Locks < 2*s || e.LockWrites < s {
-		t.Missed(e.began, time.Since(e.began), "locks were held %d times in %d s, and %d guarded writes: the test covered too little", e.Locks, s, e.LockWrites)
+		tooLittle(t, e.began, "locks were held %d times in %d s, and %d guarded writes", e.Locks, s, e.LockWrites)
 	}
 	if e.Writes < 100 || e.Reads < 100_000 {
-		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test covered too little", e.Writes, e.Reads)
+		tooLittle(t, e.began, "only %d guarded writes and %d reads", e.Writes, e.Reads)
 	}
 }

@@ -48,9 +48,11 @@ func TestLocksRecoverFromAnOverload(t *testing.T) {
 			t.Errorf("%.0f acquisitions a second, and %.0f of a caller alone: nearly all callers give up", least, alone)
 		}
 		if after < 0.8*before {
-			t.Missed(free, recovery, "%.0f acquisitions a second from 2 s after the overload on, before it %.0f", after, before)
+			t.Missed(free, recovery, "%.0f acquisitions a second from 2 s after the overload on, before it %.0f",
+				after, before)
 		}
-		t.Logf("acquisitions a second: %.0f of a caller alone, %.0f before, %.0f during the overload, %.0f from 2 s after it on (%.2fx); gave up: %d",
+		t.Logf("acquisitions a second: %.0f of a caller alone, %.0f before, %.0f during the overload, "+
+			"%.0f from 2 s after it on (%.2fx); gave up: %d",
 			alone, before, meanwhile, after, after/before, c.gaveUp.Load())
 	})
 }
@@ -107,7 +109,8 @@ func (c *callers) turn(ctx context.Context, locks *lock.Locks) error {
 	}
 	c.acquired.Add(1)
 	pause(ctx, time.Millisecond)
-	if err := held.Release(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, lock.ErrLost) { // trust may end in the overload
+	err = held.Release(context.WithoutCancel(ctx))
+	if err != nil && !errors.Is(err, lock.ErrLost) { // trust may end in the overload
 		return err
 	}
 	return nil

@@ -46,7 +46,9 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 				dir, url := t.TempDir(), p.url()
 				effects := faults.NewEffects(testkit.Pool(t, url, size(1)), "orders")
 				testkit.OK(t, effects.Create(t.Context(), partitions))
-				config := faults.Config{URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience}
+				config := faults.Config{
+					URL: url, Lease: "orders", Partitions: partitions, TTL: ttl, Effects: true, Patience: patience,
+				}
 				workers := startWorkers(t, config, dir, 3)
 				owned := func() bool {
 					n := 0
@@ -62,31 +64,44 @@ func TestPatroniFailoversKeepOneOwner(t *testing.T) {
 				}{
 					{"switchover", func(m *member) { p.switchover(t, m) }, func(*member) {}},
 					{"crash", (*member).kill, func(m *member) { m.start(t) }},
-					{"standstill", func(m *member) { m.signal(syscall.SIGSTOP) }, func(m *member) { m.signal(syscall.SIGCONT) }},
+					{"standstill", func(m *member) { m.signal(syscall.SIGSTOP) }, func(m *member) {
+						m.signal(syscall.SIGCONT)
+					}},
 				} {
 					old := p.leader(t)
-					standby := testkit.Pool(t, fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.other(old).port), size(1))
+					other := fmt.Sprintf("postgres://postgres@127.0.0.1:%d/postgres?sslmode=disable", p.other(old).port)
+					standby := testkit.Pool(t, other, size(1))
 					waitFor(t, patience, "the standby has what is owned", func() (has bool) {
-						err := standby.QueryRow(t.Context(), "SELECT count(owner) = $1 FROM pgleases.partitions", partitions).Scan(&has)
+						const all = "SELECT count(owner) = $1 FROM pgleases.partitions"
+						err := standby.QueryRow(t.Context(), all, partitions).Scan(&has)
 						return err == nil && has // an error: it does not have the table yet
 					})
 					began := time.Now()
 					fault.does(old)
 					tally.Fault(t, "Patroni: "+fault.name)
-					waitFor(t, 2*patience, "another one leads", func() bool { l := p.leads(); return l != nil && l != old })
+					waitFor(t, 2*patience, "another one leads", func() bool {
+						l := p.leads()
+						return l != nil && l != old
+					})
 					led := time.Since(began)
 					pool := testkit.Pool(t, url, size(1))
 					waitFor(t, patience, "all is owned, and confirmed there", func() (renewed bool) {
-						err := pool.QueryRow(t.Context(), "SELECT count(*) = 3 AND min(expires_at) > clock_timestamp() + $1 FROM pgleases.clients", ttl/2).Scan(&renewed)
+						err := pool.QueryRow(t.Context(), `SELECT
+							count(*) = 3 AND min(expires_at) > clock_timestamp() + $1
+							FROM pgleases.clients`, ttl/2).Scan(&renewed)
 						return err == nil && renewed && owned() // an error: no server takes writes yet
 					})
-					t.Logf("%s: another one led after %v, all was owned after %v", fault.name, led.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
+					t.Logf("%s: another one led after %v, all was owned after %v",
+						fault.name, led.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 					fault.ends(old)
 					if fault.name != "standstill" { // the next fault needs both
 						waitFor(t, 2*patience, "the old one follows", func() bool { return p.follows(old) })
 						continue
 					}
-					waitFor(t, patience, "the old one has stepped down", func() bool { role, _ := old.state(); return role == "replica" })
+					waitFor(t, patience, "the old one has stepped down", func() bool {
+						role, _ := old.state()
+						return role == "replica"
+					})
 				}
 				// With a new pool, because the other one may have connections to a server that is gone.
 				effects = faults.NewEffects(testkit.Pool(t, url, size(1)), "orders")
@@ -146,16 +161,18 @@ func newPatroni(t testing.TB, synchronous bool) *patroni {
 		testkit.OK(t, os.Chown(dir, int(account.Uid), int(account.Gid)))
 	}
 	client, peer := freePort(t), freePort(t)
+	clients, peers := fmt.Sprintf("http://127.0.0.1:%d", client), fmt.Sprintf("http://127.0.0.1:%d", peer)
 	etcd := exec.Command("etcd", "--data-dir", filepath.Join(dir, "etcd"), "--log-level", "error", "--unsafe-no-fsync",
-		"--listen-client-urls", fmt.Sprintf("http://127.0.0.1:%d", client), "--advertise-client-urls", fmt.Sprintf("http://127.0.0.1:%d", client),
-		"--listen-peer-urls", fmt.Sprintf("http://127.0.0.1:%d", peer), "--initial-advertise-peer-urls", fmt.Sprintf("http://127.0.0.1:%d", peer),
-		"--initial-cluster", fmt.Sprintf("default=http://127.0.0.1:%d", peer))
+		"--listen-client-urls", clients, "--advertise-client-urls", clients,
+		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers,
+		"--initial-cluster", "default="+peers)
 	etcd.SysProcAttr = &syscall.SysProcAttr{Credential: account, Setpgid: true}
 	testkit.OK(t, etcd.Start())
 	t.Cleanup(func() { _, _ = etcd.Process.Kill(), etcd.Wait() })
 	bin, err := filepath.Glob("/usr/lib/postgresql/*/bin")
 	if err != nil || len(bin) == 0 {
-		notes.Lacks(t, "postgresql", "no PostgreSQL is below /usr/lib/postgresql; on Debian: apt-get install postgresql")
+		notes.Lacks(t, "postgresql",
+			"no PostgreSQL is below /usr/lib/postgresql; on Debian: apt-get install postgresql")
 	}
 	p := &patroni{synchronous: synchronous}
 	for i := range 2 {
@@ -199,7 +216,8 @@ postgresql:
 
 // url returns the connection string of the primary.
 func (p *patroni) url() string {
-	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/postgres?sslmode=disable&target_session_attrs=read-write&connect_timeout=1",
+	return fmt.Sprintf("postgres://postgres@127.0.0.1:%d,127.0.0.1:%d/postgres"+
+		"?sslmode=disable&target_session_attrs=read-write&connect_timeout=1",
 		p.members[0].port, p.members[1].port)
 }
 
@@ -239,7 +257,10 @@ func (m *member) kill() {
 
 // brieflyConnected leaves no goroutine: it keeps no connection after an answer, and gives up one to a
 // member that is stopped.
-var brieflyConnected = &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: time.Second}).DialContext}
+var brieflyConnected = &http.Transport{
+	DisableKeepAlives: true,
+	DialContext:       (&net.Dialer{Timeout: time.Second}).DialContext,
+}
 
 // ask reads what the member's Patroni answers to a GET request, and reports whether it did.
 func (m *member) ask(path string, answer any) bool {

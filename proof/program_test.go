@@ -20,7 +20,8 @@ import (
 func built(t testing.TB) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "pgleases")
-	out, err := exec.CommandContext(t.Context(), "go", "build", "-C", "..", "-o", path, "./cmd/pgleases").CombinedOutput()
+	build := exec.CommandContext(t.Context(), "go", "build", "-C", "..", "-o", path, "./cmd/pgleases")
+	out, err := build.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -78,13 +78,17 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			ways := []*faults.Proxy{newProxy(t, old.URL()), newProxy(t, next.URL())}
 			apart := c.url(t, ways...)
 			gone, goneLease := join(apart, fmt.Sprintf("gone-%d", round), ttl)
-			waitFor(t, patience, "the lease is shared with the one that will be gone", func() bool { return shared(append(crew, goneLease)...) })
+			withGone := append(crew, goneLease)
+			waitFor(t, patience, "the lease is shared with the one that will be gone", func() bool {
+				return shared(withGone...)
+			})
 			testkit.Must(connection(t, old.URL()).Exec(t.Context(), "CREATE TABLE IF NOT EXISTS missed (round int)"))(t)
 			caughtUp(t, old, next)
 
 			c.pipes[round].Freeze()
 			late, lateLease := join(apart, fmt.Sprintf("late-%d", round), ttl)
-			waitFor(t, patience, "the late one has its share", func() bool { return shared(append(crew, goneLease, lateLease)...) })
+			withLate := append(withGone, lateLease)
+			waitFor(t, patience, "the late one has its share", func() bool { return shared(withLate...) })
 			moving.writes(t)
 			commitMissed(t, old, round)
 			// At any moment between heartbeats.
@@ -124,15 +128,17 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 			returned = append(returned, back.Sub(began))
 			if back.Sub(cut) > silence {
 				excused = true
-				t.Logf("round %d: %v without heartbeats, which not all of the steady need survive", round, back.Sub(cut))
+				t.Logf("round %d: %v without heartbeats, which not all of the steady need survive",
+					round, back.Sub(cut))
 			}
 			// This ends the waits for the old primary, most of all the writers'.
 			testkit.OK(t, old.Kill())
 			c.doors[round].Thaw()
 
+			const accepts = "SELECT accepted_timeline = pgleases.timeline() FROM pgleases.server"
 			waitFor(t, patience, "the new timeline is accepted", func() bool {
 				var done bool
-				testkit.OK(t, conn.QueryRow(t.Context(), "SELECT accepted_timeline = pgleases.timeline() FROM pgleases.server").Scan(&done))
+				testkit.OK(t, conn.QueryRow(t.Context(), accepts).Scan(&done))
 				return done
 			})
 			accepted = append(accepted, time.Since(began))
@@ -180,19 +186,24 @@ func TestAPromotedStandbyKeepsOneOwner(t *testing.T) {
 		for i, log := range steadyLogs { // ordered by client
 			// One under each server generation's epoch, and no other client ever.
 			if want := len(steady.owned[i]) * (1 + len(complete)); len(log.Intervals) != want && !excused {
-				missed(t, since, bears(ttl, heartbeat), "%s: %d intervals of ownership, not %d", log.Client, len(log.Intervals), want)
+				missed(t, since, bears(ttl, heartbeat), "%s: %d intervals of ownership, not %d",
+					log.Client, len(log.Intervals), want)
 			}
 		}
 		for _, watch := range watches {
 			logs = append(logs, watch()...)
 		}
 		report := verify(t, logs)
-		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; accepted: %s; everything owned: %s; handoffs missed: %v; held by the late one meanwhile: %v; %v; %d guarded writes, %d refused, %d to zombies",
-			len(complete), figures(promoted), figures(returned), figures(accepted), figures(complete), unseen, lateHeld, report, writes,
-			moving.effects.Refused.Load(), moving.effects.Zombies.Load())
+		t.Logf("%d rounds; after the cut, promoted: %s; after that, all clients back: %s; "+
+			"accepted: %s; everything owned: %s; handoffs missed: %v; held by the late one meanwhile: %v; %v",
+			len(complete), figures(promoted), figures(returned),
+			figures(accepted), figures(complete), unseen, lateHeld, report)
+		t.Logf("%d guarded writes, %d refused, %d to zombies",
+			writes, moving.effects.Refused.Load(), moving.effects.Zombies.Load())
 		held := slices.Max(lateHeld) > 0 || excused || soon
 		if slices.Min(unseen) < partitions/4 || !held || moving.effects.Zombies.Load() == 0 {
-			missed(t, since, time.Since(since), "the test covered too little")
+			zombies := moving.effects.Zombies.Load()
+			tooLittle(t, since, "%v handoffs missed, %v held, %d to zombies", unseen, lateHeld, zombies)
 		}
 	})
 }
@@ -208,7 +219,8 @@ func TestAPromotedStandbyGivesNoLockTwice(t *testing.T) {
 		url, dir := c.url(t, c.doors...), t.TempDir()
 		effects := faults.NewEffects(testkit.Pool(t, c.servers[0].URL(), size(1)), faults.LocksName)
 		testkit.OK(t, effects.Create(t.Context(), names))
-		workers := startWorkers(t, faults.Config{URL: url, TTL: ttl, Locks: names, Effects: true, Patience: patience}, dir, 4)
+		config := faults.Config{URL: url, TTL: ttl, Locks: names, Effects: true, Patience: patience}
+		workers := startWorkers(t, config, dir, 4)
 		taken := func(since oracle.Instant, times int) func() bool {
 			return func() bool {
 				logs := testkit.Must(locks.Read(dir))(t)
@@ -299,7 +311,8 @@ func (c *cluster) url(t testing.TB, ways ...*faults.Proxy) string {
 		host, port := address(t, way.URL())
 		hosts = append(hosts, fmt.Sprintf("%s:%d", host, port))
 	}
-	return "postgres://postgres@" + strings.Join(hosts, ",") + "/postgres?sslmode=disable&target_session_attrs=read-write&connect_timeout=1"
+	return "postgres://postgres@" + strings.Join(hosts, ",") + "/postgres" +
+		"?sslmode=disable&target_session_attrs=read-write&connect_timeout=1"
 }
 
 func address(t testing.TB, url string) (host string, port uint16) {
@@ -320,11 +333,13 @@ func connection(t testing.TB, url string) *pgx.Conn {
 func caughtUp(t testing.TB, primary, standby *pgserver.Server) {
 	t.Helper()
 	var written string
-	testkit.OK(t, connection(t, primary.URL()).QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&written))
-	conn := connection(t, standby.URL())
+	conn := connection(t, primary.URL())
+	testkit.OK(t, conn.QueryRow(t.Context(), "SELECT pg_current_wal_lsn()::text").Scan(&written))
+	conn = connection(t, standby.URL())
+	const replayed = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn"
 	waitFor(t, patience, "the standby has caught up", func() bool {
 		var has bool
-		testkit.OK(t, conn.QueryRow(t.Context(), "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn", written).Scan(&has))
+		testkit.OK(t, conn.QueryRow(t.Context(), replayed, written).Scan(&has))
 		return has
 	})
 }
@@ -359,7 +374,8 @@ func hasMissed(t testing.TB, conn *pgx.Conn, round int) {
 // confirmed reports whether a server's tables agree with what the moving clients show.
 func confirmed(t testing.TB, conn *pgx.Conn, m *moving) bool {
 	t.Helper()
-	rows := testkit.Must(conn.Query(t.Context(), "SELECT partition, coalesce(owner_id, ''), epoch FROM pgleases.partitions WHERE lease = 'moving'"))(t)
+	rows := testkit.Must(conn.Query(t.Context(), `SELECT partition, coalesce(owner_id, ''), epoch
+		FROM pgleases.partitions WHERE lease = 'moving'`))(t)
 	type ownership struct {
 		owner string
 		epoch int64

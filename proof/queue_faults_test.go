@@ -51,7 +51,8 @@ func TestQueueIsHandledInOrderUnderFaults(t *testing.T) {
 				q := newQueueFleet(t, url, database, 16, faults.Queue{Handler: handler}, outside)
 				database.Befall(q.Fleet)
 				halt := q.produce(50)
-				q.run(time.Duration(*queueFaults)*5*time.Second+patience, func() bool { return sum(q.Counts) >= *queueFaults })
+				within := time.Duration(*queueFaults)*5*time.Second + patience
+				q.run(within, func() bool { return sum(q.Counts) >= *queueFaults })
 				halt()
 				q.pool.Reset() // its connections may have ended with the server
 				q.drained()
@@ -59,7 +60,8 @@ func TestQueueIsHandledInOrderUnderFaults(t *testing.T) {
 				tally.Faults(t, q.Counts)
 				t.Logf("faults: %v", q.Counts)
 				if least := 10 * int(time.Since(began).Seconds()); l.Handled() < least || sum(q.Counts) < *queueFaults {
-					t.Missed(began, time.Since(began), "%d rows handled, not at least %d, and %d faults: the test covered too little", l.Handled(), least, sum(q.Counts))
+					tooLittle(t, began, "%d rows handled, not at least %d, and %d faults",
+						l.Handled(), least, sum(q.Counts))
 				}
 			})
 		})
@@ -74,8 +76,12 @@ func TestQueueWithPoisonedRows(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 				url := ownDatabase(t, server())
-				q := newQueueFleet(t, url, &faults.Database{URL: url}, 16, faults.Queue{Handler: handler, DeadLetters: dead}, outside)
-				kinds := []string{faults.FailsAlways, faults.FailsThrice, faults.KillsProcess, faults.FailsTogether, faults.FailsTogether, faults.Idles}
+				queue := faults.Queue{Handler: handler, DeadLetters: dead}
+				q := newQueueFleet(t, url, &faults.Database{URL: url}, 16, queue, outside)
+				kinds := []string{
+					faults.FailsAlways, faults.FailsThrice, faults.KillsProcess,
+					faults.FailsTogether, faults.FailsTogether, faults.Idles,
+				}
 				if !outside {
 					kinds = append(kinds, faults.CommitsItself)
 				}
@@ -94,7 +100,7 @@ func TestQueueWithPoisonedRows(t *testing.T) {
 				})
 				waitFor(t, patience, "half of the rows are handled", func() bool {
 					q.replace()
-					return testkit.Value[int](t, q.pool, "SELECT count(*) FROM app.outbox") < 5000
+					return count(t, q.pool, "app.outbox") < 5000
 				})
 				halt()
 				q.drained()
@@ -115,7 +121,8 @@ func TestQueueBehindFailingKeys(t *testing.T) {
 		q := newQueueFleet(t, url, &faults.Database{URL: url}, 1, faults.Queue{Handler: handler}, outside)
 		q.enqueue(func(tx pgx.Tx) error {
 			keys := numbers(100)
-			return errors.Join(faults.Enqueue(t.Context(), tx, faults.FailsAlways, keys[:5]...), faults.Enqueue(t.Context(), tx, faults.Good, keys...))
+			fail := faults.Enqueue(t.Context(), tx, faults.FailsAlways, keys[:5]...)
+			return errors.Join(fail, faults.Enqueue(t.Context(), tx, faults.Good, keys...))
 		})
 		q.drained()
 		q.report(1)
@@ -128,17 +135,19 @@ func TestPublishedRowsAreDurable(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := quiet(t)
 		q := newQueue(t, server.URL(), &faults.Database{URL: server.URL()}, 1, faults.Queue{}, false)
-		testkit.Execute(t, q.pool, "ALTER DATABASE "+pgx.Identifier{q.pool.Config().ConnConfig.Database}.Sanitize()+" SET synchronous_commit = off")
+		testkit.Execute(t, q.pool, asynchronous)
 		q.pool.Reset() // for new connections
 		pool := testkit.Pool(t, server.URL(), size(4))
 		client := testkit.Must(pgleases.NewClient(t.Context(), pool, quietly(t)))(t)
 		defer func() { _ = client.Close(t.Context()) }()
 		flushed := make(chan string, 1) // to where the log was on disk when a row was published
-		c, err := consumer.New(t.Context(), client, pool, "orders", consumer.Queue{Table: "app.outbox", Key: "customer"},
-			consumer.AtLeastOnce(func(context.Context, []consumer.Row[map[string]any]) error {
-				flushed <- testkit.Value[string](t, q.pool, "SELECT pg_current_wal_flush_lsn()::text")
-				return nil
-			}), consumer.WithPoll(10*time.Millisecond), consumer.WithBatch(1, 1))
+		publish := func(context.Context, []consumer.Row[map[string]any]) error {
+			flushed <- testkit.Value[string](t, q.pool, "SELECT pg_current_wal_flush_lsn()::text")
+			return nil
+		}
+		queue := consumer.Queue{Table: "app.outbox", Key: "customer"}
+		c, err := consumer.New(t.Context(), client, pool, "orders", queue, consumer.AtLeastOnce(publish),
+			consumer.WithPoll(10*time.Millisecond), consumer.WithBatch(1, 1))
 		testkit.OK(t, err)
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
@@ -151,8 +160,11 @@ func TestPublishedRowsAreDurable(t *testing.T) {
 				}
 				return tx.QueryRow(t.Context(), "SELECT pg_current_wal_insert_lsn()::text").Scan(&inserted)
 			})
-			if at := <-flushed; i > 0 && !testkit.Value[bool](t, q.pool, "SELECT $1::pg_lsn > $2::pg_lsn", at, inserted) { // at first others flush it, too
-				t.Errorf("row %d was published when the log was on disk to %s, and its insert was at %s", i+1, at, inserted)
+			at := <-flushed
+			// At first others flush it, too.
+			if i > 0 && !testkit.Value[bool](t, q.pool, "SELECT $1::pg_lsn > $2::pg_lsn", at, inserted) {
+				t.Errorf("row %d was published when the log was on disk to %s, and its insert was at %s",
+					i+1, at, inserted)
 			}
 		}
 		stop()

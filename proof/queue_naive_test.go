@@ -33,22 +33,41 @@ func TestQueueOracleCatchesNaiveLoops(t *testing.T) {
 		attack  bool // with faults of processes
 		finds   []string
 	}{
-		"SKIP LOCKED has no order":               {loop: skipLocked, finds: []string{queues.Disorder, queues.AtOnce}},
-		"SKIP LOCKED charges a failure to all":   {loop: skipLocked, poison: []string{faults.FailsAlways}, finds: []string{queues.Charged}},
-		"SKIP LOCKED charges a pair":             {loop: skipLocked, poison: []string{faults.FailsTogether, faults.FailsTogether}, finds: []string{queues.Charged}},
-		"SKIP LOCKED stops at a crash":           {loop: skipLocked, poison: []string{faults.KillsProcess}, finds: []string{queues.Remains}},
-		"an owner without a guard":               {loop: owner, attack: true, finds: []string{queues.Twice, queues.Zombie, queues.Outdated, queues.Deleted}},
-		"an owner that never looks back":         {loop: owner, finds: []string{queues.Remains}},
-		"an owner that continues after failures": {loop: owner, poison: []string{faults.FailsThrice, faults.FailsAlways}, finds: []string{queues.Disorder, queues.Overtaken}},
-		"an owner that counts each failure":      {loop: owner, outage: true, finds: []string{queues.Charged}},
-		"an owner with effects outside":          {loop: owner, outside: true, attack: true, finds: []string{queues.Outdated, queues.Remains}},
+		"SKIP LOCKED has no order": {loop: skipLocked, finds: []string{queues.Disorder, queues.AtOnce}},
+		"SKIP LOCKED charges a failure to all": {
+			loop: skipLocked, poison: []string{faults.FailsAlways}, finds: []string{queues.Charged},
+		},
+		"SKIP LOCKED charges a pair": {
+			loop:   skipLocked,
+			poison: []string{faults.FailsTogether, faults.FailsTogether},
+			finds:  []string{queues.Charged},
+		},
+		"SKIP LOCKED stops at a crash": {
+			loop: skipLocked, poison: []string{faults.KillsProcess}, finds: []string{queues.Remains},
+		},
+		"an owner without a guard": {
+			loop: owner, attack: true, finds: []string{queues.Twice, queues.Zombie, queues.Outdated, queues.Deleted},
+		},
+		"an owner that never looks back": {loop: owner, finds: []string{queues.Remains}},
+		"an owner that continues after failures": {
+			loop:   owner,
+			poison: []string{faults.FailsThrice, faults.FailsAlways},
+			finds:  []string{queues.Disorder, queues.Overtaken},
+		},
+		"an owner that counts each failure": {loop: owner, outage: true, finds: []string{queues.Charged}},
+		"an owner with effects outside": {
+			loop: owner, outside: true, attack: true, finds: []string{queues.Outdated, queues.Remains},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			timeguard.Run(t, func(t *timeguard.Try) {
 				url := ownDatabase(t, server)
-				q := newQueueFleet(t, url, &faults.Database{URL: url}, 8, faults.Queue{Handler: test.loop}, test.outside)
-				q.Faults = slices.DeleteFunc(q.Faults, func(f faults.Fault) bool { return !test.attack || f.Name != "pause" && f.Name != "ghost" })
+				queue := faults.Queue{Handler: test.loop}
+				q := newQueueFleet(t, url, &faults.Database{URL: url}, 8, queue, test.outside)
+				q.Faults = slices.DeleteFunc(q.Faults, func(f faults.Fault) bool {
+					return !test.attack || f.Name != "pause" && f.Name != "ghost"
+				})
 				if test.outage {
 					defer q.outage()()
 				}
@@ -64,11 +83,12 @@ func TestQueueOracleCatchesNaiveLoops(t *testing.T) {
 				})
 				halt := q.produce(20)
 				var found map[string][]string
+				lacks := func(kind string) bool { return kind != queues.Remains && found[kind] == nil }
 				q.run(2*time.Minute, func() bool {
 					l := q.read()
 					found = l.Check()
-					return (test.poison != nil || test.outage || l.Handled() > 1000) &&
-						!slices.ContainsFunc(test.finds, func(kind string) bool { return kind != queues.Remains && found[kind] == nil })
+					enough := test.poison != nil || test.outage || l.Handled() > 1000
+					return enough && !slices.ContainsFunc(test.finds, lacks)
 				})
 				halt()
 				if slices.Contains(test.finds, queues.Remains) {

@@ -43,7 +43,9 @@ type queueFleet struct {
 }
 
 // newQueueFleet starts three workers. url leads to the database, in some cases through a pooler.
-func newQueueFleet(t *timeguard.Try, url string, database *faults.Database, partitions int, queue faults.Queue, outside bool) *queueFleet {
+func newQueueFleet(
+	t *timeguard.Try, url string, database *faults.Database, partitions int, queue faults.Queue, outside bool,
+) *queueFleet {
 	t.Helper()
 	q := newQueue(t, url, database, partitions, queue, outside)
 	q.Fleet = newFleet(t, q.config, 3, *queueSeed)
@@ -53,7 +55,9 @@ func newQueueFleet(t *timeguard.Try, url string, database *faults.Database, part
 }
 
 // newQueue creates the tables of a fleet without workers.
-func newQueue(t *timeguard.Try, url string, database *faults.Database, partitions int, queue faults.Queue, outside bool) *queueFleet {
+func newQueue(
+	t *timeguard.Try, url string, database *faults.Database, partitions int, queue faults.Queue, outside bool,
+) *queueFleet {
 	t.Helper()
 	q := &queueFleet{t: t, database: database, pool: testkit.Pool(t, database.URL, size(2))}
 	testkit.OK(t, consumer.Migrate(t.Context(), q.pool))
@@ -65,8 +69,8 @@ func newQueue(t *timeguard.Try, url string, database *faults.Database, partition
 	}
 	queue.Outage = filepath.Join(t.TempDir(), "outage")
 	q.config = faults.Config{
-		URL: url, Pooled: database.Bouncer != nil, DirectURL: database.URL, Lease: "l", Partitions: partitions, TTL: time.Second, Queue: &queue,
-		Patience: patience, ProbeURL: probeURL,
+		URL: url, Pooled: database.Bouncer != nil, DirectURL: database.URL, ProbeURL: probeURL,
+		Lease: "l", Partitions: partitions, TTL: time.Second, Queue: &queue, Patience: patience,
 	}
 	return q
 }
@@ -131,13 +135,14 @@ func (q *queueFleet) handled(more int) {
 	if q.receiver != nil {
 		pool = q.receiver
 	}
-	count := func() int { return testkit.Value[int](q.t, pool, "SELECT count(*) FROM handled") }
-	n := count()
-	waitFor(q.t, patience, fmt.Sprintf("%d more rows are handled", more), func() bool { return count() >= n+more })
+	handled := func() int { return count(q.t, pool, "handled") }
+	n := handled()
+	waitFor(q.t, patience, fmt.Sprintf("%d more rows are handled", more), func() bool { return handled() >= n+more })
 }
 
 // due selects the first blocked row of each key, if it has another attempt.
-const due = ` FROM (SELECT DISTINCT ON (key) * FROM pgleases.consumer_blocked ORDER BY key, id) AS b WHERE next_at < 'infinity'`
+const due = ` FROM (SELECT DISTINCT ON (key) * FROM pgleases.consumer_blocked ORDER BY key, id) AS b
+	WHERE next_at < 'infinity'`
 
 // replace starts a worker for each that a row has killed.
 func (q *queueFleet) replace() {
@@ -164,8 +169,11 @@ func (q *queueFleet) drained() {
 		}
 		pause(q.t.Context(), 200*time.Millisecond)
 	}
-	q.t.Errorf("nothing has changed for %v, but it is not over: rows without a reason to stay: %q; rows with another attempt: %q", patience,
-		q.read().Check()[queues.Remains], testkit.Must(queues.Structs[struct{ Line string }](q.t.Context(), q.pool, "SELECT b::text"+due))(q.t))
+	type line = struct{ Line string }
+	again := testkit.Must(queues.Structs[line](q.t.Context(), q.pool, "SELECT b::text"+due))(q.t)
+	q.t.Errorf("nothing has changed for %v, but it is not over: "+
+		"rows without a reason to stay: %q; rows with another attempt: %q",
+		patience, q.read().Check()[queues.Remains], again)
 }
 
 // report ends the fleet, and fails the test if the ledger has problems.
@@ -221,9 +229,12 @@ func TestQueueAfterAnOutage(t *testing.T) {
 		t.Run(fmt.Sprint(keys, " keys"), func(t *testing.T) {
 			eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 				url := ownDatabase(t, pgserver.Private(t, committing))
-				q := newQueueFleet(t, url, &faults.Database{URL: url}, partitions, faults.Queue{Handler: handler, DeadLetters: true}, outside)
+				queue := faults.Queue{Handler: handler, DeadLetters: true}
+				q := newQueueFleet(t, url, &faults.Database{URL: url}, partitions, queue, outside)
 				over := q.outage()
-				q.enqueue(func(tx pgx.Tx) error { return faults.Enqueue(t.Context(), tx, faults.Good, numbers(keys)...) })
+				q.enqueue(func(tx pgx.Tx) error {
+					return faults.Enqueue(t.Context(), tx, faults.Good, numbers(keys)...)
+				})
 				pause(t.Context(), *queueOutage)
 				over()
 				q.drained()
@@ -246,7 +257,8 @@ func TestAPromotedStandbyHandlesItsQueueInOrder(t *testing.T) {
 	eachConsumer(t, func(t *timeguard.Try, handler string, outside bool) {
 		c := newCluster(t, 2, committing)
 		old, next := c.servers[0], c.servers[1]
-		q := newQueue(t, c.url(t, c.doors...), &faults.Database{URL: old.URL()}, 16, faults.Queue{Handler: handler}, outside)
+		queue := faults.Queue{Handler: handler}
+		q := newQueue(t, c.url(t, c.doors...), &faults.Database{URL: old.URL()}, 16, queue, outside)
 		workers := startWorkers(t, q.config, t.TempDir(), 3)
 		halt := q.produce(20)
 		q.handled(200)

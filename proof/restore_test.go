@@ -65,8 +65,8 @@ func restoring(t *timeguard.Try, steps string) {
 	leases := make(map[string]*pgleases.Lease)
 	var clients []*pgleases.Client
 	open := func() {
-		c := testkit.Must(pgleases.NewClient(t.Context(), pool, pgleases.WithClientID(fmt.Sprint("client-", len(clients))),
-			pgleases.WithTTL(2*time.Second), quietly(t)))(t)
+		id := pgleases.WithClientID(fmt.Sprint("client-", len(clients)))
+		c := testkit.Must(pgleases.NewClient(t.Context(), pool, id, pgleases.WithTTL(2*time.Second), quietly(t)))(t)
 		t.Cleanup(func() { _ = c.Close(canceled(nil)) }) // the database may be gone
 		clients = append(clients, c)
 		leases[c.ID()] = joined(t, c, "orders", 32, pgleases.WithHandoffDelay(0))
@@ -91,7 +91,8 @@ func restoring(t *timeguard.Try, steps string) {
 	defer cancel()
 	testkit.OK(t, clients[0].Close(ctx))
 	until(t, "the others own all", func() bool { return owned() == 32 })
-	dumped := testkit.Value[time.Time](t, pool, "SELECT max(expires_at) FROM pgleases.clients") // the sessions of the dump expire before
+	// The sessions of the dump expire before.
+	dumped := testkit.Value[time.Time](t, pool, "SELECT max(expires_at) FROM pgleases.clients")
 	until(t, "the sessions of the dump have expired", func() bool {
 		return testkit.Value[bool](t, pool, "SELECT clock_timestamp() > $1", dumped)
 	})
@@ -137,7 +138,8 @@ func shellOf(t testing.TB, server *pgserver.Server) func(commands string) {
 	t.Helper()
 	dir := t.TempDir()
 	bin := filepath.Join(dir, "bin")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "pgleases"), "github.com/pgleases/pgleases/cmd/pgleases")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", filepath.Join(bin, "pgleases"),
+		"github.com/pgleases/pgleases/cmd/pgleases")
 	build.Dir = ".." // the module that has the command
 	if text, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the command: %v: %s", err, text)
@@ -147,8 +149,9 @@ func shellOf(t testing.TB, server *pgserver.Server) func(commands string) {
 		t.Helper()
 		run := exec.CommandContext(t.Context(), "sh", "-e", "-c", commands)
 		run.Dir = dir
-		run.Env = append(os.Environ(), "PATH="+strings.Join([]string{bin, server.Bin(), os.Getenv("PATH")}, ":"),
-			"PGHOST="+host, fmt.Sprintf("PGPORT=%d", port), "PGUSER=postgres", "DATABASE_URL="+inDatabase(t, server.URL(), "app"))
+		path := strings.Join([]string{bin, server.Bin(), os.Getenv("PATH")}, ":")
+		run.Env = append(os.Environ(), "PATH="+path, "PGHOST="+host, fmt.Sprintf("PGPORT=%d", port),
+			"PGUSER=postgres", "DATABASE_URL="+inDatabase(t, server.URL(), "app"))
 		if text, err := run.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s\n%s", err, text, commands)
 		}

@@ -59,7 +59,7 @@ func covered(t *timeguard.Try, e episode, writes int, reads int64) {
 		t.Error(v)
 	}
 	if e.Writes < writes || e.Reads < reads {
-		t.Missed(e.began, time.Since(e.began), "only %d guarded writes and %d reads: the test covered too little", e.Writes, e.Reads)
+		tooLittle(t, e.began, "only %d guarded writes and %d reads", e.Writes, e.Reads)
 	}
 }
 
@@ -71,7 +71,9 @@ func rightsOf(t testing.TB, databaseURL string) (asRole, grants string) {
 	schema := string(testkit.Must(sql.Files.ReadFile("schema.sql"))(t))
 	pool := testkit.Pool(t, databaseURL, size(1))
 	testkit.Execute(t, pool, "CREATE ROLE "+appRole+" LOGIN")
-	testkit.Execute(t, pool, "ALTER DEFAULT PRIVILEGES IN SCHEMA public GRANT SELECT, INSERT, UPDATE ON TABLES TO "+appRole) // what effects are written to
+	// This is what effects are written to.
+	testkit.Execute(t, pool, `ALTER DEFAULT PRIVILEGES IN SCHEMA public
+		GRANT SELECT, INSERT, UPDATE ON TABLES TO `+appRole)
 	testkit.Execute(t, pool, "CREATE SCHEMA pgleases")
 	testkit.Execute(t, pool, schema)
 	testkit.Execute(t, pool, "REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA pgleases FROM PUBLIC;"+grants)

@@ -21,7 +21,8 @@ import (
 	"github.com/pgleases/pgleases/schedule/sql"
 )
 
-var everyCrash = flag.Bool("every-crash", false, "kill processes before and after each statement, for each kind of handler; without it, at each statement once")
+var everyCrash = flag.Bool("every-crash", false, "kill processes before and after each statement, "+
+	"for each kind of handler; without it, at each statement once")
 
 // The kinds of handlers whose processes are killed.
 var (
@@ -77,17 +78,41 @@ const (
 
 // notScheduleCrashed has the statements that are not sent while anything runs, and the reasons.
 var notScheduleCrashed = map[string]string{
-	"list": "it only reads", "history": "it only reads", "jobs": "it only reads", "job": "it only reads",
-	"locked": "it only reads",
-	"block":  "it only marks what cannot run, and is sent again", "setaside": "it only marks what cannot be read, and is sent again",
-	"declare": "sent each hour, for schedules that no process has declared for a day",
-	"replace": "sent if the code declares another rule, in a transaction as create",
-	"enqueue": "in a transaction as enqueuemany", "enqueueorkeep": "in a transaction as enqueuemany",
-	"enqueueorreplace": "in a transaction as enqueuemany", "read": "it only reads",
-	"dolock": ofCaller, "dopause": ofCaller, "doresume": ofCaller, "docatchup": ofCaller, "dodelete": ofCaller, "dotrigger": ofCaller,
-	"dobackfill": ofCaller, "doretrytick": ofCaller, "doretryjob": ofCaller, "doretryfailed": ofCaller, "docanceljob": ofCaller,
-	"lock": ofOperator, "pause": ofOperator, "resume": ofOperator, "catchup": ofOperator, "delete": ofOperator, "trigger": ofOperator,
-	"backfill": ofOperator, "retrytick": ofOperator, "retryjob": ofOperator, "retryfailed": ofOperator, "canceljob": ofOperator,
+	"list":             "it only reads",
+	"history":          "it only reads",
+	"jobs":             "it only reads",
+	"job":              "it only reads",
+	"locked":           "it only reads",
+	"read":             "it only reads",
+	"block":            "it only marks what cannot run, and is sent again",
+	"setaside":         "it only marks what cannot be read, and is sent again",
+	"declare":          "sent each hour, for schedules that no process has declared for a day",
+	"replace":          "sent if the code declares another rule, in a transaction as create",
+	"enqueue":          "in a transaction as enqueuemany",
+	"enqueueorkeep":    "in a transaction as enqueuemany",
+	"enqueueorreplace": "in a transaction as enqueuemany",
+	"dolock":           ofCaller,
+	"dopause":          ofCaller,
+	"doresume":         ofCaller,
+	"docatchup":        ofCaller,
+	"dodelete":         ofCaller,
+	"dotrigger":        ofCaller,
+	"dobackfill":       ofCaller,
+	"doretrytick":      ofCaller,
+	"doretryjob":       ofCaller,
+	"doretryfailed":    ofCaller,
+	"docanceljob":      ofCaller,
+	"lock":             ofOperator,
+	"pause":            ofOperator,
+	"resume":           ofOperator,
+	"catchup":          ofOperator,
+	"delete":           ofOperator,
+	"trigger":          ofOperator,
+	"backfill":         ofOperator,
+	"retrytick":        ofOperator,
+	"retryjob":         ofOperator,
+	"retryfailed":      ofOperator,
+	"canceljob":        ofOperator,
 }
 
 // A process is killed before and after each statement, for each kind of handler. Every tick and job
@@ -138,7 +163,8 @@ func plannedCrashes() map[string][]scheduleCrash {
 			of = allCrashed
 		}
 		if !*everyCrash {
-			of = slices.DeleteFunc(slices.Clone(of), func(kind string) bool { return !slices.Contains(crashedSoon, kind) })
+			later := func(kind string) bool { return !slices.Contains(crashedSoon, kind) }
+			of = slices.DeleteFunc(slices.Clone(of), later)
 			of = []string{slices.MinFunc(of, func(a, b string) int { return len(planned[a]) - len(planned[b]) })}
 		}
 		for _, kind := range of {
@@ -180,7 +206,8 @@ type scheduleKill struct {
 func newScheduleVictims(t testing.TB, server *pgserver.Server, kind string) *scheduleVictims {
 	t.Helper()
 	url := ownDatabase(t, server)
-	v := &scheduleVictims{t: t, config: withSchedules(t, url, url, false), dir: t.TempDir(), killed: make(chan scheduleKill, 100)}
+	v := &scheduleVictims{t: t, dir: t.TempDir(), killed: make(chan scheduleKill, 100)}
+	v.config = withSchedules(t, url, url, false)
 	v.pool = testkit.Pool(t, url, size(3))
 	v.config.Lease, v.config.Kinds, v.config.Orders = "", []string{kind}, kind == "ordered"
 	if v.config.Orders {
@@ -290,7 +317,8 @@ func (v *scheduleVictims) disarm() {
 // close asks one of the two processes to close, unless one is closing, and if the other has had
 // time to continue with its partitions.
 func (v *scheduleVictims) close() {
-	if slices.ContainsFunc(v.living, func(l *scheduleVictim) bool { return l.closes }) || time.Since(v.asked) < 3*crashTTL {
+	closing := slices.ContainsFunc(v.living, func(l *scheduleVictim) bool { return l.closes })
+	if closing || time.Since(v.asked) < 3*crashTTL {
 		return
 	}
 	v.asked = time.Now()
@@ -309,7 +337,7 @@ func (v *scheduleVictims) finish() {
 	v.t.Helper()
 	v.start()
 	waitFor(v.t, patience, "something is done", func() bool {
-		return testkit.Value[bool](v.t, v.pool, "SELECT EXISTS (SELECT FROM pgleases.history WHERE outcome = 'succeeded')")
+		return count(v.t, v.pool, "pgleases.history WHERE outcome = 'succeeded'") > 0
 	})
 	waitForOutcomes(v.t, v.pool, v.config.Kinds...)
 	ctx, cancel := context.WithTimeout(v.t.Context(), patience)

@@ -22,8 +22,9 @@ import (
 )
 
 var (
-	scheduleFaults = flag.Int("schedule-faults", 12, "number of faults of processes that run schedules; behind a pooler, half as many")
-	scheduleSeed   = flag.Uint64("schedule-seed", 0, "seed of the faults; 0: random")
+	scheduleFaults = flag.Int("schedule-faults", 12,
+		"number of faults of processes that run schedules; behind a pooler, half as many")
+	scheduleSeed = flag.Uint64("schedule-seed", 0, "seed of the faults; 0: random")
 )
 
 // Every tick has one outcome, every success has its effect once, and there is no other effect,
@@ -65,11 +66,12 @@ func withSchedules(t testing.TB, url, direct string, pooled bool) faults.Config 
 	testkit.Execute(t, pool, faults.OrdersTable)
 	pool.Close()
 	return faults.Config{
-		URL: url, Pooled: pooled, DirectURL: direct, Lease: "l", Partitions: 8, TTL: time.Second, Schedules: true, Orders: true, Patience: patience, ProbeURL: probeURL,
+		URL: url, Pooled: pooled, DirectURL: direct, ProbeURL: probeURL,
+		Lease: "l", Partitions: 8, TTL: time.Second, Patience: patience, Schedules: true, Orders: true,
 	}
 }
 
-const effects = "SELECT count(*) FROM ticks WHERE job = 0"
+const effects = "ticks WHERE job = 0"
 
 // attackSchedules injects a number of faults into a fleet, and then checks the ledger.
 func attackSchedules(t *timeguard.Try, url string, database *faults.Database, total int) {
@@ -78,7 +80,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	fleet := newFleet(t, withSchedules(t, url, database.URL, database.Bouncer != nil), 4, *scheduleSeed)
 	pool := testkit.Pool(t, database.URL, size(2))
 	waitForOutcomes(t, pool)
-	waitFor(t, patience, "schedules run", func() bool { return testkit.Value[int](t, pool, effects) >= len(faults.Schedules()) })
+	waitFor(t, patience, "schedules run", func() bool { return count(t, pool, effects) >= len(faults.Schedules()) })
 	// The fault "many clients" needs too many connections.
 	fleet.Faults = without("many clients", fleet.Faults)
 	database.Befall(fleet)
@@ -87,7 +89,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	defer cancel()
 	testkit.OK(t, fleet.Run(ctx))
 	if n := sum(fleet.Counts); n < total {
-		t.Missed(began, time.Since(began), "%d faults, not at least %d: the test covered too little", n, total)
+		tooLittle(t, began, "%d faults, not at least %d", n, total)
 	}
 	pool.Reset() // its connections may have ended with the server
 	waitForOutcomes(t, pool)
@@ -104,7 +106,7 @@ func attackSchedules(t *timeguard.Try, url string, database *faults.Database, to
 	tally.Faults(t, fleet.Counts)
 	t.Logf("faults: %v", fleet.Counts)
 	if least := l.Schedules() * int(time.Since(began).Seconds()) / 10; l.Effects() < least {
-		t.Missed(began, time.Since(began), "%d effects, not at least %d: the test covered too little", l.Effects(), least)
+		tooLittle(t, began, "%d effects, not at least %d", l.Effects(), least)
 	}
 }
 
@@ -129,21 +131,23 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 			t.Error(v)
 		}
 		c.pipes[0].Freeze()
-		before := testkit.Value[int](t, pool, effects)
+		before := count(t, pool, effects)
 		mail := func() {
 			// 40 is more than the number of ids that a server reserves and logs at a time.
 			testkit.OK(t, faults.Mail(t.Context(), pool, 40))
 			waitForOutcomes(t, pool)
 		}
 		mail()
-		waitFor(t, patience, "the standby has missed runs", func() bool { return testkit.Value[int](t, pool, effects) > before+len(faults.Schedules()) })
+		waitFor(t, patience, "the standby has missed runs", func() bool {
+			return count(t, pool, effects) > before+len(faults.Schedules())
+		})
 		pool.Close()
 		testkit.OK(t, old.Kill())
 		testkit.OK(t, next.Promote(t.Context()))
 		tally.Fault(t, "promotion that lost commits")
 		pool = testkit.Pool(t, next.URL(), size(1))
-		if n := testkit.Value[int](t, pool, effects); n > before+len(faults.Schedules()) {
-			t.Missed(began, time.Since(began), "the standby had %d effects, and %d when it was cut off: the test covered too little", n, before)
+		if n := count(t, pool, effects); n > before+len(faults.Schedules()) {
+			tooLittle(t, began, "the standby had %d effects, and %d when it was cut off", n, before)
 		}
 		mail()
 		closeWorkers(t, workers)
@@ -160,19 +164,23 @@ func TestAPromotedStandbyRunsEachTickOnce(t *testing.T) {
 // outcome, and every job enqueued by now.
 func waitForOutcomes(t testing.TB, pool *pgxpool.Pool, kinds ...string) {
 	t.Helper()
-	until, orders := testkit.Value[time.Time](t, pool, "SELECT clock_timestamp()"), testkit.Value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
+	until := testkit.Value[time.Time](t, pool, "SELECT clock_timestamp()")
+	orders := testkit.Value[int64](t, pool, "SELECT coalesce(max(n), 0) FROM orders")
 	// Orders run after all late ticks. An order whose transaction took long is found after a
 	// minute.
 	waitFor(t, 5*patience, "every order up to now has its outcome", func() bool {
-		return testkit.Value[int](t, pool, "SELECT count(*) FROM (SELECT job, max(n) AS n FROM orders GROUP BY job) AS o JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1", orders) == 0
+		return count(t, pool, `(SELECT job, max(n) AS n FROM orders GROUP BY job) AS o
+			JOIN pgleases.jobs AS j ON j.id = o.job WHERE o.n <= $1`, orders) == 0
 	})
-	for began, wants := time.Now(), outcomeless(t, pool, until, kinds); len(wants) > 0; { // after many faults a process may have to catch up for minutes
+	// After many faults a process may have to catch up for minutes.
+	for began, wants := time.Now(), outcomeless(t, pool, until, kinds); len(wants) > 0; {
 		before, since := wants, time.Now()
 		if !comesTrue(patience, func() bool {
 			wants = outcomeless(t, pool, until, kinds)
 			return !slices.Equal(wants, before)
 		}) || time.Since(began) > 10*patience {
-			missed(t, since, patience, "not within %v: another of the ticks up to %v has its outcome: %v", patience, until, wants)
+			missed(t, since, patience, "not within %v: another of the ticks up to %v has its outcome: %v",
+				patience, until, wants)
 		}
 	}
 }

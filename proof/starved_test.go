@@ -46,12 +46,14 @@ func TestThousandsOfGoroutinesKeepOneOwner(t *testing.T) {
 		}
 		began := time.Now()
 		m := newMovingOf(t, direct(t), each)
-		until(t, "partitions have moved under writes", func() bool { return m.effects.Written.Load() >= 500 && m.gained() >= 50 })
-		writes := m.stop(t)
-		t.Logf("%d goroutines, in %v: %d guarded writes, %d refused, %d to zombies; gains: %d", 3*each,
-			time.Since(began).Round(time.Millisecond), writes, m.effects.Refused.Load(), m.effects.Zombies.Load(), m.gains)
+		until(t, "partitions have moved under writes", func() bool {
+			return m.effects.Written.Load() >= 500 && m.gained() >= 50
+		})
+		writes, took, zombies := m.stop(t), time.Since(began).Round(time.Millisecond), m.effects.Zombies.Load()
+		t.Logf("%d goroutines, in %v: %d guarded writes, %d refused, %d to zombies; gains: %d",
+			3*each, took, writes, m.effects.Refused.Load(), zombies, m.gains)
 		tally.Checked(t, "goroutines", 3*each)
-		if m.effects.Zombies.Load() == 0 {
+		if zombies == 0 {
 			t.Missed(began, time.Since(began), "no zombie has tried to write")
 		}
 	})
@@ -90,7 +92,8 @@ func TestManyClientsOfOnePartition(t *testing.T) {
 			defer cancel()
 			return clients[i].Close(ctx)
 		})
-		t.Logf("%d clients of one partition: the next owned it after %s; all closed at once in %v", number, figures(took), time.Since(began))
+		t.Logf("%d clients of one partition: the next owned it after %s; all closed at once in %v",
+			number, figures(took), time.Since(began))
 		if report := verify(t, logs()); report.Reads < 10_000 {
 			t.Missed(began, patience, "only %d reads: the test covered too little", report.Reads)
 		}
@@ -120,7 +123,8 @@ func nextOwner(t *timeguard.Try, leases []*pgleases.Lease, last int64) (owner in
 // openedTogether opens clients of one server, and joins a lease with one partition.
 func openedTogether(t *timeguard.Try, number int) (clients []*pgleases.Client, leases []*pgleases.Lease) {
 	t.Helper()
-	url := pgserver.Private(t, pgserver.WithSettings(map[string]string{"max_connections": fmt.Sprint(number + 20)})).URL()
+	settings := map[string]string{"max_connections": fmt.Sprint(number + 20)}
+	url := pgserver.Private(t, pgserver.WithSettings(settings)).URL()
 	clients, leases = make([]*pgleases.Client, number), make([]*pgleases.Lease, number)
 	log := quietly(t)
 	began := time.Now()
@@ -149,7 +153,9 @@ func openedTogether(t *timeguard.Try, number int) (clients []*pgleases.Client, l
 }
 
 // openedOne opens a client that joins the lease. It tries again while the machine is late.
-func openedOne(t *timeguard.Try, url, id string, log pgleases.Option) (c *pgleases.Client, l *pgleases.Lease, err error) {
+func openedOne(
+	t *timeguard.Try, url, id string, log pgleases.Option,
+) (c *pgleases.Client, l *pgleases.Lease, err error) {
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	for c == nil && ctx.Err() == nil {

@@ -96,7 +96,8 @@ func (s *session) give(lease string, targets ...int64) {
 	for i, target := range targets {
 		moves = append(moves, store.Move{Lease: lease, Partition: i, Target: target})
 	}
-	applied, err := s.Apply(s.t.Context(), read, moves, store.NextPlan{After: 50 * time.Millisecond, OnlyLeftOver: true})
+	next := store.NextPlan{After: 50 * time.Millisecond, OnlyLeftOver: true}
+	applied, err := s.Apply(s.t.Context(), read, moves, next)
 	s.ok(err)
 	if !applied.Applied {
 		s.t.Fatal("a plan was not applied")
@@ -140,11 +141,16 @@ func TestMarkerAndStartTimeDetectRestarts(t *testing.T) {
 
 		// Killing one backend makes the server restart all others.
 		s.ok(server.Signal(int(s.watcher.PgConn().PID()), syscall.SIGKILL))
-		until(t, "the server has noticed", func() bool { _, err := s.Heartbeat(t.Context(), s.id, 0, store.Renewal{}); return err != nil })
+		until(t, "the server has noticed", func() bool {
+			_, err := s.Heartbeat(t.Context(), s.id, 0, store.Renewal{})
+			return err != nil
+		})
 		s.connect()
 		crashed := s.beat()
-		if want := (store.Incarnation{Timeline: run.Timeline, Started: run.Started}); crashed.Server != want || !crashed.Alive {
-			t.Errorf("after a crash the incarnation is %+v, not %+v, and the session lives: %v", crashed.Server, want, crashed.Alive)
+		want := store.Incarnation{Timeline: run.Timeline, Started: run.Started}
+		if crashed.Server != want || !crashed.Alive {
+			t.Errorf("after a crash the incarnation is %+v, not %+v, and the session lives: %v",
+				crashed.Server, want, crashed.Alive)
 		}
 		marked := s.marked()
 		if marked.Marker == run.Marker || marked.Marker == 0 {
@@ -152,7 +158,9 @@ func TestMarkerAndStartTimeDetectRestarts(t *testing.T) {
 		}
 		s.ok(server.Restart(t.Context(), pgserver.Fast))
 		s.connect()
-		if restarted := s.beat().Server; restarted.Marker != marked.Marker || restarted.Timeline != run.Timeline || restarted.Started <= run.Started {
+		restarted := s.beat().Server
+		same := restarted.Marker == marked.Marker && restarted.Timeline == run.Timeline
+		if !same || restarted.Started <= run.Started {
 			t.Errorf("after a restart the incarnation is %+v, before it was %+v", restarted, marked)
 		}
 	})
@@ -183,7 +191,8 @@ func TestAHeartbeatCostsLittle(t *testing.T) {
 			}
 		}
 		perBeat := float64(insert()-written) / beats
-		t.Logf("%.1f bytes of log per heartbeat, %d flushes in %v of %d heartbeats", perBeat, flushes-1, time.Since(start), beats)
+		t.Logf("%.1f bytes of log per heartbeat, %d flushes in %v of %d heartbeats",
+			perBeat, flushes-1, time.Since(start), beats)
 		if perBeat > 130 {
 			t.Errorf("a heartbeat writes %.1f bytes of log, not 130 at most", perBeat)
 		}
@@ -197,7 +206,8 @@ func TestAHeartbeatCostsLittle(t *testing.T) {
 		})
 		updates := asks[int](s, "SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'clients'")
 		hot := asks[int](s, "SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'clients'")
-		others := asks[int](s, "SELECT sum(n_tup_upd)::int FROM pg_stat_user_tables WHERE relname NOT IN ('clients', 'server')")
+		others := asks[int](s, `SELECT sum(n_tup_upd)::int FROM pg_stat_user_tables
+			WHERE relname NOT IN ('clients', 'server')`)
 		if updates != all || hot < all*99/100 || others != 0 {
 			t.Errorf("%d heartbeats were %d updates, %d of them HOT, and %d of other tables", all, updates, hot, others)
 		}
@@ -209,7 +219,7 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 	timeguard.Run(t, func(t *timeguard.Try) {
 		server := quiet(t)
 		first := newSession(t, server, "first")
-		first.does("ALTER DATABASE " + pgx.Identifier{first.watcher.Config().Database}.Sanitize() + " SET synchronous_commit = off")
+		first.does(asynchronous)
 		flushed := ""
 		// waited reports whether a statement waited for the disk since the last call. No other
 		// activity flushes the log soon.
@@ -241,7 +251,8 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 		epoch := asks[int64](first, "SELECT epoch FROM pgleases.partitions WHERE lease = 'l' AND partition = 0")
 		release := func(partition int, leaving ...store.Leave) {
 			t.Helper()
-			_, err := a.Release(t.Context(), a.id, []store.Release{{Lease: "l", Partition: partition, Epoch: epoch}}, leaving, 1)
+			of := []store.Release{{Lease: "l", Partition: partition, Epoch: epoch}}
+			_, err := a.Release(t.Context(), a.id, of, leaving, 1)
 			a.ok(err)
 		}
 		release(0)
@@ -288,7 +299,9 @@ func TestWritesAreDurableUnderAnySetting(t *testing.T) {
 			t.Error("a heartbeat waits for the disk, or this test would not notice")
 		}
 		first.does("SET synchronous_commit = remote_write") // a stricter setting stays
-		if setting := asks[string](first, "SELECT CASE WHEN pgleases.settings(true, 1) THEN current_setting('synchronous_commit') END"); setting != "remote_write" {
+		setting := asks[string](first, `SELECT CASE WHEN pgleases.settings(true, 1)
+			THEN current_setting('synchronous_commit') END`)
+		if setting != "remote_write" {
 			t.Errorf("with remote_write set, %s is", setting)
 		}
 	})

@@ -28,16 +28,21 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		pool := testkit.Pool(t, url, size(2))
 		dirs := map[string]string{"long": t.TempDir(), "mixed": t.TempDir()} // of the oracle's logs, by lease
 		start := func(id, lease string, ttl time.Duration) *faults.Process {
-			p := startWorker(t, faults.Config{URL: url, ID: id, Lease: lease, Partitions: partitions, TTL: ttl, Log: filepath.Join(dirs[lease], id+".log")})
+			p := startWorker(t, faults.Config{
+				URL: url, ID: id, Lease: lease, Partitions: partitions, TTL: ttl,
+				Log: filepath.Join(dirs[lease], id+".log"),
+			})
 			hasJoined(t, p)
 			return p
 		}
 		owns := func(id string) int {
-			return testkit.Value[int](t, pool, "SELECT count(*) FROM pgleases.status WHERE owner = $1", id)
+			return count(t, pool, "pgleases.status WHERE owner = $1", id)
 		}
 		longExpires := func() time.Duration {
-			return time.Duration(testkit.Value[float64](t, pool, `SELECT coalesce(extract(epoch FROM min(expires_at) - clock_timestamp()), -1)
-				FROM pgleases.clients WHERE id = 'long'`) * float64(time.Second))
+			seconds := testkit.Value[float64](t, pool, `SELECT
+				coalesce(extract(epoch FROM min(expires_at) - clock_timestamp()), -1)
+				FROM pgleases.clients WHERE id = 'long'`)
+			return time.Duration(seconds * float64(time.Second))
 		}
 		first := start("long", "long", long)
 		waitFor(t, patience, "the one with the longest TTL owns all", func() bool { return owns("long") == partitions })
@@ -79,8 +84,11 @@ func TestMixedTTLsExpireIndependently(t *testing.T) {
 		default:
 			missed(t, began, long/2, "the others were taken over when the first could be too")
 		}
-		waitFor(t, time.Until(began.Add(long+late)), "the first is taken over", func() bool { return len(left.Values()) == partitions })
-		t.Logf("TTLs of 1, 2 and 4 s: taken over %v after a kill; the first %v after a client began to watch", took, time.Since(began))
+		waitFor(t, time.Until(began.Add(long+late)), "the first is taken over", func() bool {
+			return len(left.Values()) == partitions
+		})
+		t.Logf("TTLs of 1, 2 and 4 s: taken over %v after a kill; the first %v after a client began to watch",
+			took, time.Since(began))
 		others := testkit.Must(leases.Read(dirs["mixed"]))(t)
 		t.Log(verify(t, append(others, logs()...)))
 		verifyDir(t, dirs["long"])
