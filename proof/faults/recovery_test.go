@@ -3,7 +3,7 @@
 package faults
 
 import (
-	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -13,7 +13,8 @@ import (
 func TestRecoveriesNameTheNearestFault(t *testing.T) {
 	at := func(seconds int) oracle.Instant { return oracle.Instant(time.Duration(seconds) * time.Second) }
 	gap := func(from, to int) oracle.Gap {
-		return oracle.Gap{Before: oracle.Interval{Client: "a.1", Partition: 3, Last: at(from)}, After: oracle.Interval{Client: "b.2", Partition: 3, First: at(to)}}
+		before := oracle.Interval{Client: "a.1", Partition: 3, Last: at(from)}
+		return oracle.Gap{Before: before, After: oracle.Interval{Client: "b.2", Partition: 3, First: at(to)}}
 	}
 	incidents := []Incident{
 		{At: at(10), Worker: "a.1", Fault: "kill"},
@@ -37,8 +38,9 @@ func TestRecoveriesNameTheNearestFault(t *testing.T) {
 		{101, 111, "frozen server", 1},
 	} {
 		worst, late := Recoveries([]oracle.Gap{gap(test.from, test.to)}, incidents, time.Second)
-		if got, want := fmt.Sprint(worst), fmt.Sprint(map[string]time.Duration{test.cause: time.Duration(test.to-test.from) * time.Second}); got != want || len(late) != test.late {
-			t.Errorf("from %d to %d: %s, late %v; want %s", test.from, test.to, got, late, want)
+		want := map[string]time.Duration{test.cause: time.Duration(test.to-test.from) * time.Second}
+		if !maps.Equal(worst, want) || len(late) != test.late {
+			t.Errorf("from %d to %d: %v, late %v; want %v", test.from, test.to, worst, late, want)
 		}
 	}
 }

@@ -111,7 +111,8 @@ func TestWireBreaksOnlyAtTheStatement(t *testing.T) {
 					t.Error("the breach was not reported")
 				}
 				if answered.Load() != test.answered || killed != test.killed || notified.Load() != 4 {
-					t.Errorf("the server answered %d, of which %d came; killed %d times", answered.Load(), notified.Load(), killed)
+					t.Errorf("the server answered %d, of which %d came; killed %d times",
+						answered.Load(), notified.Load(), killed)
 				}
 				if err := wire.Close(); err != nil {
 					t.Error(err)
