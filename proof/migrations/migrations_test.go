@@ -157,7 +157,8 @@ func TestEachToolAppliesTheSchemaAndAClientRunsOnIt(t *testing.T) {
 			// schema.
 			_, err := conn.Exec(ctx, "SELECT pgleases.guard('orders', 1, 0)")
 			var refused *pgconn.PgError
-			if !errors.As(err, &refused) || refused.Code != "PL001" || refused.Message != `partition 1 of lease "orders" is not owned under epoch 0` {
+			const says = `partition 1 of lease "orders" is not owned under epoch 0`
+			if !errors.As(err, &refused) || refused.Code != "PL001" || refused.Message != says {
 				t.Errorf("guard says %v", err)
 			}
 		})
