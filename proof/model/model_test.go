@@ -204,7 +204,8 @@ func beside(t *testing.T) {
 func need(t *testing.T) {
 	for _, tool := range []string{"spin", "gcc"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			notes.Lacks(t, tool, fmt.Sprintf("%s is needed to check the model (Debian, Ubuntu: apt-get install spin gcc libc6-dev): %v", tool, err))
+			notes.Lacks(t, tool, fmt.Sprintf("%s is needed to check the model "+
+				"(Debian, Ubuntu: apt-get install spin gcc libc6-dev): %v", tool, err))
 		}
 	}
 }
@@ -243,7 +244,8 @@ func explore(t *testing.T, model, defines string) result {
 		}
 	}
 	command(t, dir, "spin", append(args, "model.pml")...)
-	command(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DNOFAIR", store, "-DMEMLIM=8000", "-o", "pan", "pan.c")
+	command(t, dir, "gcc", "-O1", "-w", "-DSAFETY", "-DNOREDUCE", "-DNOFAIR", store, "-DMEMLIM=8000",
+		"-o", "pan", "pan.c")
 	begun := time.Now()
 	out := command(t, dir, "./pan", "-E", "-m100000", "-w24")
 
