@@ -38,26 +38,40 @@ func TestEachViolationIsFound(t *testing.T) {
 			late.Epoch--
 			l.Outside, l.handled = true, append(l.handled, late)
 		}, ""},
-		AtOnce:    {func(l *Ledger) { l.handled[3].Committed = l.handled[4].At.Add(time.Microsecond) }, AtOnce},
-		Overtaken: {func(l *Ledger) { l.handled = slices.Delete(l.handled, 3, 4); l.left["4"] = true; l.poison("4") }, Overtaken},
+		AtOnce: {func(l *Ledger) { l.handled[3].Committed = l.handled[4].At.Add(time.Microsecond) }, AtOnce},
+		Overtaken: {func(l *Ledger) {
+			l.handled = slices.Delete(l.handled, 3, 4)
+			l.left["4"] = true
+			l.poison("4")
+		}, Overtaken},
 		"a dead letter was overtaken": {func(l *Ledger) {
 			l.poison("4")
 			l.dead["4"], l.handled = l.handled[4].At.Add(time.Microsecond), slices.Delete(l.handled, 3, 4)
 		}, Overtaken},
-		Outdated:                     {func(l *Ledger) { l.handled[4].Version = 0 }, Outdated},
-		Deleted:                      {func(l *Ledger) { w := l.written["5"]; w.Deleted = true; l.written["5"] = w }, Deleted},
-		Zombie:                       {func(l *Ledger) { l.handled[4].Epoch-- }, Zombie},
-		HalfDone:                     {func(l *Ledger) { l.poison("5") }, HalfDone},
-		Charged:                      {func(l *Ledger) { l.handled[4].Attempt = 2 }, Charged},
-		"a dead letter did not fail": {func(l *Ledger) { l.handled, l.dead["5"] = l.handled[:4], l.handled[4].At }, Charged},
+		Outdated: {func(l *Ledger) { l.handled[4].Version = 0 }, Outdated},
+		Deleted: {func(l *Ledger) {
+			w := l.written["5"]
+			w.Deleted = true
+			l.written["5"] = w
+		}, Deleted},
+		Zombie:   {func(l *Ledger) { l.handled[4].Epoch-- }, Zombie},
+		HalfDone: {func(l *Ledger) { l.poison("5") }, HalfDone},
+		Charged:  {func(l *Ledger) { l.handled[4].Attempt = 2 }, Charged},
+		"a dead letter did not fail": {func(l *Ledger) {
+			l.handled, l.dead["5"] = l.handled[:4], l.handled[4].At
+		}, Charged},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			l := &Ledger{Attempts: 1, written: map[string]written{}, left: map[string]bool{}, dead: map[string]time.Time{}}
+			l := &Ledger{Attempts: 1, written: map[string]written{}, left: map[string]bool{}}
+			l.dead = make(map[string]time.Time)
 			for i := int64(1); i <= 5; i++ {
 				w := written{ID: i, Customer: fmt.Sprint(i / 3), Name: fmt.Sprint(i), Kind: faults.Good, Version: 1}
 				l.written[w.Name] = w
-				l.handled = append(l.handled, effect{ID: w.ID, Customer: w.Customer, Name: w.Name, Kind: w.Kind, Version: 1, Epoch: 7, Attempt: 1, Transaction: i})
+				l.handled = append(l.handled, effect{
+					ID: w.ID, Customer: w.Customer, Name: w.Name, Kind: w.Kind,
+					Version: 1, Epoch: 7, Attempt: 1, Transaction: i,
+				})
 			}
 			l.times()
 			test.spoil(l)
