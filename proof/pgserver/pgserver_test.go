@@ -116,21 +116,30 @@ func TestAStandbyFollowsAndIsPromoted(t *testing.T) {
 	defer standby.Stop()
 	run(t, conn, "CREATE TABLE since AS SELECT 1 AS n")
 	read := connect(t, standby.URL())
-	eventually(t, "the standby has what was written since", func() bool { return value(t, read, "to_regclass('since') IS NOT NULL") == "true" })
-	if value(t, read, "pg_is_in_recovery()") != "true" || value(t, read, "current_setting('max_connections')") != "250" {
+	is := func(condition string) bool {
+		t.Helper()
+		return value(t, read, condition) == "true"
+	}
+	eventually(t, "the standby has what was written since", func() bool {
+		return is("to_regclass('since') IS NOT NULL")
+	})
+	if !is("pg_is_in_recovery()") || !is("current_setting('max_connections') = '250'") {
 		t.Error("it is no standby with the primary's settings")
 	}
 	testkit.OK(t, standby.Promote(t.Context()))
 	run(t, read, "CREATE TABLE after AS SELECT 1 AS n")
 	run(t, conn, "CREATE TABLE apart AS SELECT 1 AS n") // the old primary continues
-	if value(t, read, "left(pg_walfile_name(pg_current_wal_lsn()), 8)") != "00000002" || value(t, read, "to_regclass('apart') IS NULL") != "true" {
+	if value(t, read, timeline) != "00000002" || !is("to_regclass('apart') IS NULL") {
 		t.Error("the new primary is not on a timeline of its own")
 	}
 }
 
+// timeline is that of a server, in hexadecimal.
+const timeline = "left(pg_walfile_name(pg_current_wal_lsn()), 8)"
+
 func TestEachCopyHasTablesAndIdentity(t *testing.T) {
 	t.Parallel()
-	const timeline, cluster = "left(pg_walfile_name(pg_current_wal_lsn()), 8)", "SELECT system_identifier FROM pg_control_system()"
+	const cluster = "SELECT system_identifier FROM pg_control_system()"
 	s := Private(t, WithSettings(map[string]string{"max_connections": "250"}))
 	conn := connect(t, s.URL())
 	run(t, conn, "CREATE SCHEMA kept; CREATE TABLE kept.answers AS SELECT 'yes' AS answer")
@@ -146,7 +155,8 @@ func TestEachCopyHasTablesAndIdentity(t *testing.T) {
 			t.Errorf("%s: kept %q", kind, got)
 		}
 		if got := value(t, conn, cluster); (got == identity) != same || value(t, conn, timeline) != "00000001" {
-			t.Errorf("%s: system identifier %s, of the other %s; timeline %s", kind, got, identity, value(t, conn, timeline))
+			t.Errorf("%s: system identifier %s, of the other %s; timeline %s",
+				kind, got, identity, value(t, conn, timeline))
 		}
 	}
 	copied, err := s.Restored(t.Context(), "kept")
@@ -194,8 +204,12 @@ func TestPgBouncerPoolsTransactionsAndRestartsOnItsPort(t *testing.T) {
 	}()
 	through := testkit.Must(bouncer.Through(url))(t)
 	one, two := connect(t, through), connect(t, through)
-	if a, b := value(t, one, "pg_backend_pid()"), value(t, two, "pg_backend_pid()"); a != b || value(t, one, "current_database()") != value(t, connect(t, url), "current_database()") {
+	const process, database = "pg_backend_pid()", "current_database()"
+	if a, b := value(t, one, process), value(t, two, process); a != b {
 		t.Errorf("two clients have server processes %s and %s", a, b)
+	}
+	if a, b := value(t, one, database), value(t, connect(t, url), database); a != b {
+		t.Errorf("the pooler leads to the database %s, not to %s", a, b)
 	}
 	testkit.OK(t, bouncer.Restart(t.Context()))
 	if one.Ping(t.Context()) == nil {
@@ -256,7 +270,10 @@ func TestMissingProgramsNameThePackage(t *testing.T) {
 	_, compiler := findCompiler("linux", "/nowhere")
 	_, clock := findCompiler("darwin", "")
 	for err, words := range map[error]string{
-		postgres: "apt-get install postgresql", bouncer: "apt-get install pgbouncer", compiler: "apt-get install gcc", clock: "linux",
+		postgres: "apt-get install postgresql",
+		bouncer:  "apt-get install pgbouncer",
+		compiler: "apt-get install gcc",
+		clock:    "linux",
 	} {
 		var lacks NotInstalled
 		if !errors.As(err, &lacks) || !strings.Contains(err.Error(), words) {
