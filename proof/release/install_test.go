@@ -46,7 +46,12 @@ func publish(t *testing.T, path, dir string) string {
 	ok(t, err)
 	ok(t, zip.CreateFromDir(archive, module.Version{Path: path, Version: version}, dir))
 	ok(t, archive.Close())
-	for name, text := range map[string]string{"list": version + "\n", version + ".info": `{"Version":"` + version + `"}`, version + ".mod": string(mod)} {
+	files := map[string]string{
+		"list":            version + "\n",
+		version + ".info": `{"Version":"` + version + `"}`,
+		version + ".mod":  string(mod),
+	}
+	for name, text := range files {
 		ok(t, os.WriteFile(filepath.Join(versions, name), []byte(text), 0o644))
 	}
 	return "file://" + proxy
@@ -77,7 +82,9 @@ func main() {
 // A user has no copy of the repository, no workspace, and perhaps the oldest Go that is promised.
 func TestTheCommandAndALibraryUserInstall(t *testing.T) {
 	programs := map[string]string{"this Go": "go"}
-	root, err := exec.CommandContext(context.WithoutCancel(t.Context()), "env", "GOTOOLCHAIN="+oldest, "go", "env", "GOROOT").Output()
+	ctx := context.WithoutCancel(t.Context())
+	goroot := exec.CommandContext(ctx, "env", "GOTOOLCHAIN="+oldest, "go", "env", "GOROOT")
+	root, err := goroot.Output()
 	if err != nil {
 		notes.Lacks(t, oldest, fmt.Sprintf("%s cannot be had: %v", oldest, err))
 	}
@@ -91,11 +98,13 @@ func TestTheCommandAndALibraryUserInstall(t *testing.T) {
 			t.Parallel() // both mostly wait for the disk, if the build cache has what -trimpath makes
 			bin, app := t.TempDir(), t.TempDir()
 			env := []string{
-				"GOPROXY=" + proxy + ",file://" + filepath.Join(cache, "cache", "download"), "GOSUMDB=off", "GOWORK=off", "GOTOOLCHAIN=local",
-				"GOFLAGS=-modcacherw -trimpath", "GOMODCACHE=" + t.TempDir(), "GOBIN=" + bin, "CGO_ENABLED=0",
+				"GOPROXY=" + proxy + ",file://" + filepath.Join(cache, "cache", "download"),
+				"GOSUMDB=off", "GOWORK=off", "GOTOOLCHAIN=local", "GOFLAGS=-modcacherw -trimpath",
+				"GOMODCACHE=" + t.TempDir(), "GOBIN=" + bin, "CGO_ENABLED=0",
 			}
 			run(t, bin, env, program, "install", modulePath+"/cmd/pgleases@"+version)
-			if text := run(t, bin, nil, filepath.Join(bin, "pgleases"), "version"); !strings.Contains(text, "pgleases "+version+"\ncommit -\nschema version ") {
+			want := "pgleases " + version + "\ncommit -\nschema version "
+			if text := run(t, bin, nil, filepath.Join(bin, "pgleases"), "version"); !strings.Contains(text, want) {
 				t.Errorf("the command says %q, want %s", text, version)
 			}
 			run(t, app, env, program, "mod", "init", "example.com/app")
