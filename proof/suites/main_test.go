@@ -32,5 +32,8 @@ func (s *site) client() *pgleases.Client {
 	return clients.New(s.t, s.pool, pgleases.WithClientID(fmt.Sprintf("instance-%d", s.n)))
 }
 
+// notesTable is the table of a backend that stores values under a lock's token.
+const notesTable = "CREATE TABLE notes (name text PRIMARY KEY, value text NOT NULL, token bigint NOT NULL)"
+
 // closeWithin bounds what a suite does without a context of its own.
 const closeWithin = 10 * time.Second

@@ -25,7 +25,7 @@ func TestValkeyrieLocks(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t)
-			testkit.Execute(t, s.pool, "CREATE TABLE notes (name text PRIMARY KEY, value text NOT NULL, token bigint NOT NULL)")
+			testkit.Execute(t, s.pool, notesTable)
 			run(t, newKV(s, "one"), newKV(s, "other"))
 		})
 	}

@@ -17,8 +17,9 @@ import (
 func TestVaultHABackend(t *testing.T) {
 	t.Parallel()
 	s := newSite(t)
-	testkit.Execute(t, s.pool, "CREATE TABLE notes (name text PRIMARY KEY, value text NOT NULL, token bigint NOT NULL)")
-	physical.ExerciseHABackend(t, haBackend{s, lock.New(s.client(), s.pool)}, haBackend{s, lock.New(s.client(), s.pool)})
+	testkit.Execute(t, s.pool, notesTable)
+	backend := func() haBackend { return haBackend{s, lock.New(s.client(), s.pool)} }
+	physical.ExerciseHABackend(t, backend(), backend())
 }
 
 // A haBackend is Vault's backend in one process.
