@@ -74,7 +74,8 @@ func TestVerdictShowsWhatAttacksDid(t *testing.T) {
 		"| TestHeld | 0s | 3 kill, 1 many clients |  |  | passed; repeated 1 times |",
 		"| TestSkipped | 0s |  |  |  | skipped: needs the flag -soak |",
 		`| TestInPart | 0s |  |  |  | passed; a part skipped: is long \| wide |`,
-		"8 faults of 2 kinds hit. Checked: 3,000 reads. Violations: 2. Tests failed: 0. Repeated, because the machine was late: 1.",
+		"8 faults of 2 kinds hit. Checked: 3,000 reads. Violations: 2. Tests failed: 0. " +
+			"Repeated, because the machine was late: 1.",
 	} {
 		if !strings.Contains(out.String(), want+"\n") {
 			t.Errorf("the table lacks the line %s:\n%s", want, &out)
@@ -86,11 +87,12 @@ func TestVerdictShowsWhatAttacksDid(t *testing.T) {
 func TestVerdictIsRedUnlessAllPassed(t *testing.T) {
 	t.Parallel()
 	const begin = "package proof\n\nimport \"testing\"\n\nfunc TestOne(t *testing.T) { "
+	exits := strings.Replace(begin, `"testing"`, `("os"; "testing")`, 1) + "os.Exit(3) }"
 	for name, test := range map[string]struct{ text, wants, row string }{
 		"passed":   {begin + "}", "", "| TestOne | 0s |  |  |  | passed |"},
 		"failed":   {begin + "t.Error(1) }", "0 violations; 1 tests failed", "FAILED: 1 of 1"},
 		"panicked": {begin + "panic(1) }", "0 violations; 1 tests failed", "FAILED: 1 of 1"},
-		"exited":   {strings.Replace(begin, "\"testing\"", "(\"os\"; \"testing\")", 1) + "os.Exit(3) }", "0 violations; 1 tests failed", "FAILED: 1 of 1"},
+		"exited":   {exits, "0 violations; 1 tests failed", "FAILED: 1 of 1"},
 		"no Go":    {begin, "0 violations; 1 tests failed", "| proof | 0s |  |  |  | FAILED: 1 of 1"},
 		"skipped":  {begin + "t.Skip(1) }", "no test ran", "skipped: 1"},
 	} {
@@ -119,7 +121,9 @@ func TestReportReplacesTheOneBefore(t *testing.T) {
 	testkit.OK(t, report())
 	testkit.OK(t, report())
 	text := string(testkit.Must(os.ReadFile(page))(t))
-	for _, want := range []string{"# Proof\n", "at commit `0123abc`", "| violations found | 0 |", "| kill | 7 |", "TestFound", "\nmore\n"} {
+	for _, want := range []string{
+		"# Proof\n", "at commit `0123abc`", "| violations found | 0 |", "| kill | 7 |", "TestFound", "\nmore\n",
+	} {
 		if strings.Count(text, want) != 1 {
 			t.Errorf("the page has %q %d times, not once:\n%s", want, strings.Count(text, want), text)
 		}
