@@ -560,7 +560,7 @@ func TestOpenWithLostAnswerStaysTheNewer(t *testing.T) {
 // while. Meanwhile many others have their heartbeats, and learn that the check is due.
 func TestManyClientsSendLittleBesideTheirHeartbeats(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		const clients, ttl, calm = 300, 6 * time.Second, 20 * time.Second
+		const clients, ttl, calm = 300, 6 * time.Second, time.Minute
 		w.blind.Store(true)
 		w.inject(func(_, op string) (fault, bool) {
 			return fault{after: w.span(0, 100*time.Millisecond)}, op == "heartbeat"
