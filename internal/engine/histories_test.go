@@ -301,20 +301,25 @@ func (d dice) span(from, to time.Duration) time.Duration {
 
 // A played is what a history has shown, for the program that plays many.
 type played struct {
-	Seed    uint64         `json:"seed"`
-	Steps   int            `json:"steps"`
-	Clients time.Duration  `json:"clients"` // the time of all clients together
-	Faults  map[string]int `json:"faults"`
-	Right   time.Duration  `json:"right"` // until all was right again after the faults
-	Bound   time.Duration  `json:"bound"` // the longest that it may take
-	Failed  string         `json:"failed"`
+	Seed       uint64         `json:"seed"`
+	Steps      int            `json:"steps"`
+	Clients    time.Duration  `json:"clients"` // the time of all clients together
+	Statements int            `json:"statements"`
+	Checks     int            `json:"checks"` // how often the oracle compared what clients show
+	Faults     map[string]int `json:"faults"`
+	Right      time.Duration  `json:"right"` // until all was right again after the faults
+	Bound      time.Duration  `json:"bound"` // the longest that it may take
+	Failed     string         `json:"failed"`
 }
 
 // report writes what the history has shown into an attribute of the test.
 func (w *world) report(steps int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	r := played{Seed: w.seed, Steps: steps, Faults: w.injected, Right: w.took, Bound: w.bound, Failed: w.failed}
+	r := played{
+		Seed: w.seed, Steps: steps, Statements: w.statements, Checks: w.checks, Faults: w.injected,
+		Right: w.took, Bound: w.bound, Failed: w.failed,
+	}
 	for _, p := range w.procs {
 		p.mu.Lock()
 		if p.ended.IsZero() {

@@ -29,6 +29,7 @@ func (h *handle) shows(o pgleases.Partition) bool {
 // check compares what all clients show, with each other and with the database.
 func (w *world) check() {
 	w.mu.Lock()
+	w.checks++
 	handles := w.handles
 	lagging := w.lagging
 	w.mu.Unlock()

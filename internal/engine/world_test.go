@@ -72,6 +72,8 @@ type world struct {
 	extra        func(client, op string) (fault, bool) // faults of one test
 	lagging      bool                                  // ownerships may be lost: its state is not compared
 	evicted      int
+	statements   int            // that were executed
+	checks       int            // how often the oracle compared what clients show
 	injected     map[string]int // faults by kind
 	took         time.Duration  // until all was right
 	bound        time.Duration  // the longest that it may take
@@ -130,6 +132,7 @@ func bubble() string {
 func (w *world) executed(client, op string, answer any) {
 	w.mu.Lock()
 	w.calls[op]++
+	w.statements++
 	switch a := answer.(type) {
 	case store.Evicted:
 		if a.Made {

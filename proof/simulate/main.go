@@ -7,7 +7,8 @@
 // processes stop or are killed, the database crashes, is promoted or restored, its clock steps, and
 // statements and answers are lost or come late. Then the trouble ends, and everything must be owned
 // again within a bound. The program prints how many client-years it has played and how many faults
-// hit, in an hour of one core, and how long it took until everything was owned again.
+// hit, in an hour of one core, how much was executed and compared, and how long it took until
+// everything was owned again.
 //
 // By default, clients have a TTL of a minute, and there is a step of trouble each hour, which is
 // worse than most real systems. This plays many client-years. To play many faults instead, make both

@@ -27,6 +27,8 @@ type simulation struct {
 	played  int
 	clients time.Duration // the time of all clients together
 	core    time.Duration // processor time
+	sent    int           // statements that the database executed
+	checks  int           // how often the oracle compared what clients show
 	right   time.Duration // the longest time until all was right again after the faults
 	bound   time.Duration // the longest that it may take, of the same history
 	faults  map[string]int
@@ -34,14 +36,16 @@ type simulation struct {
 
 // A history is what the test reports of one. Its fields are those of the test.
 type history struct {
-	Seed    uint64
-	Steps   int
-	Clients time.Duration
-	Faults  map[string]int
-	Right   time.Duration
-	Bound   time.Duration
-	Failed  string
-	trace   string
+	Seed       uint64
+	Steps      int
+	Clients    time.Duration
+	Statements int
+	Checks     int
+	Faults     map[string]int
+	Right      time.Duration
+	Bound      time.Duration
+	Failed     string
+	trace      string
 }
 
 // play plays a round of histories, and returns the first that failed.
@@ -50,6 +54,8 @@ func (s *simulation) play(ctx context.Context, seed uint64, n int) (failed *hist
 	for _, h := range played {
 		s.played++
 		s.clients += h.Clients
+		s.sent += h.Statements
+		s.checks += h.Checks
 		if h.Right > s.right {
 			s.right, s.bound = h.Right, h.Bound
 		}
@@ -130,6 +136,8 @@ func (s *simulation) report() string {
 	fmt.Fprintf(&b, "%v\n", s)
 	years := s.clients.Hours() / year.Hours()
 	fmt.Fprintf(&b, "in an hour of one core: %.2f client-years, %.0f faults\n", years/hours, float64(s.sum())/hours)
+	fmt.Fprintf(&b, "the database executed %d statements, ", s.sent)
+	fmt.Fprintf(&b, "and the oracle compared what all clients show %d times\n", s.checks)
 	fmt.Fprintf(&b, "after the last fault, everything was owned again within %v at most, ", s.right)
 	fmt.Fprintf(&b, "where the bound is %v\n\n", s.bound)
 	table := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)

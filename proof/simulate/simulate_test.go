@@ -74,6 +74,9 @@ func TestHistoriesOfASeedAreTheSame(t *testing.T) {
 	testkit.OK(t, s.build(ctx, ""))
 	steps := func() (all []int) {
 		for _, h := range testkit.Must(s.start(ctx, 7, 3, 20))(t) {
+			if h.Statements == 0 || h.Checks == 0 {
+				t.Errorf("seed %d: %d statements, and %d checks", h.Seed, h.Statements, h.Checks)
+			}
 			all = append(all, h.Steps, h.Faults["network cut"], h.Faults["process killed"], h.Faults["clock stepped"])
 		}
 		return all
