@@ -206,13 +206,29 @@ func (db *Database) clock() int64 { return db.Clock().Add(db.offset).UnixMicro()
 
 // wrote keeps a copy of the tables after a write.
 func (db *Database) wrote(durable bool) {
-	if db.Keep == 0 {
+	if db.Keep > 0 {
+		db.keep(state{db.tables.Clone(), durable})
+	}
+}
+
+// beat is wrote for a heartbeat. It changes clients only, and most writes are heartbeats. So its
+// state shares the other tables with the state before, and no kept state ever changes.
+func (db *Database) beat() {
+	last := len(db.history) - 1
+	if last < 0 {
+		db.wrote(false)
 		return
 	}
+	tables := db.history[last].tables
+	tables.Clients = maps.Clone(db.tables.Clients)
+	db.keep(state{tables, false})
+}
+
+func (db *Database) keep(s state) {
 	if len(db.history) >= db.Keep {
 		db.history = append(db.history[:0], db.history[1:]...)
 	}
-	db.history = append(db.history, state{db.tables.Clone(), durable})
+	db.history = append(db.history, s)
 }
 
 // fallBack returns to the state before the given number of last writes, or to the oldest that is

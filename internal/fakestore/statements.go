@@ -180,7 +180,8 @@ func (c *Conn) Heartbeat(
 			}
 			beat.Leases = append(beat.Leases, b)
 		}
-		return beat, true
+		db.beat()
+		return beat, false // its write is kept already
 	})
 }
 
@@ -729,7 +730,7 @@ func (c *Conn) Release(
 		slices.SortFunc(answer.Busy, func(a, b store.Release) int {
 			return cmp.Or(strings.Compare(a.Lease, b.Lease), a.Partition-b.Partition)
 		})
-		return answer, len(answer.Released)+len(due) > 0
+		return answer, len(answer.Released)+len(due)+len(awaited) > 0
 	})
 }
 
