@@ -105,7 +105,7 @@ func (w *world) history(length time.Duration) {
 	drop := func(p *proc) { alive = slices.DeleteFunc(alive, func(q *proc) bool { return q == p }) }
 	var crashed []*proc
 	stopped := make(chan struct{})
-	var background sync.WaitGroup
+	var background, ending sync.WaitGroup
 	go func() { // the sampler
 		for {
 			select {
@@ -150,6 +150,10 @@ func (w *world) history(length time.Duration) {
 			p.kill()
 			drop(p)
 			crashed = append(crashed, p)
+			ending.Go(func() { // long after its trust has ended: it would go on trying to connect
+				time.Sleep(5 * p.engine().TTL())
+				_ = p.close(0, scaled(3*time.Second))
+			})
 			if s.chance(0.5) {
 				add(p.id)
 			}
@@ -276,7 +280,6 @@ func (w *world) history(length time.Duration) {
 		w.comesRight(alive, leases, longest)
 		w.knowOwners(alive)
 	}
-	var ending sync.WaitGroup
 	for _, p := range slices.Concat(alive, crashed) {
 		ending.Go(func() { _ = p.close(0, scaled(3*time.Second)) })
 	}

@@ -117,18 +117,31 @@ func (w *world) watch(p *proc, l *pgleases.Lease) {
 	if slices.ContainsFunc(w.handles, func(h *handle) bool { return h.l == l }) {
 		return
 	}
-	w.handles = append(slices.Clone(w.handles), &handle{p, l})
+	h := &handle{p, l}
+	w.handles = append(slices.Clone(w.handles), h)
 	go func() {
 		for {
 			changed := l.Changed()
 			w.check()
 			select {
 			case <-l.Done():
+				w.over(h)
 				return
 			case <-changed:
 			}
 		}
 	}()
+}
+
+// over checks that a lease that has ended shows no partition. It never will again, so the oracle
+// forgets it.
+func (w *world) over(h *handle) {
+	if owned := shown(h.l); len(owned) > 0 {
+		w.failf("%s shows %v of %s after its end", h.p.name, owned, h.l.Name())
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.handles = slices.DeleteFunc(slices.Clone(w.handles), func(other *handle) bool { return other == h })
 }
 
 // work runs callbacks and holds on a lease until it ends, and notes what is in work.

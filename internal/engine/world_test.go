@@ -156,7 +156,7 @@ func (w *world) executed(client, op string, answer any) {
 		return
 	}
 	switch op {
-	case "heartbeat", "read", "snapshot", "claim", "sample": // without an effect, or of no interest
+	case "heartbeat", "read", "snapshot", "claim", "sample", "owners": // without an effect, or of no interest
 	default:
 		w.event("%s: %s: %+v", client, op, answer)
 	}
