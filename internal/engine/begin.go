@@ -132,12 +132,11 @@ func beginJoin(e *engine, now time.Time) *operation {
 	m, number := e.members.beginJoin(now)
 	session, l := e.session.number, m.lease
 	weight, calls := m.weight, maps.Clone(m.weightCalls)
-	return &operation{limit: e.config.limit(), call: func(ctx context.Context, c Conn) func(error) error {
-		join, err := called(func() (store.Join, error) {
-			return c.Join(ctx, session, l.Name, l.Partitions, l.Options.terms(weight), number)
-		})
-		return func(error) error { return e.joined(m, join, err, weight, calls) }
-	}}
+	var join store.Join
+	return &operation{limit: e.config.limit(), send: func(ctx context.Context, c Conn) (err error) {
+		join, err = c.Join(ctx, session, l.Name, l.Partitions, l.Options.terms(weight), number)
+		return err
+	}, take: func(err, _ error) error { return e.joined(m, join, err, weight, calls) }}
 }
 
 // beginRead reads the ownerships of the leases that changed.
@@ -320,19 +319,17 @@ func beginPlan(e *engine, now time.Time) *operation {
 	}
 	p, limit := e.plans.begin(longest, now), e.config.limit()
 	n := e.plans.portion(now)
-	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
-		o, err := called(func() (outcome, error) {
-			o := p.proceed(ctx, c, e.config.Plan, n)
-			return o, o.err
-		})
+	var o outcome
+	return &operation{limit: limit, send: func(ctx context.Context, c Conn) error {
+		o = p.proceed(ctx, c, e.config.Plan, n)
+		return o.err
+	}, take: func(err, ended error) error {
 		o.err = err
-		return func(ended error) error {
-			if o.took > 0 {
-				e.plans.batch = fitting(e.plans.batch, MaxPartitions, o.took, limit, ended)
-			}
-			e.planned(p, o, n)
-			return o.err
+		if o.took > 0 {
+			e.plans.batch = fitting(e.plans.batch, MaxPartitions, o.took, limit, ended)
 		}
+		e.planned(p, o, n)
+		return err
 	}}
 }
 
@@ -420,16 +417,16 @@ func beginEnd(e *engine, _ time.Time) *operation {
 
 // beginWait waits for a notification until a task is due.
 func beginWait(e *engine, _ time.Time) *operation {
-	return &operation{limit: time.Hour, call: func(ctx context.Context, c Conn) func(error) error {
-		_, err := called(func() (struct{}, error) { return struct{}{}, c.Wait(ctx) })
-		return func(canceled error) error {
-			switch {
-			case err == nil:
-				e.notified(c.GrantedLocks())
-			case canceled != nil && !c.Closed():
-				return nil
-			}
-			return err
+	c := e.connection.conn
+	return &operation{limit: time.Hour, send: func(ctx context.Context, c Conn) error {
+		return c.Wait(ctx)
+	}, take: func(err, canceled error) error {
+		switch {
+		case err == nil:
+			e.notified(c.GrantedLocks())
+		case canceled != nil && !c.Closed():
+			return nil
 		}
+		return err
 	}}
 }

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/liveness"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/logqueue"
@@ -104,7 +105,7 @@ func (e *engine) registerFirst(ctx context.Context) error {
 			}
 			continue
 		}
-		err := t.begin(e, time.Now()).call(ctx, e.connection.conn)(nil)
+		err := t.begin(e, time.Now()).run(ctx, e.connection.conn)
 		switch {
 		case e.closing.ends():
 			return e.closing.reason
@@ -252,18 +253,17 @@ func (e *engine) begin(t *task, now time.Time) {
 	op.endsBy = now.Add(op.limit)
 	e.progress.running, e.progress.last = op, t
 	c := e.connection.conn
-	go func() {
-		finish := op.call(ctx, c)
-		err := context.Cause(ctx)
+	handlers.Start(func() error { return op.send(ctx, c) }, func(err error) {
+		ended := context.Cause(ctx)
 		cancel()
 		e.progress.results <- func() {
 			e.progress.running = nil
 			if t.traits&batched != 0 {
-				e.releases.batch = fitting(e.releases.batch, maxBatch, time.Since(now), op.limit, err)
+				e.releases.batch = fitting(e.releases.batch, maxBatch, time.Since(now), op.limit, ended)
 			}
-			e.completed(t, finish(err))
+			e.completed(t, op.take(err, ended))
 		}
-	}()
+	})
 }
 
 // completed handles the outcome of an operation.

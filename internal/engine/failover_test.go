@@ -175,7 +175,7 @@ func TestClientEndsWithoutLivenessLockAndTrust(t *testing.T) {
 		c.holdErr = errors.New("out of shared memory")
 		e.connected(c)
 		e.members.add("l", 2, LeaseOptions{}).become(stateMember)
-		_ = beginHoldLiveness(e, time.Now()).call(t.Context(), c)(nil)
+		_ = beginHoldLiveness(e, time.Now()).run(t.Context(), c)
 		time.Sleep(e.config.TTL)
 		e.checkTrust(time.Now())
 		if e.closing.reason = errorsOfTests.Closed; !e.finished(time.Now()) {

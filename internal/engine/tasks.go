@@ -283,37 +283,35 @@ func fitting(batch, most int, took, limit time.Duration, ended error) int {
 	return batch
 }
 
-// An operation runs statements, outside of the goroutine that owns the state. That goroutine runs
-// the function that call returns. The function's argument is why the context of call ended; nil: it
-// did not end.
+// An operation runs statements, by send, outside of the goroutine that owns the state. In send run
+// functions of the application too, for example a tracer, which may panic or end the goroutine. That
+// becomes an error. Then the goroutine that owns the state runs take, with the error of send, and
+// with why the context of send ended; nil: it did not end.
 type operation struct {
 	task   *task
 	limit  time.Duration
-	call   func(context.Context, Conn) func(error) error
+	send   func(context.Context, Conn) error
+	take   func(err, ended error) error
 	cancel context.CancelFunc
 	endsBy time.Time // when its context has ended
+}
+
+// run runs an operation for a caller that owns the state, and waits.
+func (op *operation) run(ctx context.Context, c Conn) error {
+	return op.take(handlers.Call(func() error { return op.send(ctx, c) }), nil)
 }
 
 // query returns the operation that sends a statement. Its error is the statement's, whatever take
 // does with it.
 func query[T any](limit time.Duration, send func(context.Context, Conn) (T, error), take func(T, error)) *operation {
-	return &operation{limit: limit, call: func(ctx context.Context, c Conn) func(error) error {
-		answer, err := called(func() (T, error) { return send(ctx, c) })
-		return func(error) error {
-			take(answer, err)
-			return err
-		}
-	}}
-}
-
-// called calls what sends statements. Functions of the application run in it, for example a tracer,
-// which may panic or end the goroutine. That becomes an error.
-func called[T any](send func() (T, error)) (answer T, err error) {
-	err = handlers.Call(func() (err error) {
-		answer, err = send()
+	var answer T
+	return &operation{limit: limit, send: func(ctx context.Context, c Conn) (err error) {
+		answer, err = send(ctx, c)
 		return err
-	})
-	return answer, err
+	}, take: func(err, _ error) error {
+		take(answer, err)
+		return err
+	}}
 }
 
 // cutShort reports whether a function of the application has panicked, or has ended the goroutine.
