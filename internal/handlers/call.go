@@ -62,12 +62,16 @@ var ErrHangs = errors.New("code of the application, such as a tracer or a hook o
 // runs when grace has passed after the end of ctx, Within leaves it behind, and returns ErrHangs.
 // So what f writes must not be read after an error.
 func Within(ctx context.Context, grace time.Duration, f func() error) error {
-	late := make(chan struct{})
-	defer Watch(ctx, grace, func() { close(late) }, func(time.Duration) {})()
+	ended := start(f)
 	select {
-	case err := <-start(f):
+	case err := <-ended:
 		return err
-	case <-late:
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-ended:
+		return err
+	case <-time.After(grace):
 		return ErrHangs
 	}
 }

@@ -120,3 +120,23 @@ func TestEndOfWatchWaitsForLate(t *testing.T) {
 		}
 	})
 }
+
+func TestWithinWaitsForItsGraceAfterTheContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		after := func(took time.Duration) error {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			return handlers.Within(ctx, time.Second, func() error { time.Sleep(took); return errLate })
+		}
+		began := time.Now()
+		if err := after(1900 * time.Millisecond); err != errLate {
+			t.Errorf("within the grace: %v", err)
+		}
+		if err := after(time.Minute); err != handlers.ErrHangs || time.Since(began) != 3900*time.Millisecond {
+			t.Errorf("past it, %v later: %v", time.Since(began), err)
+		}
+		time.Sleep(time.Minute) // what was left behind ends
+	})
+}
+
+var errLate = errors.New("late")
