@@ -29,6 +29,7 @@ type planner struct {
 	lines logqueue.Joiner // of pauses that come again and again
 
 	wake     chan struct{} // of capacity 1: poll at once
+	gained   chan struct{} // of capacity 1: there are fresh partitions
 	finished chan finish
 	gotSlot  chan string  // the kind of a run that got a slot
 	parked   chan subject // a run that needs no place any more, see executor
@@ -50,9 +51,9 @@ type planner struct {
 func newPlanner(s *Scheduler, lease *pgleases.Lease, share *worker.Share, stop context.CancelCauseFunc) *planner {
 	s.counts.polled.Set(time.Now())
 	p := &planner{
-		s: s, lease: lease, wake: make(chan struct{}, 1), finished: make(chan finish),
-		gotSlot: make(chan string), parked: make(chan subject), overdue: make(chan overdue),
-		answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1),
+		s: s, lease: lease, wake: make(chan struct{}, 1), gained: make(chan struct{}, 1),
+		finished: make(chan finish), gotSlot: make(chan string), parked: make(chan subject),
+		overdue: make(chan overdue), answers: make(chan *poll, 1), blockedAll: make(chan struct{}, 1),
 		cancels: make(map[subject]context.CancelCauseFunc),
 
 		queue:  newQueue(&s.times, share.Most, s.registry.limit),
@@ -72,7 +73,7 @@ func (p *planner) serve(ctx context.Context, partition pgleases.Partition) error
 	o := newOwnership(partition)
 	defer o.cancel(nil)
 	p.owned.Store(o.Number, o)
-	p.pollSoon()
+	listen.Signal(p.gained)
 	if o.Number == 0 {
 		var trimming sync.WaitGroup
 		trimming.Go(func() { p.s.trim(ctx, &p.clock) })
@@ -135,6 +136,8 @@ func (p *planner) loop(ctx context.Context, stopped <-chan struct{}) {
 		case <-timer:
 		case <-p.wake:
 			p.poller.soon()
+		case <-p.gained:
+			p.poller.gained()
 		case <-p.poller.conn.Heard:
 			p.poller.heard()
 		case q := <-p.answers:

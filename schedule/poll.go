@@ -19,6 +19,8 @@ const (
 	pollMost  = 100             // rows for each partition
 	pollLeast = 10              // rows for each of many partitions
 	pollTotal = 2000            // rows in all, besides those that wait
+	// partitions that are gained within this time have one poll
+	gainedTogether = time.Millisecond
 	// a row that is committed this long after it was written is found at once
 	behind = time.Second
 	// and after this long, within about 1 s: reading further back costs more
@@ -61,6 +63,7 @@ type poller struct {
 
 	polling  bool      // a poll is under way
 	next     time.Time // when the next poll is sent
+	fresh    time.Time // then a poll finds what is due in partitions that were gained since it was sent
 	answered time.Time // when the last poll was answered
 	again    time.Time // then a poll finds what was enqueued without a notification of its own
 	news     bool      // something may have been enqueued
@@ -79,7 +82,10 @@ type poller struct {
 }
 
 func newPoller(times *timings, conn *listen.Listener) poller {
-	return poller{times: times, conn: conn, lows: make(map[int]time.Time), most: math.MaxInt, next: time.Now()}
+	return poller{
+		times: times, conn: conn, lows: make(map[int]time.Time), most: math.MaxInt,
+		next: time.Now(), fresh: when.Never,
+	}
 }
 
 // soon makes the poller poll at once, because something may have been enqueued.
@@ -92,6 +98,13 @@ func (p *poller) soon() {
 func (p *poller) heard() {
 	p.again = time.Now().Add(p.times.Silence)
 	p.soon()
+}
+
+// gained makes the poller poll, because there is a fresh partition. It does not wait for PollPause:
+// nothing runs in the partition until that poll, and it is needed once. It waits for gainedTogether.
+func (p *poller) gained() {
+	p.fresh = when.Earlier(p.fresh, time.Now().Add(gainedTogether))
+	p.next = when.Earlier(p.next, p.fresh)
 }
 
 // isDue reports whether to send a poll now.
@@ -108,7 +121,7 @@ func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times
 
 // question returns the next poll of these partitions; nil if len(owned) is 0.
 func (p *poller) question(now time.Time, owned []*ownership, left leftOut, waiting map[int]int) *poll {
-	p.next = now.Add(p.times.Poll)
+	p.next, p.fresh = now.Add(p.times.Poll), when.Never
 	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), ahead: pollAhead, left: left}
 	switch {
 	case q.sweep:
@@ -171,6 +184,7 @@ func (p *poller) received(q *poll) bool {
 	if asked {
 		p.next = p.answered.Add(p.times.PollPause)
 	}
+	p.next = when.Earlier(p.next, p.fresh)
 	if q.err == nil {
 		return true
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/pgleases/pgleases"
@@ -483,4 +484,43 @@ func TestOverdueRunsGiveTheirPlaces(t *testing.T) {
 	if q.slots.Busy() != 1 || len(q.overdue)+len(q.parked) != 0 {
 		t.Errorf("%d places are taken; %d overdue and %d parked", q.slots.Busy(), len(q.overdue), len(q.parked))
 	}
+}
+
+// Nothing runs in a partition until its first poll. So that does not wait for PollPause, and neither
+// do those that follow when partitions are gained while a poll is under way.
+func TestGainedPartitionIsPolledWithoutPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := newPoller(&defaultTimings, nil)
+		var owned []*ownership
+		for n := range 3 {
+			owned = append(owned, newOwnership(pgleases.Partition{Number: n}))
+		}
+		answer := func(q *poll) {
+			time.Sleep(time.Microsecond) // the server answers
+			p.received(q)
+			p.accepted(q)
+		}
+		dueIn := func(want time.Duration, when string) {
+			if wait := time.Until(p.next); wait != want {
+				t.Errorf("%s: the next poll is sent after %v, want %v", when, wait, want)
+			}
+		}
+		q := p.question(time.Now(), owned[:1], leftOut{}, nil)
+		p.soon()
+		p.gained()
+		time.Sleep(gainedTogether / 2)
+		p.gained()
+		answer(q)
+		dueIn(gainedTogether/2-time.Microsecond, "partitions are gained during a poll")
+		time.Sleep(time.Until(p.next))
+		q = p.question(time.Now(), owned[:2], leftOut{}, nil)
+		answer(q)
+		dueIn(defaultTimings.Poll, "none is gained since the poll was sent")
+		p.gained()
+		dueIn(gainedTogether, "a partition is gained after a poll")
+		q = p.question(time.Now(), owned, leftOut{}, nil)
+		p.soon()
+		answer(q)
+		dueIn(defaultTimings.PollPause, "something is enqueued during a poll")
+	})
 }
