@@ -1056,8 +1056,9 @@ func (c *Conn) Apply(
 		}
 		live := func(lease string, session int64) bool { return planned[lease] && t.live(lease, session) }
 		concerned := make(map[int64]bool)
-		changed, leftOver := make(map[string]bool), make(map[string]bool)
+		changed, moved := make(map[string]bool), make(map[string]bool)
 		for _, m := range moves {
+			moved[m.Lease] = true
 			row := t.row(m.Lease, m.Partition)
 			var target Client
 			if live(m.Lease, m.Target) {
@@ -1073,7 +1074,6 @@ func (c *Conn) Apply(
 				concerned[row.Owner] = true
 			case db.guarded(m.Lease, m.Partition):
 				answer.LeftOver++
-				leftOver[m.Lease] = true
 			default:
 				from := *row
 				if target.ID != "" {
@@ -1103,14 +1103,15 @@ func (c *Conn) Apply(
 				l.Generation++
 				read[i].Generation++
 			}
-			if !planned[name] || l.NextCheckAt == Ever && !changed[name] && !leftOver[name] {
+			late := answer.LeftOver > 0 && moved[name]
+			if !planned[name] || l.NextCheckAt == Ever && !changed[name] && !late {
 				continue
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {
 			case slices.ContainsFunc(read, func(p store.LeaseSnapshot) bool { return p.Overtaken }):
 				l.NextCheckAt = clock + second
-			case !next.OnlyLeftOver || leftOver[name]:
+			case !next.OnlyLeftOver || late:
 				l.NextCheckAt = clock + next.After.Microseconds()
 			}
 			t.Leases[name] = l

@@ -15,7 +15,7 @@ func (f *fixture) events() string {
 	f.Helper()
 	told := f.text(`
 		SELECT cause, coalesce(lease, '-'), coalesce(from_id, '-') || '>' || coalesce(to_id, '-'), coalesce(partitions::text, '-')
-		FROM events ORDER BY id`)
+		FROM events ORDER BY tx, cause, partitions, id`)
 	f.exec("TRUNCATE events")
 	return told
 }

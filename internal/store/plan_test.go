@@ -235,7 +235,7 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	a.give("l", a.session, a.session)
 	f.kill("a")
 	read := b.snapshot("l")
-	release := f.halt("UPDATE ON partitions")
+	release := f.halt("UPDATE OF owner ON partitions")
 	applying := later(func() Applied {
 		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, onlyLeftOver)
 		return got

@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// writesEvents matches the part of a function that writes events.
-var writesEvents = regexp.MustCompile(`(?s)\), recorded AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
+// writesEvents matches the parts of a function that write events, up to a bracket that stays.
+var writesEvents = regexp.MustCompile(`(?s)range_agg\([^\n]* AS partitions, |(\)), recorded AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
 
 // measureEvents compares plans whose moves are written as events with the same plans without
 // events, applied by a copy of the function without the part that writes events.
@@ -19,7 +19,7 @@ func measureEvents(ctx context.Context, l *lab, out *part) {
 	defer with.end()
 	defer without.end()
 	text := one[string](ctx, without.database, "SELECT pg_get_functiondef('pgleases.apply'::regproc)")
-	stripped := writesEvents.ReplaceAllString(text, ")")
+	stripped := writesEvents.ReplaceAllString(text, "$1")
 	if stripped == text {
 		panic(failure{fmt.Errorf("nothing in apply writes events")})
 	}

@@ -273,11 +273,10 @@ var mutants = append(asleep(), []mutant{
 		{"sql/schema/application.sql", guarded, ` AND p.partition OPERATOR(pg_catalog.=) guard.partition`, 0},
 	}},
 	{"takeover without FOR UPDATE", "statements", `left over under a savepoint|guard`, []edit{
-		{"sql/schema/plans.sql", `also once it is locked
-                FOR UPDATE SKIP LOCKED
-`, `also once it is locked
-                OFFSET 0
-`, 0},
+		{
+			"sql/schema/plans.sql", "IS NOT TRUE\n                FOR UPDATE SKIP LOCKED\n",
+			"IS NOT TRUE\n                OFFSET 0\n", 0,
+		},
 	}},
 	{"claim without re-check", "statements", `after another's join`, []edit{
 		{"sql/schema/plans.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`,

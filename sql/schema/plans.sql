@@ -79,20 +79,18 @@ $pgleases_body$;
 -- the owner of a partition does not change from here on; a fence may still raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
     p_names pg_catalog.text[], p_generations bigint[], p_successor_leases pg_catalog.text[], p_successors bigint[],
-    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_moves int[], p_lock_ms int,
+    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_skips int[], p_moves int[], p_lock_ms int,
     p_again bigint, p_only_left_over pg_catalog.bool, p_unowned_leases pg_catalog.text[], p_unowned pg_catalog.text[], p_channel pg_catalog.text,
     OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT overtaken pg_catalog.text[], OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
+    successors bigint[]; -- null: neither a live member of an unchanged lease, nor 0
     successor_ids text[];
+    targets bigint[]; -- for each element of p_moves; null: it is not moved
     unchanged text[]; -- the leases that are as the plan read them: only these are written
     lowest bigint; -- epoch
-    late text[] := '{}';
     concerned bigint[] := '{}'; -- sessions to notify
-    free_places tid[]; -- per move: partitions without a live owner
-    free_epochs bigint[];
-    free_successors int[];
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
     applied := false;
@@ -118,71 +116,60 @@ BEGIN
     applied := true;
 
     IF cardinality(p_moves) > 0 THEN
-        -- Find the sessions that are to get partitions, because a session may have been evicted since the plan.
-        successor_ids := ARRAY( -- null: not a live member
-            SELECT c.id
-            FROM unnest(p_successor_leases, p_successors) WITH ORDINALITY AS h (lease, session, number)
-            LEFT JOIN LATERAL (
-                SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
-                WHERE m.lease = h.lease AND m.session = h.session
-                OFFSET 0
-            ) AS c ON true
-            ORDER BY h.number);
+        -- Find the sessions that are to get partitions, because a session may have been evicted since the plan, and
+        -- what is to be moved to them.
+        SELECT array_agg(h.id), array_agg(CASE WHEN h.valid THEN h.session END) INTO successor_ids, successors
+        FROM (SELECT h.session, c.id, h.lease IN (SELECT n FROM unnest(unchanged) AS n) AND (h.session = 0 OR c.id IS NOT NULL) AS valid
+              FROM unnest(p_successor_leases, p_successors) WITH ORDINALITY AS h (lease, session, number)
+              LEFT JOIN LATERAL (
+                  SELECT c.id FROM pgleases.members AS m JOIN pgleases.clients AS c ON c.session = m.session
+                  WHERE m.lease = h.lease AND m.session = h.session
+                  OFFSET 0
+              ) AS c ON true
+              ORDER BY h.number) AS h;
+        targets := ARRAY(SELECT successors[m] FROM unnest(p_moves) AS m);
+        left_over := cardinality(array_remove(targets, NULL));
+
         -- Ask the owners: a partition whose owner is a live member gets a target, and its owner hands it over when the work
-        -- on it has ended. All others are free.
-        WITH moves AS MATERIALIZED ( -- without moves to sessions that are no longer live members
-            SELECT p.place, p.epoch, p.successor,
-                   p.owner IS NOT NULL AND (p.lease, p.owner) IN (
-                       SELECT m.lease, m.session FROM pgleases.members AS m
-                       CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
-                       WHERE m.lease = ANY (unchanged)) AS kept
-            FROM (SELECT p.place, p.lease, p.owner, p.epoch, p_moves[r.before + p.partition - r.first + 1] AS successor
-                  FROM (SELECT r.lease, r.first, r.last, sum(r.last - r.first + 1) OVER (ORDER BY r.number) - (r.last - r.first + 1) AS before
-                        FROM unnest(p_leases, p_firsts, p_lasts) WITH ORDINALITY AS r (lease, first, last, number)) AS r
-                  CROSS JOIN LATERAL (
-                      SELECT p.ctid AS place, p.lease, p.partition, p.owner, p.epoch FROM pgleases.partitions AS p
-                      WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
-                      OFFSET 0
-                  ) AS p
-                  WHERE (r.lease IN (SELECT n FROM unnest(unchanged) AS n)) IS TRUE) AS p
-            WHERE p.successor > 0 AND (p_successors[p.successor] = 0 OR successor_ids[p.successor] IS NOT NULL)
-        ), asked AS ( -- an UPDATE of these columns does not wait for a guard's lock
+        -- on it has ended. An UPDATE of these columns does not wait for a guard's lock. Because the condition compares rows,
+        -- the server can only search the primary key for each run, whatever the statistics are.
+        WITH asked AS (
             UPDATE pgleases.partitions AS p
-            SET target = nullif(p_successors[m.successor], 0),
-                asked_at = CASE WHEN p_successors[m.successor] <> p.owner THEN clock_timestamp() END
-            FROM moves AS m
-            WHERE m.kept AND p.ctid = m.place
+            SET target = nullif(targets[r.skip + p.partition], 0),
+                asked_at = CASE WHEN targets[r.skip + p.partition] <> p.owner THEN clock_timestamp() END
+            FROM unnest(p_leases, p_firsts, p_lasts, p_skips) AS r (lease, first, last, skip)
+            WHERE (p.lease, p.partition) >= (r.lease, r.first) AND (p.lease, p.partition) <= (r.lease, r.last)
+              AND targets[r.skip + p.partition] IS NOT NULL
+              AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (
+                   SELECT m.lease, m.session FROM pgleases.members AS m
+                   CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+                   WHERE m.lease = ANY (unchanged))) IS TRUE
             RETURNING p.lease, p.owner
         )
-        SELECT d.asked, m.kept - d.asked, d.leases, d.owners, m.places, m.epochs, m.successors
-        FROM (SELECT coalesce(sum(d.asked), 0) AS asked, coalesce(array_agg(DISTINCT d.lease), '{}') AS leases,
-            coalesce(array_agg(DISTINCT d.owner), '{}') AS owners
-              FROM (SELECT a.lease, a.owner, count(*) AS asked FROM asked AS a GROUP BY a.lease, a.owner) AS d) AS d,
-             (SELECT count(*) FILTER (WHERE m.kept) AS kept, array_agg(m.place) FILTER (WHERE NOT m.kept) AS places,
-                     array_agg(m.epoch) FILTER (WHERE NOT m.kept) AS epochs, array_agg(m.successor) FILTER (WHERE NOT m.kept) AS successors
-              FROM moves AS m) AS m
-        INTO asked, left_over, moved, concerned, free_places, free_epochs, free_successors;
-        IF left_over > 0 THEN -- their epochs rose meanwhile
-            late := p_leases;
-        END IF;
+        SELECT coalesce(sum(d.asked), 0), left_over - coalesce(sum(d.asked), 0),
+               coalesce(array_agg(DISTINCT d.lease), '{}'), coalesce(array_agg(DISTINCT d.owner), '{}')
+        FROM (SELECT a.lease, a.owner, count(*) AS asked FROM asked AS a GROUP BY a.lease, a.owner) AS d
+        INTO asked, left_over, moved, concerned;
     END IF;
 
-    -- Give the free partitions to their targets, under a higher epoch. A partition that a guarded transaction has locked
-    -- is left over, because that transaction was promised that the owner stays the same until its end.
-    -- The address of a row stays valid until here: the snapshot of the calling statement keeps VACUUM from the row.
-    IF cardinality(free_places) > 0 THEN -- a separate statement, so that the server plans it only if it is needed: that saves time when a client joins
-        WITH moves AS MATERIALIZED (
-            SELECT m.place, m.epoch, nullif(p_successors[m.successor], 0) AS target, successor_ids[m.successor] AS target_id
-            FROM unnest(free_places, free_epochs, free_successors) AS m (place, epoch, successor)
-        ), free AS MATERIALIZED ( -- FOR UPDATE: otherwise a former owner's guard would pass. SKIP LOCKED: otherwise an open guard, or another role's lock, would block the plan
-            SELECT p.place, m.target, m.target_id, p.owner_id
-            FROM moves AS m
+    -- Give the free partitions to their targets, under a higher epoch. A partition is free if it has no live owner. One that
+    -- a guarded transaction has locked is left over, because that transaction was promised that the owner stays the same
+    -- until its end.
+    IF left_over > 0 THEN -- a separate statement, so that the server plans it only if it is needed: that saves time when a client joins
+        WITH free AS MATERIALIZED ( -- FOR UPDATE: otherwise a former owner's guard would pass. SKIP LOCKED: otherwise an open guard, or another role's lock, would block the plan
+            SELECT p.place, nullif(successors[p.successor], 0) AS target, successor_ids[p.successor] AS target_id, p.owner_id
+            FROM unnest(p_leases, p_firsts, p_lasts, p_skips) AS r (lease, first, last, skip)
             CROSS JOIN LATERAL (
-                SELECT p.ctid AS place, p.owner_id FROM pgleases.partitions AS p
-                WHERE p.ctid = m.place AND p.epoch = m.epoch -- also once it is locked
+                SELECT p.ctid AS place, p.owner_id, p_moves[r.skip + p.partition] AS successor FROM pgleases.partitions AS p
+                WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
+                  AND targets[r.skip + p.partition] IS NOT NULL
+                  AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (
+                       SELECT m.lease, m.session FROM pgleases.members AS m
+                       CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+                       WHERE m.lease = ANY (unchanged))) IS NOT TRUE
                 FOR UPDATE SKIP LOCKED
             ) AS p
-        ), given AS (
+        ), given AS ( -- not a row that a fence has changed since this statement began: it has another address
             UPDATE pgleases.partitions AS p
             SET owner = f.target, target = f.target,
                 epoch = greatest(p.epoch + 1, lowest),
@@ -201,27 +188,18 @@ BEGIN
             FROM free AS f
             WHERE p.ctid = f.place
             RETURNING p.lease, p.owner, p.partition, f.owner_id AS from_id, f.target_id AS to_id
+        ), done AS MATERIALIZED (
+            SELECT g.lease, g.owner, g.from_id, g.to_id, range_agg(int4range(g.partition, g.partition, '[]')) AS partitions, count(*) AS given
+            FROM given AS g GROUP BY g.lease, g.owner, g.from_id, g.to_id
         ), recorded AS (
             INSERT INTO pgleases.events (lease, cause, from_id, to_id, partitions, generation)
-            SELECT g.lease, 'given', g.from_id, g.to_id, range_agg(int4range(g.partition, g.partition, '[]')),
-                   (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = g.lease)
-            FROM given AS g
-            GROUP BY g.lease, g.from_id, g.to_id
-        ), done AS MATERIALIZED (
-            SELECT g.lease, g.owner, count(*) AS given FROM given AS g GROUP BY g.lease, g.owner
+            SELECT d.lease, 'given', d.from_id, d.to_id, d.partitions, (SELECT l.generation FROM pgleases.leases AS l WHERE l.name = d.lease)
+            FROM done AS d
         )
-        SELECT coalesce(sum(d.given), 0),
-               left_over + cardinality(free_places) - coalesce(sum(d.given), 0),
-               moved || ARRAY(SELECT DISTINCT d.lease FROM done AS d),
-               CASE WHEN coalesce(sum(d.given), 0) < cardinality(free_places) THEN
-                   late || ARRAY(SELECT p.lease FROM moves AS m
-                                 CROSS JOIN LATERAL (SELECT p.lease FROM pgleases.partitions AS p WHERE p.ctid = m.place OFFSET 0) AS p
-                                 GROUP BY p.lease
-                                 HAVING count(*) > (SELECT coalesce(sum(d.given), 0) FROM done AS d WHERE d.lease = p.lease))
-               ELSE late END,
-               ARRAY(SELECT DISTINCT o FROM unnest(concerned || ARRAY(SELECT d.owner FROM done AS d WHERE d.owner IS NOT NULL)) AS o)
+        SELECT coalesce(sum(d.given), 0), left_over - coalesce(sum(d.given), 0),
+               moved || coalesce(array_agg(DISTINCT d.lease), '{}'), concerned || coalesce(array_agg(DISTINCT d.owner) FILTER (WHERE d.owner IS NOT NULL), '{}')
         FROM done AS d
-        INTO given, left_over, moved, late, concerned;
+        INTO given, left_over, moved, concerned;
     END IF;
 
     -- Note how many partitions have no owner because of ceilings, and record which.
@@ -247,10 +225,11 @@ BEGIN
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         plan_due_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
-                             WHEN NOT p_only_left_over OR l.name IN (SELECT c.name FROM unnest(late) AS c (name))
+                             WHEN NOT p_only_left_over OR left_over > 0 AND l.name IN (SELECT c.name FROM unnest(p_leases) AS c (name))
                              THEN clock_timestamp() + p_again * interval '1 microsecond'
                              ELSE 'infinity' END
-    WHERE l.name = ANY (unchanged) AND (l.plan_due_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
+    WHERE l.name = ANY (unchanged)
+      AND (l.plan_due_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(CASE WHEN left_over > 0 THEN moved || p_leases ELSE moved END) AS c (name)));
 
     -- Notify the owners that were asked, and the new owners.
     IF p_channel <> '' AND cardinality(concerned) > 0 THEN
