@@ -9,7 +9,7 @@ CREATE OR REPLACE FUNCTION pgleases.snapshot(
     OUT owners bigint[], OUT targets bigint[], OUT owner_ids pg_catalog.text[], OUT preferred_owner_ids pg_catalog.text[], OUT numbers pg_catalog.text)
 RETURNS SETOF record
 LANGUAGE plpgsql STABLE -- all of it reads one snapshot
-SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_sort = off SET jit = off
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_indexonlyscan = off SET enable_sort = off SET jit = off
 SET work_mem = '64MB' -- for 65,536 partitions: with less memory the server writes to a file
 AS $pgleases_body$
 DECLARE
@@ -17,14 +17,14 @@ DECLARE
 BEGIN
     IF NOT p_alone THEN
         related := p_leases || ARRAY(
-            SELECT DISTINCT other.lease -- each session once, because it may be a member of many of the named leases
-            FROM (SELECT DISTINCT s.session
-                  FROM (SELECT array_agg(m.session) AS sessions FROM pgleases.members AS m
-                        WHERE m.lease = ANY (p_leases)
-                        GROUP BY m.lease
-                        HAVING count(*) > 1) AS m -- an only member gets all of a lease, whatever it has in others
-                  CROSS JOIN LATERAL unnest(m.sessions) AS s (session)) AS m
-            CROSS JOIN LATERAL (SELECT o.lease FROM pgleases.members AS o WHERE o.session = m.session OFFSET 0) AS other);
+            SELECT DISTINCT other.lease
+            FROM (SELECT o.lease FROM pgleases.members AS o
+                  WHERE o.session = ANY (ARRAY( -- the server looks up each session once, however many of the named leases it is a member of
+                      SELECT unnest(array_agg(m.session)) FROM pgleases.members AS m
+                      WHERE m.lease = ANY (p_leases)
+                      GROUP BY m.lease
+                      HAVING count(*) > 1)) -- an only member gets all of a lease, whatever it has in others
+                  OFFSET 0) AS other);
     END IF;
     RETURN QUERY
     SELECT l.name, l.generation, l.partitions, m.sessions, m.ids, m.incarnations, m.weights, m.ceilings, m.joined, m.drained, m.cordoned,
