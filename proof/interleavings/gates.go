@@ -13,7 +13,7 @@ import (
 // or writes rows, and stands in the schema once.
 var gates = []string{
 	// heartbeat, after the renewal.
-	"    IF unchanged THEN\n",
+	"    IF same_run AND unchanged THEN\n",
 	// apply, after the lock of the leases, after the requests to owners, and after the gifts.
 	"    overtaken := ARRAY(SELECT n FROM unnest(p_names)",
 	"    -- Give the free partitions to their targets, under a higher epoch.",
