@@ -53,7 +53,6 @@ func TestDoctorWorksBesideRowsEditedByHand(t *testing.T) {
 	output1(t, database, "migrate", "--schedules", "--consumers")
 	queue := consumer.Queue{Table: "public.outbox", Key: "customer", Partitions: 2}
 	execute(t, database, consumer.TableSQL("well", "", queue), "CREATE TABLE public.other (LIKE public.outbox)", `
-		ALTER TABLE pgleases.schedules DROP CONSTRAINT IF EXISTS schedules_times;
 		ALTER TABLE pgleases.jobs DROP CONSTRAINT IF EXISTS jobs_times;
 		INSERT INTO pgleases.schedule_groups VALUES ('reports', 1);
 		INSERT INTO pgleases.leases
