@@ -243,52 +243,46 @@ CREATE OR REPLACE FUNCTION pgleases.schedule_end_job(p_job bigint, p_run pg_cata
     p_error pg_catalog.text, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz, p_at pg_catalog.timestamptz,
     p_key pg_catalog.text, p_args pg_catalog.jsonb, p_nonce pg_catalog.uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
-DECLARE
-    unsuccessful CONSTANT boolean := p_outcome OPERATOR(pg_catalog.<>) 'succeeded'; -- it can be retried
 BEGIN
     WITH ended AS (
         DELETE FROM pgleases.jobs AS r
         WHERE r.id OPERATOR(pg_catalog.=) p_job AND r.revision OPERATOR(pg_catalog.=) p_revision
             AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
-        RETURNING r.*
+            AND p_outcome OPERATOR(pg_catalog.=) 'succeeded'
+        RETURNING r.id, r.group_name, r.name, r.kind, r.at, r.rule
     )
-    INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
-        started_at, ended_at, key, args, priority, unique_key, begins, rule, nonce, revision)
-    SELECT CASE WHEN e.rule IS NULL THEN 'job' ELSE 'extra' END, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, p_outcome, p_error,
-        p_attempts, p_epoch, p_started_at, pgleases.schedule_clock(), CASE WHEN unsuccessful THEN e.key END,
-        CASE WHEN unsuccessful THEN e.args END, CASE WHEN unsuccessful THEN e.priority END, CASE WHEN unsuccessful THEN e.unique_key END,
-        CASE WHEN unsuccessful THEN e.begins END, CASE WHEN unsuccessful THEN e.rule END, CASE WHEN unsuccessful THEN e.nonce END,
-        CASE WHEN unsuccessful THEN e.revision END
+    INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
+    SELECT CASE WHEN e.rule IS NULL THEN 'job' ELSE 'extra' END, e.id, e.group_name, e.name, e.kind, e.at, e.at, 1, p_outcome, p_attempts,
+        p_epoch, p_started_at, pgleases.schedule_clock()
     FROM ended AS e;
     IF NOT FOUND THEN
-        PERFORM pgleases.schedule_end_replaced_job(p_job, p_run, p_revision, p_outcome, p_error, p_attempts, p_epoch, p_started_at,
+        PERFORM pgleases.schedule_end_job_otherwise(p_job, p_run, p_revision, p_outcome, p_error, p_attempts, p_epoch, p_started_at,
             p_at, p_key, p_args, p_nonce);
     END IF;
 END
 $pgleases_body$;
 
--- The rest of schedule_end_job if the job was replaced during the run. The new one stays. The run
--- has its outcome, and can be retried with what the job had.
-CREATE OR REPLACE FUNCTION pgleases.schedule_end_replaced_job(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_outcome pg_catalog.text,
+-- The rest of schedule_end_job if the job did not succeed, so that its row of the history has more
+-- columns, or was replaced during the run. A new one stays. The run has its outcome, and can be
+-- retried with what the job had.
+CREATE OR REPLACE FUNCTION pgleases.schedule_end_job_otherwise(p_job bigint, p_run pg_catalog.text, p_revision bigint, p_outcome pg_catalog.text,
     p_error pg_catalog.text, p_attempts int, p_epoch bigint, p_started_at pg_catalog.timestamptz, p_at pg_catalog.timestamptz,
     p_key pg_catalog.text, p_args pg_catalog.jsonb, p_nonce pg_catalog.uuid) RETURNS void
 LANGUAGE plpgsql VOLATILE SET search_path = pg_catalog, pg_temp SET enable_seqscan = off SET jit = off AS $pgleases_body$
 DECLARE
-    j pgleases.jobs := pgleases.schedule_lock_job(p_job, p_run);
+    j            pgleases.jobs := pgleases.schedule_lock_job(p_job, p_run);
+    unsuccessful CONSTANT boolean := p_outcome <> 'succeeded'; -- it can be retried
 BEGIN
-    IF p_outcome = 'succeeded' THEN
-        INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, attempts, epoch, started_at, ended_at)
-        VALUES (pgleases.schedule_source(j), j.id, j.group_name, j.name, j.kind, p_at, p_at, 1, p_outcome, p_attempts, p_epoch, p_started_at,
-            pgleases.schedule_clock());
-    ELSE
-        INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
-            started_at, ended_at, key, args, priority, unique_key, begins, rule, nonce, revision)
-        VALUES (pgleases.schedule_source(j), j.id, j.group_name, j.name, j.kind, p_at, p_at, 1, p_outcome, p_error, p_attempts, p_epoch,
-            p_started_at, pgleases.schedule_clock(), p_key, p_args, j.priority, j.unique_key, j.begins, j.rule, p_nonce, p_revision);
-    END IF;
+    INSERT INTO pgleases.history (source, job, group_name, name, kind, since, until, ticks, outcome, error, attempts, epoch,
+        started_at, ended_at, key, args, priority, unique_key, begins, rule, nonce, revision)
+    VALUES (pgleases.schedule_source(j), j.id, j.group_name, j.name, j.kind, p_at, p_at, 1, p_outcome, p_error, p_attempts, p_epoch,
+        p_started_at, pgleases.schedule_clock(), p_key, p_args, CASE WHEN unsuccessful THEN j.priority END,
+        CASE WHEN unsuccessful THEN j.unique_key END, CASE WHEN unsuccessful THEN j.begins END, CASE WHEN unsuccessful THEN j.rule END,
+        p_nonce, CASE WHEN unsuccessful THEN p_revision END);
+    DELETE FROM pgleases.jobs AS r WHERE r.id = p_job AND r.revision = p_revision;
 END
 $pgleases_body$;
-COMMENT ON FUNCTION pgleases.schedule_end_replaced_job IS 'The rest of the end of a job that was replaced during its run.';
+COMMENT ON FUNCTION pgleases.schedule_end_job_otherwise IS 'The rest of the end of a job that did not succeed, or was replaced during its run.';
 
 -- Locks the row of a job at the end of its run.
 CREATE OR REPLACE FUNCTION pgleases.schedule_lock_job(p_job bigint, p_run pg_catalog.text) RETURNS pgleases.jobs
