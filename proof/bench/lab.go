@@ -180,24 +180,25 @@ func (d *database) until(ctx context.Context, what, query string, args ...any) {
 	}
 }
 
-// A usage is what a server used during a time. An unknown value is 0.
+// A usage is what was used during a time. An unknown value is 0.
 type usage struct {
-	span                time.Duration
-	server, pooler      time.Duration // processor time
-	wal                 float64       // bytes
+	span time.Duration
+	processors
+	wal                 float64 // bytes
 	statements          int
 	heartbeats, lockers int // of the statements: heartbeats, and polls of locks
 }
 
 // statementCounts leaves out the harness's own statements.
-const statementCounts = `SELECT coalesce(sum(calls), 0)::int, coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat(%'), 0)::int,
+const statementCounts = `SELECT coalesce(sum(calls), 0)::int,
+    coalesce(sum(calls) FILTER (WHERE query LIKE '%.heartbeat(%'), 0)::int,
     coalesce(sum(calls) FILTER (WHERE query LIKE '%.lock_look(%'), 0)::int
 FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND query NOT LIKE '%pg_stat_statements%' AND query NOT LIKE '%pg_current_wal%' AND query NOT LIKE '%public.%'`
 
 // used returns the usage until now.
 func (d *database) used(ctx context.Context) (u usage) {
-	u.server, u.pooler = processorTimes(d.postmaster)
+	u.processors = processorTimes(d.postmaster)
 	u.wal = one[float64](ctx, d, "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8")
 	check(d.QueryRow(ctx, statementCounts).Scan(&u.statements, &u.heartbeats, &u.lockers))
 	return u
@@ -208,47 +209,95 @@ func (d *database) during(ctx context.Context, do func()) usage {
 	before, began := d.used(ctx), time.Now()
 	do()
 	span, after := time.Since(began), d.used(ctx)
-	return usage{span, after.server - before.server, after.pooler - before.pooler, after.wal - before.wal,
-		after.statements - before.statements, after.heartbeats - before.heartbeats, after.lockers - before.lockers}
+	return usage{
+		span: span,
+		processors: processors{
+			server:  after.server - before.server,
+			pooler:  after.pooler - before.pooler,
+			workers: after.workers - before.workers,
+			bench:   after.bench - before.bench,
+		},
+		wal:        after.wal - before.wal,
+		statements: after.statements - before.statements,
+		heartbeats: after.heartbeats - before.heartbeats,
+		lockers:    after.lockers - before.lockers,
+	}
 }
 
 // calm returns the usage while the harness is idle.
 func (d *database) calm(ctx context.Context, span time.Duration) usage {
-	return d.during(ctx, func() {
-		select {
-		case <-time.After(span):
-		case <-ctx.Done():
-			check(context.Cause(ctx))
-		}
-	})
+	return d.during(ctx, func() { pause(ctx, span) })
 }
 
-// processorTimes returns the processor time of a server's processes, including those that have
-// ended, and of this process's poolers. It returns 0 on a system without /proc.
-func processorTimes(postmaster int) (server, pooler time.Duration) {
+// pause waits for a while.
+func pause(ctx context.Context, span time.Duration) {
+	select {
+	case <-time.After(span):
+	case <-ctx.Done():
+		check(context.Cause(ctx))
+	}
+}
+
+// processors are processor times: of a server's processes, including those that have ended, and of
+// this process, its poolers and its workers.
+type processors struct{ server, pooler, workers, bench time.Duration }
+
+func (p processors) String() string {
+	return fmt.Sprintf("server %s, clients %s, PgBouncer %s, the bench %s",
+		duration(p.server), duration(p.workers), duration(p.pooler), duration(p.bench))
+}
+
+// A process is what /proc says about one.
+type process struct {
+	id, name, parent string
+	own, ended       time.Duration // processor time: its own, and that of its children that have ended
+}
+
+// processes returns all processes. It returns none on a system without /proc.
+func processes() (all []process) {
 	files, _ := filepath.Glob("/proc/[0-9]*/stat")
 	for _, file := range files {
 		text, _ := os.ReadFile(file) // the process may have ended
 		before, rest, _ := strings.Cut(string(text), ") ")
+		_, name, _ := strings.Cut(before, " (")
 		fields := strings.Fields(rest)
 		if len(fields) < 15 {
 			continue
 		}
-		ticks := func(from, to int) (sum time.Duration) {
-			for _, field := range fields[from:to] {
+		ticks := func(of []string) (sum time.Duration) {
+			for _, field := range of {
 				n, _ := strconv.Atoi(field)
 				sum += time.Duration(n) * 10 * time.Millisecond
 			}
 			return sum
 		}
-		switch pid := filepath.Base(filepath.Dir(file)); {
-		case pid == strconv.Itoa(postmaster):
-			server += ticks(11, 15)
-		case fields[1] == strconv.Itoa(postmaster):
-			server += ticks(11, 13)
-		case fields[1] == strconv.Itoa(os.Getpid()) && strings.HasSuffix(before, "(pgbouncer"):
-			pooler += ticks(11, 13)
+		all = append(all, process{
+			id:     filepath.Base(filepath.Dir(file)),
+			name:   name,
+			parent: fields[1],
+			own:    ticks(fields[11:13]),
+			ended:  ticks(fields[13:15]),
+		})
+	}
+	return all
+}
+
+// processorTimes returns the processor times until now.
+func processorTimes(postmaster int) (times processors) {
+	server, bench := strconv.Itoa(postmaster), strconv.Itoa(os.Getpid())
+	for _, p := range processes() {
+		switch {
+		case p.id == server:
+			times.server += p.own + p.ended
+		case p.parent == server:
+			times.server += p.own
+		case p.id == bench:
+			times.bench = p.own
+		case p.parent == bench && p.name == "pgbouncer":
+			times.pooler += p.own
+		case p.parent == bench:
+			times.workers += p.own
 		}
 	}
-	return server, pooler
+	return times
 }

@@ -8,10 +8,11 @@
 // is reported even if it missed its goal. The exit status is 0 if everything could be measured. A
 // full run takes a quarter of an hour on an idle machine.
 //
-// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go,
-// large.go, owners.go, wide.go, tenants.go, latency.go, deploy.go, clients.go, locks.go, jobs.go, schedules.go,
-// consumers.go, ill.go, backlog.go. They share measure.go (samples, rounds, tables), lab.go (servers and their usage),
-// group.go (clients and their partitions) and worker.go (clients in processes that can be killed).
+// Each part of the page has a file: values.go, heartbeat.go, guard.go, events.go, plan.go, large.go,
+// owners.go, wide.go, tenants.go, latency.go, deploy.go, start.go, clients.go, locks.go, jobs.go,
+// schedules.go, consumers.go, inserts.go, ill.go, backlog.go. They share measure.go (samples, rounds,
+// tables), lab.go (servers and their usage), group.go (clients and their partitions) and worker.go
+// (clients in processes that can be killed).
 package main
 
 import (
@@ -45,6 +46,7 @@ var parts = []struct {
 	{"listen", "Join, Close and kill, with notifications", measureListening},
 	{"poll", "Join, Close and kill, polling through PgBouncer", measurePolling},
 	{"deploy", "A rolling deploy", measureDeploy},
+	{"start", "A start of many clients", measureStart},
 	{"clients", "Many clients", measureClients},
 	{"locks", "Named locks", measureLocks},
 	{"jobs", "Jobs", measureJobs},

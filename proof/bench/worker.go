@@ -31,6 +31,8 @@ type job struct {
 	Schedules  bool // run schedules instead, as a client whose ID is the prefix
 	Route      bool // each client asks for all owners, ten times a second
 	Bare       bool // update rows instead, one per connection, at the pace of heartbeats
+	ByHand     bool // write what a start cannot do without instead, and then wait
+	All, First int  // by hand: the clients of all workers, and how many of them other workers have before
 }
 
 // workIfAsked makes this process a worker, and does not return, if census.start started it.
@@ -71,6 +73,9 @@ func (j job) work(ctx context.Context, report func(holding)) {
 	together(j.Clients, func(i int) {
 		if j.Bare {
 			j.updateBare(ctx, i, report)
+		}
+		if j.ByHand {
+			j.startByHand(ctx, i, report)
 		}
 		turn <- struct{}{}
 		m := open(ctx, j.URL, fmt.Sprintf("%s-%d", j.Prefix, i), j.TTL)
