@@ -97,8 +97,9 @@ func (l *lab) describe() string {
 	if l.bouncer != nil {
 		bouncer, _, _ = strings.Cut(l.bouncer.Describe(), " from ")
 	}
-	return fmt.Sprintf("%s, %d cores, %s %s, load average before: %s; Go %s, pgx %s, %s with fsync, %s", machine, runtime.NumCPU(), runtime.GOOS,
-		strings.TrimSpace(string(release)), average, strings.TrimPrefix(runtime.Version(), "go"), pgx, server, bouncer)
+	return fmt.Sprintf("%s, %d cores, %s %s, load average before: %s; Go %s, pgx %s, %s with fsync, %s",
+		machine, runtime.NumCPU(), runtime.GOOS, strings.TrimSpace(string(release)), average,
+		strings.TrimPrefix(runtime.Version(), "go"), pgx, server, bouncer)
 }
 
 // A database is a database that only one measurement uses.
@@ -174,7 +175,8 @@ func (d *database) until(ctx context.Context, what, query string, args ...any) {
 	began, again := time.Now(), time.NewTicker(5*time.Millisecond)
 	defer again.Stop()
 	for !one[bool](ctx, d, query, args...) {
-		if <-again.C; time.Since(began) > patience {
+		<-again.C
+		if time.Since(began) > patience {
 			check(fmt.Errorf("not within %v: %s", patience, what))
 		}
 	}
@@ -282,15 +284,27 @@ func processes() (all []process) {
 	return all
 }
 
+// exact returns the processor time of a process with one thread. In the file that processes reads, it
+// is rounded to 10 ms.
+func (p process) exact() time.Duration {
+	text, _ := os.ReadFile("/proc/" + p.id + "/schedstat")
+	ran, _, _ := strings.Cut(string(text), " ")
+	ns, err := strconv.ParseInt(ran, 10, 64)
+	if err != nil { // the kernel does not count it, or the process has ended
+		return p.own
+	}
+	return time.Duration(ns)
+}
+
 // processorTimes returns the processor times until now.
 func processorTimes(postmaster int) (times processors) {
 	server, bench := strconv.Itoa(postmaster), strconv.Itoa(os.Getpid())
 	for _, p := range processes() {
 		switch {
 		case p.id == server:
-			times.server += p.own + p.ended
+			times.server += p.exact() + p.ended
 		case p.parent == server:
-			times.server += p.own
+			times.server += p.exact()
 		case p.id == bench:
 			times.bench = p.own
 		case p.parent == bench && p.name == "pgbouncer":

@@ -52,6 +52,7 @@ var parts = []struct {
 	{"jobs", "Jobs", measureJobs},
 	{"schedules", "Schedules", measureSchedules},
 	{"consumers", "Consumers of a queue table", measureConsumers},
+	{"inserts", "Inserts into a queue table", measureInserts},
 	{"ill", "Healthy work beside ill work", measureIll},
 	{"backlogs", "Backlogs", measureBacklogs},
 }
@@ -79,10 +80,16 @@ var notes string
 
 // highlights are the rows that the page begins with, by their first words.
 var highlights = []string{
-	"`Values()`, goroutines: 1", "heartbeats of 16 sessions, 1 x 16 ", "a transaction of one `UPDATE`, with `Guard`",
-	"from `Client.Lease` to even shares", "from `Close` until all are owned", "from the expiry after kill -9 until all are owned again |",
+	"`Values()`, goroutines: 1",
+	"heartbeats of 16 sessions, 1 x 16 ",
+	"a transaction of one `UPDATE`, with `Guard`",
+	"from `Client.Lease` to even shares",
+	"from `Close` until all are owned",
+	"from the expiry after kill -9 until all are owned again |",
 	"server's processor time for 1,000 clients",
-	"`TryAcquire` and `Release`", "one-off jobs", "how late runs are",
+	"`TryAcquire` and `Release`",
+	"one-off jobs",
+	"how late runs are",
 }
 
 // summary repeats the highlights, each beside the first thing of its row.
@@ -132,7 +139,8 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return fmt.Errorf("-run: %w", err)
 	}
 	began := time.Now()
-	if err = attempt(func() { l.start(ctx) }); err != nil {
+	err = attempt(func() { l.start(ctx) })
+	if err != nil {
 		return errors.Join(err, l.close())
 	}
 	var tables []string
@@ -143,7 +151,8 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		}
 		p, from := &part{name: each.name, title: each.title}, time.Now()
 		// What was measured before an error is written too.
-		if err = attempt(func() { each.measure(ctx, l, p) }); err != nil {
+		err = attempt(func() { each.measure(ctx, l, p) })
+		if err != nil {
 			err = fmt.Errorf("%s: %w", each.name, err)
 		}
 		tables = append(tables, p.String())
@@ -158,7 +167,8 @@ func run(ctx context.Context, args []string, out, progress io.Writer) error {
 		return err
 	}
 	page := strings.Join(tables, "\n")
-	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. To repeat one table, give `-run` the name that stands in its first cell.\n\n",
+	command := fmt.Sprintf("Measured by `go -C proof run ./bench %s` in %s, on %s. "+
+		"To repeat one table, give `-run` the name that stands in its first cell.\n\n",
 		strings.Join(args, " "), time.Since(began).Round(time.Second), system)
 	return errors.Join(err, os.WriteFile(*file, []byte(introduction+summary(page)+command+page+notes), 0o644))
 }

@@ -105,7 +105,9 @@ func (l *lab) alternate(least int, sides ...side) []sample {
 func (l *lab) alternatePairs(least int, pairs []pair, sides ...side) []sample {
 	first := -1
 	if l.quick {
-		first, least, pairs = 0, 1, nil
+		first = 0
+		least = 1
+		pairs = nil
 	}
 	samples := make([]sample, len(sides))
 	began, next := time.Now(), least
@@ -118,7 +120,8 @@ func (l *lab) alternatePairs(least int, pairs []pair, sides ...side) []sample {
 		}
 		for i, s := range sides {
 			samples[i].name, samples[i].unit = s.name, s.unit
-			if value := s.measure(); round >= 0 {
+			value := s.measure()
+			if round >= 0 {
 				samples[i].values = append(samples[i].values, value)
 			}
 		}
@@ -194,6 +197,7 @@ type part struct {
 // A row is a figure beside lower bounds, or competitors.
 type row struct {
 	what, figure string
+	times        float64 // how many times what stands first beside it, if samples are compared
 	beside       []string
 	verdict      string // and the goal
 }
@@ -201,6 +205,7 @@ type row struct {
 // compare adds a row that compares a sample with others.
 func (p *part) compare(what string, own sample, others ...sample) *row {
 	r := p.figure(what, own.String())
+	r.times = own.over(others[0])
 	for _, o := range others {
 		r.than(o.name, o.String(), own.ratio(o))
 	}
@@ -226,6 +231,10 @@ func (r *row) goal(text string, met bool) {
 		r.verdict = "met: " + text
 	}
 }
+
+// atLeast and atMost set a goal for the ratio to what stands first beside the figure.
+func (r *row) atLeast(times float64) { r.goal(fmt.Sprintf(">= %vx", times), r.times >= times) }
+func (r *row) atMost(times float64)  { r.goal(fmt.Sprintf("<= %vx", times), r.times <= times) }
 
 const notMeasured = "not measured"
 
