@@ -31,7 +31,9 @@ func TestQuickRunOfAllParts(t *testing.T) {
 			}
 			t.Logf("\n%s", p)
 			for _, r := range p.rows {
-				if r.verdict != notMeasured && (!hasDigit.MatchString(r.figure) || len(r.beside) == 0 || !hasDigit.MatchString(r.beside[0])) {
+				measured := hasDigit.MatchString(r.figure)
+				compared := len(r.beside) > 0 && hasDigit.MatchString(r.beside[0])
+				if r.verdict != notMeasured && !(measured && compared) {
 					t.Errorf("a row without a figure, or without what it is beside: %+v", r)
 				}
 			}
@@ -70,7 +72,8 @@ func TestAlternateMeasuresUntilTheRatioIsKnown(t *testing.T) {
 				beside := side{"beside", perSecond, func() float64 { time.Sleep(time.Second); return 1 }}
 				took := (&lab{}).alternate(3, own, beside)
 				if n := len(took[0].values); n < c.least || n > c.few || n != round {
-					t.Errorf("%d rounds count, of %d and one that warms up; expected %d to %d", n, round, c.least, c.few)
+					t.Errorf("%d rounds count, of %d and one that warms up; expected %d to %d",
+						n, round, c.least, c.few)
 				}
 			})
 		})

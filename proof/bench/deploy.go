@@ -124,7 +124,9 @@ func (o *observer) read(members []*member, now time.Time) {
 			if of.owner != nil && of.owner.id != m.id {
 				of.moves++
 			}
-			of.owner, of.reading, of.until = m, o.readings, now
+			of.owner = m
+			of.reading = o.readings
+			of.until = now
 		}
 	}
 }

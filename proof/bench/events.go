@@ -31,8 +31,10 @@ func measureEvents(ctx context.Context, l *lab, out *part) {
 		for p := range before {
 			before[p] = fmt.Sprint("gone-", p/owners%owners)
 		}
+		const disown = `UPDATE pgleases.partitions
+SET owner = NULL, target = NULL, owner_id = ($1::text[])[partition + 1]`
 		return side{"without events", nanoseconds, func() float64 {
-			must(d.Exec(ctx, "UPDATE pgleases.partitions SET owner = NULL, target = NULL, owner_id = ($1::text[])[partition + 1]", pgx.QueryExecModeExec, before))
+			must(d.Exec(ctx, disown, pgx.QueryExecModeExec, before))
 			d.all(ctx, "VACUUM pgleases.partitions")
 			d.read(ctx)
 			u := d.during(ctx, func() { d.apply(ctx, partitions, scattered) })

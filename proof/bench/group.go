@@ -107,7 +107,9 @@ func (c *census) until(ctx context.Context, what string, holds func(owned []int)
 	late := time.After(c.patience)
 	for {
 		c.mu.Lock()
-		owned, at, err, changed := []int{}, c.at, c.failed, c.changed
+		at, changed := c.at, c.changed
+		err := c.failed
+		var owned []int
 		for h := range maps.Values(c.last) {
 			owned = append(owned, h.Owns)
 		}
@@ -159,7 +161,9 @@ type group struct {
 }
 
 // newGroup creates a group of clients, and waits until their shares are even.
-func (l *lab) newGroup(ctx context.Context, server *pgserver.Server, clients, partitions int, ttl time.Duration, through *pgserver.Bouncer) *group {
+func (l *lab) newGroup(
+	ctx context.Context, server *pgserver.Server, clients, partitions int, ttl time.Duration, through *pgserver.Bouncer,
+) *group {
 	d := l.newDatabase(ctx, server, 4)
 	g := &group{database: d, census: newCensus(), reach: d.url, partitions: partitions, ttl: ttl}
 	if through != nil {
@@ -209,8 +213,9 @@ func (g *group) settle(ctx context.Context) {
 
 // atRest waits until the database has no lease with a pending plan or handoff.
 func (d *database) atRest(ctx context.Context) {
-	d.until(ctx, "leases at rest", `SELECT NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.plan_due_at < 'infinity')
-    AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner IS DISTINCT FROM p.target)`)
+	const rest = `SELECT NOT EXISTS (SELECT FROM pgleases.leases AS l WHERE l.plan_due_at < 'infinity')
+    AND NOT EXISTS (SELECT FROM pgleases.partitions AS p WHERE p.owner IS DISTINCT FROM p.target)`
+	d.until(ctx, "leases at rest", rest)
 }
 
 func (g *group) end() {

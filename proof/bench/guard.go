@@ -38,7 +38,8 @@ func measureGuard(ctx context.Context, l *lab, out *part) {
 		return sample{"without", []float64{float64(writes.Load() - before)}, significant}
 	}
 	with, without := trips(transaction(true)), trips(transaction(false))
-	out.compare("its round trips, counted on the connection", with, without).goal("<= 1 more", with.values[0]-without.values[0] <= 1)
+	out.compare("its round trips, counted on the connection", with, without).
+		goal("<= 1 more", with.values[0]-without.values[0] <= 1)
 }
 
 // countedPool returns a pool of one connection that counts its writes: one per round trip, once

@@ -145,7 +145,8 @@ func healthyRows(ctx context.Context, l *lab, ill string) calm {
 	defer c.end()
 	ones, span := l.pick(10, illOnes), time.Duration(l.pick(1, 10))*time.Second
 	if ill != "" {
-		must(c.Exec(ctx, "INSERT INTO public.orders (customer, payload) SELECT 'ill ' || n, '{}' FROM generate_series(1, $1::int) AS n", ones))
+		must(c.Exec(ctx, `INSERT INTO public.orders (customer, payload)
+SELECT 'ill ' || n, '{}' FROM generate_series(1, $1::int) AS n`, ones))
 	}
 	if ill == locked {
 		defer c.lockedBy(ctx, "SELECT FROM public.orders FOR UPDATE")()
@@ -161,18 +162,23 @@ func healthyRows(ctx context.Context, l *lab, ill string) calm {
 		m.did(row.Value.Made)
 		return busy(ctx)
 	})
-	of := must(consumer.New(ctx, client, pool, "orders", queueOfOrders, handler, consumer.WithLogger(quiet), consumer.WithMaxRunning(consumerWorkers),
-		consumer.WithTimeout(illTimeout), consumer.WithMaxAttempts(1000, consumer.Backoff(time.Second, time.Second))))
+	of := must(consumer.New(ctx, client, pool, "orders", queueOfOrders, handler,
+		consumer.WithLogger(quiet),
+		consumer.WithMaxRunning(consumerWorkers),
+		consumer.WithTimeout(illTimeout),
+		consumer.WithMaxAttempts(1000, consumer.Backoff(time.Second, time.Second))))
 	c.running.Go(func() { _ = of.Run(running) })
+	insert := func() { c.insertAt(ctx, healthyPace, span) }
 	c.insertAt(ctx, healthyPace, l.warm())
 	if ill == hangs || ill == vanished { // while each hangs for the first time, its partition's other rows wait
-		for began := time.Now(); one[int](ctx, c.database, "SELECT count(*) FROM pgleases.consumer_blocked") < ones; c.insertAt(ctx, healthyPace, span) {
+		const blocked = "SELECT count(*) FROM pgleases.consumer_blocked"
+		for began := time.Now(); one[int](ctx, c.database, blocked) < ones; insert() {
 			if time.Since(began) > patience {
 				check(fmt.Errorf("not all of %d ill rows have failed within %v", ones, patience))
 			}
 		}
 	}
-	return m.during(span, func() { c.insertAt(ctx, healthyPace, span) })
+	return m.during(span, insert)
 }
 
 // warm is how long ill work has been there at least before healthy work is measured.

@@ -25,9 +25,17 @@ const (
 
 // jobsNote says where the time goes. It was found from the processor time of the server's sessions and of
 // the program, which other work on the machine changes little.
-const jobsNote = "Where the time goes: to enqueue 10,000 jobs takes 70 ms of processor time of the server and 9 ms of the program, and River's takes 69 ms and 26 ms, partly at once. Of the 70 ms, the rows take 15 ms, the index of what is due 18 ms, and the primary key 7 ms. " +
-	"Before the program sent arrays, the two took 126 ms and 21 ms. The server then read JSON (25 ms), hashed the keys in PL/pgSQL (22 ms), drew random numbers (10 ms), and confirmed each row for ON CONFLICT (8 ms). " +
-	"A one-off job takes about 130 µs of the server: 14 µs for an empty transaction, 30 µs for the guard, 27 µs to read the job and set limits, and 60 µs to delete it and write the history. This end has had a fifth fewer instructions since then. It takes about 200 µs of the program: half for the two round trips, and a tenth each to read the row, to choose the next job, and to collect garbage."
+const jobsNote = "Where the time goes: to enqueue 10,000 jobs takes 70 ms of processor time of the server " +
+	"and 9 ms of the program, and River's takes 69 ms and 26 ms, partly at once. " +
+	"Of the 70 ms, the rows take 15 ms, the index of what is due 18 ms, and the primary key 7 ms. " +
+	"Before the program sent arrays, the two took 126 ms and 21 ms. " +
+	"The server then read JSON (25 ms), hashed the keys in PL/pgSQL (22 ms), drew random numbers (10 ms), " +
+	"and confirmed each row for ON CONFLICT (8 ms). " +
+	"A one-off job takes about 130 µs of the server: 14 µs for an empty transaction, 30 µs for the guard, " +
+	"27 µs to read the job and set limits, and 60 µs to delete it and write the history. " +
+	"This end has had a fifth fewer instructions since then. " +
+	"It takes about 200 µs of the program: half for the two round trips, " +
+	"and a tenth each to read the row, to choose the next job, and to collect garbage."
 
 // A queue runs jobs with empty handlers, each in a durable transaction.
 type queue struct {
@@ -44,7 +52,7 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 	check(schedule.Migrate(ctx, d.Pool))
 	pool := newPool(ctx, d.url, 2*jobWorkers+4) // for River and for the bare transactions, in turns
 	defer pool.Close()
-	ours, theirs, bare := &queue{}, &queue{}, &queue{}
+	var ours, theirs, bare queue
 	r := newRunner(ctx, d.url, "jobs", 0, jobWorkers)
 	defer r.close()
 	ours.open(r)
@@ -53,7 +61,7 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 	bare.openBare(ctx, pool)
 	n := l.pick(100, 10_000)
 	var sides []side
-	for _, q := range []*queue{ours, theirs, bare} {
+	for _, q := range []*queue{&ours, &theirs, &bare} {
 		var before int64
 		var enqueued time.Time
 		sides = append(sides, side{q.enqueuing, perSecond, func() float64 {
@@ -63,8 +71,8 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 			enqueued = time.Now()
 			return float64(n) / enqueued.Sub(began).Seconds()
 		}}, side{q.name, perSecond, func() float64 {
-			for q.done.Load() < before+int64(n) {
-				if time.Sleep(time.Millisecond); time.Since(enqueued) > patience {
+			for ; q.done.Load() < before+int64(n); time.Sleep(time.Millisecond) {
+				if time.Since(enqueued) > patience {
 					check(fmt.Errorf("%d of %d jobs, within %v", q.done.Load()-before, n, patience))
 				}
 			}
@@ -77,7 +85,8 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 		goal(">= 2.5x River", paces[1].over(paces[3]) >= 2.5)
 	out.compare(fmt.Sprintf("jobs enqueued, %s in one call", grouped(n)), paces[0], paces[2], paces[4]).
 		goal(">= River", paces[0].over(paces[2]) >= 1)
-	out.note("Handlers do nothing. One process runs %d jobs at once, as do one client of River (FetchCooldown %v) and the bare transactions.", jobWorkers, riverCooldown)
+	out.note("Handlers do nothing. One process runs %d jobs at once, "+
+		"as do one client of River (FetchCooldown %v) and the bare transactions.", jobWorkers, riverCooldown)
 	out.note(jobsNote)
 }
 
@@ -116,10 +125,14 @@ func (w *nothingWorker) Work(ctx context.Context, job *river.Job[nothingArgs]) e
 // openRiver runs the jobs of River, until end is called.
 func (q *queue) openRiver(ctx context.Context, pool *pgxpool.Pool) (end func()) {
 	driver, known := riverpgxv5.New(pool), river.NewWorkers()
-	must(must(rivermigrate.New(driver, &rivermigrate.Config{Logger: quiet})).Migrate(ctx, rivermigrate.DirectionUp, nil))
+	migrator := must(rivermigrate.New(driver, &rivermigrate.Config{Logger: quiet}))
+	must(migrator.Migrate(ctx, rivermigrate.DirectionUp, nil))
 	river.AddWorker(known, &nothingWorker{pool: pool, done: &q.done})
 	client := must(river.NewClient(driver, &river.Config{
-		Logger: quiet, Workers: known, FetchCooldown: riverCooldown, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: jobWorkers}},
+		Logger:        quiet,
+		Workers:       known,
+		FetchCooldown: riverCooldown,
+		Queues:        map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: jobWorkers}},
 	}))
 	q.name, q.enqueuing = "River's, each with `JobCompleteTx`", "River's `InsertManyFast`"
 	q.idle = "NOT EXISTS (SELECT FROM river_job WHERE state <> 'completed')"
@@ -140,16 +153,19 @@ func (q *queue) openRiver(ctx context.Context, pool *pgxpool.Pool) (end func()) 
 
 // openBare runs only the transactions that jobs need: guard, read; delete, insert.
 func (q *queue) openBare(ctx context.Context, pool *pgxpool.Pool) {
-	const tables = `CREATE TABLE public.bare_jobs (id bigserial PRIMARY KEY, key text NOT NULL, partition int NOT NULL, args jsonb NOT NULL, due timestamptz NOT NULL);
+	const tables = `CREATE TABLE public.bare_jobs (id bigserial PRIMARY KEY,
+    key text NOT NULL, partition int NOT NULL, args jsonb NOT NULL, due timestamptz NOT NULL);
 CREATE INDEX ON public.bare_jobs (partition, due);
-CREATE TABLE public.bare_history (id bigserial PRIMARY KEY, job bigint NOT NULL, epoch bigint NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz NOT NULL);
+CREATE TABLE public.bare_history (id bigserial PRIMARY KEY,
+    job bigint NOT NULL, epoch bigint NOT NULL, started_at timestamptz NOT NULL, ended_at timestamptz NOT NULL);
 CREATE INDEX ON public.bare_history (ended_at)`
 	must(pool.Exec(ctx, tables, pgx.QueryExecModeSimpleProtocol))
 	owned := ownedPartitions(ctx, pool)
 	q.name, q.enqueuing = "bare transactions", "one bare `INSERT`"
 	q.idle = "NOT EXISTS (SELECT FROM public.bare_jobs)"
 	q.put = func(ctx context.Context, n int) {
-		const insert = `INSERT INTO public.bare_jobs (key, partition, args, due) SELECT 'key-' || n, n % 128, '{}', now() FROM generate_series(1, $1::int) AS n RETURNING id`
+		const insert = `INSERT INTO public.bare_jobs (key, partition, args, due)
+SELECT 'key-' || n, n % 128, '{}', now() FROM generate_series(1, $1::int) AS n RETURNING id`
 		rows, _ := pool.Query(ctx, insert, n)
 		ids := must(pgx.CollectRows(rows, pgx.RowTo[int64]))
 		for worker := range jobWorkers {
@@ -192,7 +208,8 @@ func endBare(ctx context.Context, pool *pgxpool.Pool, id int64, p ownedPartition
 		return err
 	}
 	end.Queue("DELETE FROM public.bare_jobs WHERE id = $1", id)
-	end.Queue("INSERT INTO public.bare_history (job, epoch, started_at, ended_at) VALUES ($1, $2, now(), now())", id, p.Epoch)
+	end.Queue(`INSERT INTO public.bare_history (job, epoch, started_at, ended_at)
+VALUES ($1, $2, now(), now())`, id, p.Epoch)
 	end.Queue("COMMIT")
 	return tx.SendBatch(ctx, &end).Close()
 }

@@ -15,16 +15,21 @@ import (
 // and the life of a lease.
 func measureLarge(ctx context.Context, l *lab, out *part) {
 	measurePlanStatements(ctx, l, out)
-	measureLife(ctx, l, out, l.pick(1024, 65_536), 4*time.Second) // the maximum size of a lease, and the shortest TTL for it
+	// The maximum size of a lease, and the shortest TTL for it.
+	measureLife(ctx, l, out, l.pick(1024, 65_536), 4*time.Second)
 }
 
 // fill creates a lease with members and without owners, on a server that they have accepted.
 const fill = `UPDATE pgleases.server SET accepted_timeline = pgleases.timeline();
-INSERT INTO pgleases.clients SELECT n, 'host-' || n || '.example:4711:7f3a9c21', 1, now() + interval '1 day', '10 min', 'host', 1, now()
+INSERT INTO pgleases.clients
+SELECT n, 'host-' || n || '.example:4711:7f3a9c21', 1, now() + interval '1 day', '10 min', 'host', 1, now()
 FROM generate_series(1, $2::int) AS n;
-INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at) VALUES ('large', $1::int, 1, 1, 0, 'infinity', now());
-INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) SELECT 'large', n, 1, now(), 1 FROM generate_series(1, $2::int) AS n;
-INSERT INTO pgleases.partitions (lease, partition, epoch) SELECT 'large', n, 0 FROM generate_series(0, $1::int - 1) AS n`
+INSERT INTO pgleases.leases (name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at)
+VALUES ('large', $1::int, 1, 1, 0, 'infinity', now());
+INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number)
+SELECT 'large', n, 1, now(), 1 FROM generate_series(1, $2::int) AS n;
+INSERT INTO pgleases.partitions (lease, partition, epoch)
+SELECT 'large', n, 0 FROM generate_series(0, $1::int - 1) AS n`
 
 // A planned is a database with one large lease, and a connection that plans this lease.
 type planned struct {
@@ -42,7 +47,8 @@ func (l *lab) newPlanned(ctx context.Context, partitions, members int) *planned 
 
 // engine returns a connection that sends the engine's statements.
 func (d *database) engine(ctx context.Context) *store.Conn {
-	return must(store.NewConnector(must(pgx.ParseConfig(d.url)), nil, "pgleases", 20*time.Second).Connect(ctx, time.Minute))
+	connector := store.NewConnector(must(pgx.ParseConfig(d.url)), nil, "pgleases", 20*time.Second)
+	return must(connector.Connect(ctx, time.Minute))
 }
 
 func (d *planned) end() {
@@ -61,14 +67,16 @@ func (d *planned) apply(ctx context.Context, count int, to func(partition int) i
 		moves[p] = store.Move{Lease: "large", Partition: p, Target: int64(to(p) + 1)}
 	}
 	next := store.NextPlan{After: 50 * time.Millisecond, OnlyLeftOver: true}
-	if applied := must(d.conn.Apply(ctx, d.snapshot, moves, next)); applied.Asked+applied.Given != count {
-		panic(failure{fmt.Errorf("of %d moves: %+v", count, applied)})
+	applied := must(d.conn.Apply(ctx, d.snapshot, moves, next))
+	if applied.Asked+applied.Given != count {
+		check(fmt.Errorf("of %d moves: %+v", count, applied))
 	}
 }
 
 // measurePlanStatements measures reading a plan, and writing its moves.
 func measurePlanStatements(ctx context.Context, l *lab, out *part) {
-	partitions, members, count := l.pick(100, 10_000), l.pick(10, 1000), l.pick(64, 8192)
+	partitions, members := l.pick(100, 10_000), l.pick(10, 1000)
+	count := l.pick(64, 8192)
 	d := l.newPlanned(ctx, partitions, members)
 	defer d.end()
 	vacuumed := func(name string, do func()) side {
@@ -78,8 +86,11 @@ func measurePlanStatements(ctx context.Context, l *lab, out *part) {
 			return s.measure()
 		}}
 	}
+	statement := func(name, query string) side {
+		return vacuumed(name, func() { d.all(ctx, query) })
+	}
 	update := func(name, set string) side {
-		return vacuumed(name, func() { d.all(ctx, fmt.Sprintf("UPDATE pgleases.partitions SET %s WHERE partition < %d", set, count)) })
+		return statement(name, fmt.Sprintf("UPDATE pgleases.partitions SET %s WHERE partition < %d", set, count))
 	}
 	shift := 0
 	read := vacuumed("", func() { d.read(ctx) })
@@ -87,21 +98,24 @@ func measurePlanStatements(ctx context.Context, l *lab, out *part) {
 		shift++
 		d.apply(ctx, count, func(p int) int { return (p + shift) % members })
 	})
-	took := l.alternatePairs(7, []pair{{6, 5}, {2, 8}, {4, 7}}, update("", "owner = NULL, target = NULL"), read, apply, read, apply,
-		vacuumed("owners and targets in one string", func() { d.all(ctx, "SELECT string_agg(concat(owner, target), ',') FROM pgleases.partitions") }), read,
+	// The sides by number: each needs the state in which the one before it leaves the partitions.
+	const gives, asks, inOneString, reads, asksBare, givesBare = 2, 4, 5, 6, 7, 8
+	took := l.alternatePairs(7, []pair{{reads, inOneString}, {gives, givesBare}, {asks, asksBare}},
+		update("", "owner = NULL, target = NULL"),
+		read,
+		apply,
+		read,
+		apply,
+		statement("owners and targets in one string",
+			"SELECT string_agg(concat(owner, target), ',') FROM pgleases.partitions"),
+		read,
 		update("one bare `UPDATE`", "target = target + 1, asked_at = now()"),
 		update("one bare `UPDATE`", "owner = owner + 1, epoch = epoch + 1, owned_since = now()"))
-	for _, r := range []struct {
-		what       string
-		own, bound sample
-		goal       float64 // times the bound
-	}{
-		{fmt.Sprintf("a plan of %s partitions and %s members is read", grouped(partitions), grouped(members)), took[6], took[5], 2.5},
-		{fmt.Sprintf("%s moves are written, which give partitions to members", grouped(count)), took[2], took[8], 2},
-		{fmt.Sprintf("%s moves are written, which ask owners to hand over", grouped(count)), took[4], took[7], 2},
-	} {
-		out.compare(r.what, r.own, r.bound).goal(fmt.Sprintf("<= %vx", r.goal), r.own.over(r.bound) <= r.goal)
-	}
+	plan := fmt.Sprintf("a plan of %s partitions and %s members is read", grouped(partitions), grouped(members))
+	moves := grouped(count) + " moves are written, which "
+	out.compare(plan, took[reads], took[inOneString]).atMost(2.5)
+	out.compare(moves+"give partitions to members", took[gives], took[givesBare]).atMost(2)
+	out.compare(moves+"ask owners to hand over", took[asks], took[asksBare]).atMost(2)
 }
 
 // measureLife measures three clients that create a lease at once, a fourth client that joins, and
@@ -126,18 +140,19 @@ func measureLife(ctx context.Context, l *lab, out *part, partitions int, ttl tim
 		g = l.newGroup(ctx, l.durable, 0, partitions, ttl, nil)
 		return made.measure()
 	}}
-	took := l.alternatePairs(3, []pair{{0, 3}, {1, 4}, {2, 4}}, fresh, timed("", func() { enter(1) }),
+	insert := fmt.Sprintf(`INSERT INTO pgleases.partitions (lease, partition, epoch)
+SELECT 'bare', n, 0 FROM generate_series(0, %d) AS n`, partitions-1)
+	const update = "UPDATE pgleases.partitions SET owner = 1, epoch = epoch + 1 WHERE lease = 'bare'"
+	took := l.alternatePairs(3, []pair{{0, 3}, {1, 4}, {2, 4}},
+		fresh,
+		timed("", func() { enter(1) }),
 		timed("", func() {
 			members := g.members
 			g.members = nil
 			together(len(members), func(i int) { closeClient(members[i].client) })
 		}),
-		timed("one bare `INSERT`", func() {
-			g.all(ctx, fmt.Sprintf("INSERT INTO pgleases.partitions (lease, partition, epoch) SELECT 'bare', n, 0 FROM generate_series(0, %d) AS n", partitions-1))
-		}),
-		timed("one bare `UPDATE`", func() {
-			g.all(ctx, "UPDATE pgleases.partitions SET owner = 1, epoch = epoch + 1 WHERE lease = 'bare'")
-		}))
+		timed("one bare `INSERT`", func() { g.all(ctx, insert) }),
+		timed("one bare `UPDATE`", func() { g.all(ctx, update) }))
 	of := fmt.Sprintf("%s partitions, ", grouped(partitions))
 	for i, r := range []struct {
 		what  string

@@ -83,7 +83,8 @@ func measureLatencies(ctx context.Context, l *lab, out *part, through *pgserver.
 	if through != nil {
 		return
 	}
-	out.note("%d clients share %d partitions. The TTL is %v, and a client sends a heartbeat every %s.", s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3))
+	out.note("%d clients share %d partitions. The TTL is %v, and a client sends a heartbeat every %s.",
+		s.clients, latencyPartitions, latencyTTL, duration(latencyTTL/3))
 }
 
 func p95(took []float64) string {
@@ -104,7 +105,8 @@ func (s *latencies) round(ctx context.Context, g *group, round int) {
 // plannedLongAgo waits until the next join will be planned at once. A join soon after a plan waits
 // for others.
 func (d *database) plannedLongAgo(ctx context.Context) {
-	d.until(ctx, "a second since the last plan", "SELECT bool_and(planned_at < clock_timestamp() - interval '1010 milliseconds') FROM pgleases.leases")
+	d.until(ctx, "a second since the last plan",
+		"SELECT bool_and(planned_at < clock_timestamp() - interval '1010 milliseconds') FROM pgleases.leases")
 }
 
 // join times a client's join.
@@ -124,7 +126,9 @@ func (s *latencies) close(ctx context.Context, g *group) {
 	defer s.stage.Unlock()
 	began, closed := time.Now(), make(chan struct{})
 	go func() { g.remove(s.clients); close(closed) }()
-	at := g.census.until(ctx, "the others own all", func(owned []int) bool { return len(owned) == s.clients && total(owned) == g.partitions })
+	at := g.census.until(ctx, "the others own all", func(owned []int) bool {
+		return len(owned) == s.clients && total(owned) == g.partitions
+	})
 	<-closed
 	s.add(&s.closed, at.Sub(began))
 	g.settle(ctx)

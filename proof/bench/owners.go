@@ -19,13 +19,16 @@ func measureOwners(ctx context.Context, l *lab, out *part) {
 		return
 	}
 	plain, routing := l.changes(ctx, false), l.changes(ctx, true)
-	of := fmt.Sprintf(" in %d changes of %s partitions among %s members", ownerChanges, grouped(l.partitions), grouped(l.clients))
-	beside := "without look-ups"
+	of := fmt.Sprintf(" in %d changes of %s partitions among %s members",
+		ownerChanges, grouped(l.partitions), grouped(l.clients))
+	const beside = "without look-ups"
 	rate := func(u usage) float64 { return float64(u.heartbeats) / u.span.Seconds() }
-	out.figure("heartbeats"+of+", which all look up owners", significant(rate(routing))+"/s").
-		than(beside, significant(rate(plain))+"/s", significant(rate(routing)/rate(plain))+"x")
-	out.figure("server's processor time"+of, duration(routing.server)).than(beside, duration(plain.server), significant(share(routing.server, plain.server))+"x").
-		goal("<= 1.5x", share(routing.server, plain.server) <= 1.5)
+	out.figure("heartbeats"+of+", which all look up owners", perSecond(rate(routing))).
+		than(beside, perSecond(rate(plain)), significant(rate(routing)/rate(plain))+"x")
+	times := share(routing.server, plain.server)
+	out.figure("server's processor time"+of, duration(routing.server)).
+		than(beside, duration(plain.server), significant(times)+"x").
+		goal("<= 1.5x", times <= 1.5)
 }
 
 func measureLookups(ctx context.Context, l *lab, out *part, partitions int) {
@@ -39,8 +42,10 @@ func measureLookups(ctx context.Context, l *lab, out *part, partitions int) {
 		timed("", func() { _, _, err := m.Owner(ctx, 7); check(err) }),
 		timed("", func() { must(m.Owners(ctx)) }),
 		timed("", func() {
-			if read := must(bridge.Engine(m.client).Owners(ctx, whole)); len(read.Owners.Owners[0].Partitions) != partitions {
-				panic(failure{fmt.Errorf("%d owners", len(read.Owners.Owners[0].Partitions))})
+			read := must(bridge.Engine(m.client).Owners(ctx, whole))
+			n := len(read.Owners.Owners[0].Partitions)
+			if n != partitions {
+				check(fmt.Errorf("owners of %d partitions", n))
 			}
 		}),
 		timed("one bare `SELECT` by key", func() {
@@ -64,15 +69,29 @@ func (l *lab) changes(ctx context.Context, route bool) usage {
 	defer d.end()
 	check(pgleases.Migrate(ctx, d.Pool))
 	c := newCensus()
-	w := c.start(job{URL: must(l.bouncer.Through(d.url)), Prefix: "member", Clients: l.clients, TTL: l.ttl, AtOnce: l.clients, Leases: 1, Partitions: l.partitions, Route: route})
+	w := c.start(job{
+		URL:        must(l.bouncer.Through(d.url)),
+		Prefix:     "member",
+		Clients:    l.clients,
+		TTL:        l.ttl,
+		AtOnce:     l.clients,
+		Leases:     1,
+		Partitions: l.partitions,
+		Route:      route,
+	})
 	defer w.kill()
 	c.even(ctx, l.clients, l.partitions)
 	d.atRest(ctx)
+	const (
+		pin   = "SELECT pgleases.pin('%s', %d, 'member-%d', 'bench', 'bench')"
+		moved = `SELECT o.id = 'member-%d' FROM pgleases.partitions AS p
+JOIN pgleases.clients AS o ON o.session = p.owner WHERE p.partition = %[1]d`
+	)
 	return d.during(ctx, func() {
 		for n := range ownerChanges {
 			next := time.After(time.Second)
-			d.all(ctx, fmt.Sprintf("SELECT pgleases.pin('%s', %d, 'member-%d', 'bench', 'bench')", leaseName, n, n))
-			d.until(ctx, "it has moved", fmt.Sprintf("SELECT o.id = 'member-%d' FROM pgleases.partitions AS p JOIN pgleases.clients AS o ON o.session = p.owner WHERE p.partition = %[1]d", n))
+			d.all(ctx, fmt.Sprintf(pin, leaseName, n, n))
+			d.until(ctx, "it has moved", fmt.Sprintf(moved, n))
 			<-next
 		}
 		<-time.After(time.Duration(l.pick(1, 4)) * time.Second) // members hear of the last change
