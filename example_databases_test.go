@@ -72,7 +72,7 @@ func (s *shard) ship(ctx context.Context, customer string) (shipped int64, err e
 func Example_databases() {
 	ctx := context.Background()
 	var shards []*shard
-	for _, url := range []string{exampleURL(), exampleURL()} { // one for each server
+	for _, url := range []string{exampleURL(), exampleURL()} { // databases, each of which may have its own server
 		s, err := openShard(ctx, url)
 		if err != nil {
 			log.Fatal(err)
