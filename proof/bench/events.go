@@ -9,7 +9,8 @@ import (
 )
 
 // writesEvents matches the parts of a function that write events, up to a bracket that stays.
-var writesEvents = regexp.MustCompile(`(?s)range_agg\([^\n]* AS partitions, |(\)), recorded AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
+var writesEvents = regexp.MustCompile(`(?s)range_agg\([^\n]* AS partitions, ` +
+	`|(\)), recorded AS \(\n\s*INSERT INTO "pgleases"\.events.*?\n\s*\)`)
 
 // measureEvents compares plans whose moves are written as events with the same plans without
 // events, applied by a copy of the function without the part that writes events.
