@@ -295,9 +295,9 @@ func TestCloseIsIdempotentAndLegalAtAnyTime(t *testing.T) {
 		all.Wait()
 	})
 	team.gone()
-	testkit.Until(t, "all connections end", func() bool { return connections(t, pool) == 0 })
 	testkit.Becomes(t, pool, "no rows are left", 0, `
 		SELECT (SELECT count(*) FROM pgleases.clients) + (SELECT count(*) FROM pgleases.members)`)
+	testkit.Until(t, "all connections end", func() bool { return connections(t, pool) == 0 })
 	if n := testkit.Value[int](t, pool, `SELECT count(*) FROM pgleases.partitions WHERE owner IS NOT NULL`); n != 0 {
 		t.Errorf("%d partitions have an owner that is gone", n)
 	}

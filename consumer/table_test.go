@@ -30,16 +30,17 @@ func TestNewRefuses(t *testing.T) {
 	const generated = "NOT NULL GENERATED ALWAYS AS (pgleases.partition_for(customer, 8)) STORED"
 	good := "id bigint GENERATED ALWAYS AS IDENTITY, customer text NOT NULL, payload jsonb, partition int " + generated
 	plain := strings.Replace(good, generated, "NOT NULL", 1)
-	// table is the DDL of a table of these columns with the index that it needs, create that of any.
+	// create is the DDL of a table of these columns, and table that of one with the index that it needs.
 	create := func(columns string) string { return "CREATE TABLE q.q (" + columns + ");" }
 	table := func(columns string) string {
 		return create(columns) + "CREATE UNIQUE INDEX ON q.q (partition, id);"
 	}
-	// but is such a table with another text in its columns, and ids one with other IDs.
+	// but is such a table with another text in its columns, ids one with other IDs, and key one with
+	// another key, whose partition is not generated.
 	but := func(old, new string) string { return table(strings.Replace(good, old, new, 1)) }
 	ids := func(new string) string { return but("GENERATED ALWAYS AS IDENTITY", new) }
 	key := func(new string) string { return table(strings.Replace(plain, "customer text", new, 1)) }
-	const index = "CREATE INDEX ON q.q (partition, id);"
+	const plainIndex = "CREATE INDEX ON q.q (partition, id);"
 	const keep = "CREATE FUNCTION q.keep() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';"
 	const triggers = keep + "CREATE TRIGGER keep BEFORE DELETE ON q.q FOR EACH ROW EXECUTE FUNCTION q.keep()"
 	const inherits = "CREATE TABLE q.child () INHERITS (q.q);"
@@ -113,14 +114,14 @@ func TestNewRefuses(t *testing.T) {
 			[]string{`column "id" has the default`, "% "}},
 		"late sequence": {"CREATE SEQUENCE q.s;" + ids("NOT NULL DEFAULT nextval('q.s'::text)"), q,
 			[]string{`column "id" has the default`}},
-		"IDs twice": {create(good) + index, q,
+		"IDs twice": {create(good) + plainIndex, q,
 			[]string{`column "id" may have one ID twice`,
 				`CREATE UNIQUE INDEX CONCURRENTLY ON q.q ("partition", "id")`}},
 		"IDs once a day": {
 			"CREATE TABLE q.q (" + good + `, at date NOT NULL DEFAULT now(), PRIMARY KEY (id, at))
-				PARTITION BY RANGE (at);` + index, q,
+				PARTITION BY RANGE (at);` + plainIndex, q,
 			[]string{`column "id" may have one ID twice`}},
-		"IDs once in some": {create(good) + index + "CREATE UNIQUE INDEX ON q.q (id) WHERE partition > 1", q,
+		"IDs once in some": {create(good) + plainIndex + "CREATE UNIQUE INDEX ON q.q (id) WHERE partition > 1", q,
 			[]string{`column "id" may have one ID twice`}},
 		"child": {table(good) + inherits, q, []string{`column "id" may have one ID twice`}},
 		"rule": {table(good) + "CREATE RULE keep AS ON DELETE TO q.q DO INSTEAD NOTHING", q,
@@ -151,14 +152,14 @@ func TestNewRefuses(t *testing.T) {
 				CREATE UNIQUE INDEX ON q.taken (partition, id);
 				INSERT INTO pgleases.consumers (name, queue, id_column, partition_column, partitions)
 				VALUES ('first', 'q.taken', 'id', 'partition', 8);` + test.ddl)
-			opens := func(queue consumer.Queue) error { return opens(t, client, db.Pool, queue, consumer.Each(effect)) }
-			err := opens(test.queue)
+			open := func(queue consumer.Queue) error { return opens(t, client, db.Pool, queue, consumer.Each(effect)) }
+			err := open(test.queue)
 			if len(test.says) == 0 {
 				testkit.OK(t, err)
 				db.exec("DELETE FROM pgleases.consumers WHERE name = 'first'")
-				contains(t, opens(in("q.taken")), `new consumer "orders"`, "the consumer has the table q.q",
+				contains(t, open(in("q.taken")), `new consumer "orders"`, "the consumer has the table q.q",
 					"pgleases consumers delete orders --reason")
-				err = opens(consumer.Queue{Table: "q.q", Partitions: 8})
+				err = open(consumer.Queue{Table: "q.q", Partitions: 8})
 				contains(t, err, `Key "customer"`, "pgleases consumers delete orders --reason")
 				return
 			}
@@ -250,6 +251,7 @@ func TestNewAcceptsPartitionsOfTheKey(t *testing.T) {
 // ignore is a handler of any rows.
 func ignore(context.Context, pgx.Tx, consumer.Row[map[string]any]) error { return nil }
 
+// From PostgreSQL 16 on, a partition of the table may generate the column by another expression.
 func TestNewRefusesPartitionsThatDiffer(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)

@@ -32,7 +32,7 @@ const (
 	traceLength = 600
 	keepStates  = 30
 	longTTL     = 20 * time.Second
-	worldEnds   = 6 * time.Hour // of simulated time; the longest test takes 63 minutes
+	worldEnds   = 6 * time.Hour // of simulated time, for a test that hangs; the longest takes 63 minutes
 )
 
 // calmAfter is how long it may take, once nothing disturbs them any more, that clients connect (up
@@ -70,7 +70,7 @@ type world struct {
 	working      map[workKey]int                       // callbacks and holds on it
 	odds         float64                               // of a fault
 	extra        func(client, op string) (fault, bool) // faults of one test
-	lagging      bool                                  // ownerships may be lost: its state is not compared
+	lagging      bool                                  // ownerships may be lost: the database is not compared
 	evicted      int
 	statements   int            // that were executed
 	checks       int            // how often the oracle compared what clients show

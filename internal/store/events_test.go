@@ -307,7 +307,7 @@ func TestEventsOfAnotherServerComeFirst(t *testing.T) {
 		INSERT INTO events (tx, cause, actor, at) OVERRIDING SYSTEM VALUE
 		SELECT (900000000000 + n)::text::xid8, 'old ' || n, 'test', now() - CASE WHEN n < 3 THEN interval '31 days' ELSE '0' END
 		FROM generate_series(1, 4) AS n`)
-	// Its ids began anew.
+	// An event of a third server, whose ids began anew.
 	f.exec(`
 		INSERT INTO events (tx, id, cause, actor) OVERRIDING SYSTEM VALUE
 		SELECT '0', id, 'of a third', 'test' FROM events WHERE cause = 'old 4'`)

@@ -475,8 +475,8 @@ func TestAReleaseWaitsForTheMutex(t *testing.T) {
 	a.says("a", LockGranted, "x", exclusive, try)
 	release := f.lock("SELECT pg_advisory_xact_lock(lock_mutex('x'))")
 	releasing := later(func() string {
-		release := LockRelease{Name: "x", Nonce: a.nonces["x"]}
-		became, _, err := a.locks.Release(f.ctx, time.Minute, a.session, release, a.known)
+		held := LockRelease{Name: "x", Nonce: a.nonces["x"]}
+		became, _, err := a.locks.Release(f.ctx, time.Minute, a.session, held, a.known)
 		return fmt.Sprint(became, err)
 	})
 	f.blocked(a.app)

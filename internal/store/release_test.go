@@ -268,7 +268,8 @@ func TestWhereNoMemberMayOwnAnythingNoPlanIsDue(t *testing.T) {
 		a.join("l", 2)
 		b.joinWeight("l", 2, 0)
 		a.give("l", a.session, a.session)
-		part, rest := a.release([]Release{{"l", 0, 1}}, "l"), a.release([]Release{{"l", 1, 1}}, "l")
+		part := a.release([]Release{{"l", 0, 1}}, "l")
+		rest := a.release([]Release{{"l", 1, 1}}, "l")
 		const released = "{Released:[{Lease:l Partition:%d Owner:0 Epoch:2}] Busy:[] Left:%s ToPlan:[]}"
 		expect(t, fmt.Sprintf("%+v", part), fmt.Sprintf(released, 0, "[]"), "answer to a part")
 		expect(t, fmt.Sprintf("%+v", rest), fmt.Sprintf(released, 1, "[l]"), "answer to the rest")

@@ -187,8 +187,8 @@ func protocolOfLocks(f *fixture, c *client) {
 
 // guard is the fence as the library calls it, for a client with a minute of trust.
 func guard(f *fixture, tx pgx.Tx, lease string, partition int, epoch int64) error {
-	passes := StatementsFor(f.schema).Guard
-	_, err := tx.Exec(f.ctx, passes, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 60_000)
+	statement := StatementsFor(f.schema).Guard
+	_, err := tx.Exec(f.ctx, statement, pgx.QueryExecModeSimpleProtocol, lease, partition, epoch, 60_000)
 	return err
 }
 
