@@ -140,11 +140,11 @@ func (s *operated) owners() []string {
 }
 
 // others waits until every partition has an owner, and a process none.
-func (s *operated) others(what, not string) {
+func (s *operated) others(what, without string) {
 	s.t.Helper()
 	waitFor(s.t, patience, what, func() bool {
 		owners := s.owners()
-		return !slices.Contains(owners, not) && !slices.Contains(owners, "")
+		return !slices.Contains(owners, without) && !slices.Contains(owners, "")
 	})
 }
 

@@ -71,7 +71,7 @@ func rightsOf(t testing.TB, databaseURL string) (asRole, grants string) {
 	schema := string(testkit.Must(sql.Files.ReadFile("schema.sql"))(t))
 	pool := testkit.Pool(t, databaseURL, size(1))
 	testkit.Execute(t, pool, "CREATE ROLE "+appRole+" LOGIN")
-	// This is what effects are written to.
+	// Effects are written to such tables.
 	testkit.Execute(t, pool, `ALTER DEFAULT PRIVILEGES IN SCHEMA public
 		GRANT SELECT, INSERT, UPDATE ON TABLES TO `+appRole)
 	testkit.Execute(t, pool, "CREATE SCHEMA pgleases")

@@ -70,8 +70,8 @@ func TestAHundredWritersOfOneUniqueKeyWhileItRuns(t *testing.T) {
 	}
 	wait.Wait()
 	counts(db, "all have ended", 0, "pgleases.jobs")
-	const names = "(SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"
-	expect(t, db.count(names), 0, "orders that ran twice")
+	const twice = "(SELECT name FROM public.effects GROUP BY name HAVING count(*) > 1) AS e"
+	expect(t, db.count(twice), 0, "orders that ran twice")
 	unordered := db.count(`public.effects AS e
 		WHERE NOT EXISTS (SELECT FROM public.orders AS o WHERE o.name = e.name)`)
 	expect(t, unordered, 0, "runs of what was rolled back, refused or ignored")

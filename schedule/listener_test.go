@@ -78,7 +78,8 @@ func TestJobWithoutNotificationBeginsSoon(t *testing.T) {
 	id := testkit.Must(mail.Enqueue(t.Context(), "it has polled"))(t)
 	w.outcome(id)
 	now := one[time.Time](db, "SELECT clock_timestamp()")
-	db.exec("SELECT setval('pgleases.notified', 1)") // as after a fifth of a second: the job may have notified
+	// As after a fifth of a second, because the notification of the job may be younger than that.
+	db.exec("SELECT setval('pgleases.notified', 1)")
 	db.exec("SELECT pgleases.notify('schedule/" + group + "')")
 	testkit.Until(t, "it polls", func() bool {
 		return db.sessions("query LIKE '%schedule_poll%' AND query_start > $1 AND state = 'idle'", now) > 0

@@ -423,8 +423,11 @@ func register[A any](w *worker, with, name string, call callOf[A], opts ...sched
 		return schedule.InTx(w.Scheduler, name, inside(call), opts...)
 	case "AtLeastOnce":
 		return schedule.AtLeastOnce(w.Scheduler, name, call, opts...)
+	case "AtMostOnce":
+		return schedule.AtMostOnce(w.Scheduler, name, call, opts...)
 	}
-	return schedule.AtMostOnce(w.Scheduler, name, call, opts...)
+	w.t.Fatalf("there is no function %q", with)
+	return nil
 }
 
 // effect is a handler that leaves a row for each run.

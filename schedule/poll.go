@@ -53,8 +53,8 @@ type poll struct {
 }
 
 // A poller decides when to poll, and for what: once a second, and at once when something was
-// enqueued, or when more may be due than the last answer had room for. The
-// goroutine of loop uses it.
+// enqueued, when partitions were gained, or when more may be due than the last answer had room for.
+// The goroutine of loop uses it.
 type poller struct {
 	times *timings
 	conn  *listen.Listener // while a poll is under way, that poll uses it
@@ -63,7 +63,7 @@ type poller struct {
 
 	polling  bool      // a poll is under way
 	next     time.Time // when the next poll is sent
-	fresh    time.Time // then a poll finds what is due in partitions that were gained since it was sent
+	freshAt  time.Time // then a poll finds what is due in partitions that were gained since the last poll was sent
 	answered time.Time // when the last poll was answered
 	again    time.Time // then a poll finds what was enqueued without a notification of its own
 	news     bool      // something may have been enqueued
@@ -84,7 +84,7 @@ type poller struct {
 func newPoller(times *timings, conn *listen.Listener) poller {
 	return poller{
 		times: times, conn: conn, lows: make(map[int]time.Time), most: math.MaxInt,
-		next: time.Now(), fresh: when.Never,
+		next: time.Now(), freshAt: when.Never,
 	}
 }
 
@@ -103,8 +103,8 @@ func (p *poller) heard() {
 // gained makes the poller poll, because there is a fresh partition. It does not wait for PollPause:
 // nothing runs in the partition until that poll, and it is needed once. It waits for gainedTogether.
 func (p *poller) gained() {
-	p.fresh = when.Earlier(p.fresh, time.Now().Add(gainedTogether))
-	p.next = when.Earlier(p.next, p.fresh)
+	p.freshAt = when.Earlier(p.freshAt, time.Now().Add(gainedTogether))
+	p.next = when.Earlier(p.next, p.freshAt)
 }
 
 // isDue reports whether to send a poll now.
@@ -121,7 +121,7 @@ func (p *poller) sweeps(now time.Time) bool { return now.Sub(p.swept) >= p.times
 
 // question returns the next poll of these partitions; nil if len(owned) is 0.
 func (p *poller) question(now time.Time, owned []*ownership, left leftOut, waiting map[int]int) *poll {
-	p.next, p.fresh = now.Add(p.times.Poll), when.Never
+	p.next, p.freshAt = now.Add(p.times.Poll), when.Never
 	q := &poll{since: p.low.Add(-time.Microsecond), sweep: p.sweeps(now), ahead: pollAhead, left: left}
 	switch {
 	case q.sweep:
@@ -184,7 +184,7 @@ func (p *poller) received(q *poll) bool {
 	if asked {
 		p.next = p.answered.Add(p.times.PollPause)
 	}
-	p.next = when.Earlier(p.next, p.fresh)
+	p.next = when.Earlier(p.next, p.freshAt)
 	if q.err == nil {
 		return true
 	}

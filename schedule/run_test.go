@@ -423,9 +423,9 @@ func TestRunsUnderOneKeyDoNotOverlap(t *testing.T) {
 	began, end, handler := halting(nil, effect)
 	k := schedule.InTx(w.Scheduler, "books", handler)
 	var ledgers []*ledger
-	for name, key := range map[string]string{"a": "first", "b": "first", "c": "second", "d": "second"} {
-		testkit.OK(t, k.Add(name, args{}, hourly, schedule.WithKey(key)))
-		ledgers = append(ledgers, newLedger(db, name))
+	for _, of := range []struct{ name, key string }{{"a", "first"}, {"b", "first"}, {"c", "second"}, {"d", "second"}} {
+		testkit.OK(t, k.Add(of.name, args{}, hourly, schedule.WithKey(of.key)))
+		ledgers = append(ledgers, newLedger(db, of.name))
 	}
 	probe := newLedger(db, "probe")
 	testkit.OK(t, schedule.InTx(w.Scheduler, "probe", effect).Add("probe", args{}, hourly))

@@ -38,7 +38,7 @@ type Scheduler struct {
 // timings are the same in all processes, except in tests.
 type timings struct {
 	Poll      time.Duration // between two polls
-	PollPause time.Duration // at least, between two polls, however many jobs are enqueued
+	PollPause time.Duration // at least, between two polls, however many jobs are enqueued; not for gained partitions
 	PollLimit time.Duration // at most, for a poll
 	// between two polls that return everything that is due, also rows that were committed late
 	Sweep       time.Duration

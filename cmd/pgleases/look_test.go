@@ -84,7 +84,7 @@ func expectExit(t *testing.T, c *command.Command, code int, texts ...string) {
 	}
 }
 
-// expectPrinted checks that a text has a line that matches each pattern.
+// expectPrinted checks that a text matches each pattern, in which ^ and $ are the ends of a line.
 func expectPrinted(t *testing.T, text string, patterns ...string) {
 	t.Helper()
 	for _, pattern := range patterns {

@@ -51,6 +51,9 @@ func TestRunRefusesWrongFlagsWithARemedy(t *testing.T) {
 	t.Parallel()
 	env := command.Database(pgtest.MigratedDatabase(t))
 	expectExit(t, command.Run(t, env, "run", "counted", "--once", "--", "true"), 0)
+	if t.Failed() {
+		t.FailNow() // nothing else would be as it should
+	}
 	dir := t.TempDir()
 	plain := filepath.Join(dir, "plain")
 	testkit.OK(t, os.WriteFile(plain, nil, 0o600))

@@ -25,7 +25,7 @@ func TestStatusOfAQuietFleet(t *testing.T) {
 	execute(t, database, sound)
 	text, code := statusIn(t, database)
 	if code != 0 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code %d: %s", code, text)
 	}
 	expectPrinted(t, text, `\ASUBJECT    STATE\n`+
 		`health     (?:ok|note)(: \d notes?; pgleases doctor has the remedies)?\n`+
@@ -33,7 +33,7 @@ func TestStatusOfAQuietFleet(t *testing.T) {
 	execute(t, database, "INSERT INTO pgleases.events (cause, reason) VALUES ('accepted', 'server generation 7')")
 	text, code = statusIn(t, database)
 	if code != 0 {
-		t.Errorf("after a failover: exit code %d", code)
+		t.Errorf("after a failover: exit code %d: %s", code, text)
 	}
 	expectPrinted(t, text, `^  timeline +note: the database failed over at \S+ \S+ UTC \(\S+ ago\), `+
 		`and server generation 7 began$`)
@@ -106,7 +106,7 @@ func TestStatusShowsWhatIsWrong(t *testing.T) {
 		`^consumers +1, 1 of them blocked, behind or paused$`,
 		`^  orders +1 blocked key for 2h; behind by 10m, rows: 7; paused \S+ ago by maria: the shop is closed$`)
 	if code != 2 {
-		t.Errorf("exit code %d", code)
+		t.Errorf("exit code %d: %s", code, text)
 	}
 	text, code = statusIn(t, database, "-o", "json")
 	s := only[Status](t, text)

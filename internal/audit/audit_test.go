@@ -123,6 +123,7 @@ func TestSoundRecordsAreCertified(t *testing.T) {
 		"an edit after the clock was set back by a tick": "UPDATE pgleases.schedules SET " +
 			"anchor = now() - interval '6 minutes 30 seconds', cursor = now() - interval '6 minutes', " +
 			"rule = '@every 30s', revision = 2",
+		"a schedule that no run can read":            "UPDATE pgleases.schedules SET cursor = 'infinity'",
 		"a schedule that was moved to its partition": "UPDATE pgleases.history SET epoch = 2 WHERE id = 11",
 	} {
 		r := audited(t, tx, change)

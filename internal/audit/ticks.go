@@ -59,7 +59,7 @@ func (e *entry) String() string {
 type ticking struct {
 	id             int64
 	group, name    string
-	rule           *string // nil: the schedule was deleted
+	rule           *string // nil: the schedule was deleted, or cannot be read
 	anchor, cursor *time.Time
 	revision       *int64
 

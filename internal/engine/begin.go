@@ -418,7 +418,7 @@ func beginEnd(e *engine, _ time.Time) *operation {
 // beginWait waits for a notification until a task is due.
 func beginWait(e *engine, _ time.Time) *operation {
 	c := e.connection.conn
-	return &operation{limit: time.Hour, send: func(ctx context.Context, c Conn) error {
+	return &operation{limit: time.Hour, send: func(ctx context.Context, _ Conn) error {
 		return c.Wait(ctx)
 	}, take: func(err, canceled error) error {
 		switch {

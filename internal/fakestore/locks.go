@@ -217,10 +217,11 @@ func (c *Conn) LookAtLocks(
 // SweepLocks is locksweep.sql.
 func (c *Conn) SweepLocks(ctx context.Context) (bool, error) {
 	return execute(ctx, c, "", true, func(db *Database, t *Tables, clock int64) (bool, bool) {
-		for _, name := range slices.Sorted(maps.Keys(t.Locks)) {
+		names := slices.Sorted(maps.Keys(t.Locks))
+		for _, name := range names {
 			db.turn(name, clock)
 		}
-		return true, len(t.Locks) > 0
+		return true, len(names) > 0
 	})
 }
 

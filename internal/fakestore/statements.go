@@ -237,7 +237,7 @@ func (c *Conn) RejectServer(ctx context.Context, timeline, generation int64) err
 	_, err := execute(ctx, c, "reject", true, func(_ *Database, t *Tables, _ int64) (struct{}, bool) {
 		behind := t.Server.AcceptedTimeline == timeline && t.Server.Generation < generation
 		if behind {
-			t.Server.AcceptedTimeline = -1
+			t.Server.AcceptedTimeline = -2
 		}
 		return struct{}{}, behind
 	})
@@ -1056,9 +1056,8 @@ func (c *Conn) Apply(
 		}
 		live := func(lease string, session int64) bool { return planned[lease] && t.live(lease, session) }
 		concerned := make(map[int64]bool)
-		changed, moved := make(map[string]bool), make(map[string]bool)
+		changed, leftOver := make(map[string]bool), make(map[string]bool)
 		for _, m := range moves {
-			moved[m.Lease] = true
 			row := t.row(m.Lease, m.Partition)
 			var target Client
 			if live(m.Lease, m.Target) {
@@ -1074,6 +1073,7 @@ func (c *Conn) Apply(
 				concerned[row.Owner] = true
 			case db.guarded(m.Lease, m.Partition):
 				answer.LeftOver++
+				leftOver[m.Lease] = true
 			default:
 				from := *row
 				if target.ID != "" {
@@ -1103,15 +1103,14 @@ func (c *Conn) Apply(
 				l.Generation++
 				read[i].Generation++
 			}
-			late := answer.LeftOver > 0 && moved[name]
-			if !planned[name] || l.NextCheckAt == Ever && !changed[name] && !late {
+			if !planned[name] || l.NextCheckAt == Ever && !changed[name] && !leftOver[name] {
 				continue
 			}
 			l.PlannedAt, l.NextCheckAt = clock, Ever
 			switch {
 			case slices.ContainsFunc(read, func(p store.LeaseSnapshot) bool { return p.Overtaken }):
 				l.NextCheckAt = clock + second
-			case !next.OnlyLeftOver || late:
+			case !next.OnlyLeftOver || leftOver[name]:
 				l.NextCheckAt = clock + next.After.Microseconds()
 			}
 			t.Leases[name] = l

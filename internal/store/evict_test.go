@@ -74,7 +74,7 @@ func TestEvictRequiresAWatchOfTheTTL(t *testing.T) {
 		expect(t, fmt.Sprint(got.IDs, got.Made), "[] false", "evicted, done, where no check is due for this client")
 		got = a.evictAs(run, 115*time.Second)
 		expect(t, strings.Join(got.IDs, " "), "long", "evicted after a minute")
-		expect(t, got.CheckDueIn.Round(time.Second), 5*time.Second, "due for who evicted, after a watch of two minutes, in")
+		expect(t, got.CheckDueIn.Round(time.Second), 5*time.Second, "due after a watch of two minutes in")
 		expect(t, dueIn(2*time.Minute), 0, "due after two minutes in")
 		got = a.evictAs(run, 2*time.Minute)
 		expect(t, strings.Join(got.IDs, " "), "longer", "evicted after two minutes")

@@ -90,8 +90,8 @@ type Applied struct {
 	Asked int // partitions that their owners are asked to hand over
 	Given int // partitions given to their targets
 
-	// LeftOver is the number of moves that were not made, because a guarded transaction is open on the
-	// partition, or its epoch rose meanwhile.
+	// LeftOver is the number of moves that were not made, because a guarded transaction is open on a
+	// partition without a live owner, or its epoch rose meanwhile.
 	LeftOver int
 }
 
@@ -255,7 +255,7 @@ func (c *Conn) Apply(ctx context.Context, read []LeaseSnapshot, moves []Move, ne
 	}
 	got, err := notifying[row](ctx, c, c.statements.Apply,
 		names, generations, runs.successorLeases, runs.successors,
-		runs.leases, runs.firsts, runs.lasts, runs.skips, runs.moves, c.lockWait,
+		runs.leases, runs.firsts, runs.lasts, runs.shifts, runs.moves, c.lockWait,
 		next.After.Microseconds(), next.OnlyLeftOver, changed, unowned)
 	overtaken, moved := setOf(got.Overtaken), setOf(got.Moved)
 	for i := range read {
@@ -310,7 +310,7 @@ type runs struct {
 	successors      []int64
 	leases          []string
 	firsts, lasts   []int
-	skips           []int
+	shifts          []int
 	moves           []int
 }
 
@@ -341,7 +341,7 @@ func runsOf(moves []Move) runs {
 		if last < 0 || r.leases[last] != m.Lease || m.Partition-r.lasts[last] > maxGap {
 			r.leases = append(r.leases, m.Lease)
 			r.firsts, r.lasts = append(r.firsts, m.Partition), append(r.lasts, m.Partition-1)
-			r.skips = append(r.skips, len(r.moves)+1-m.Partition)
+			r.shifts = append(r.shifts, len(r.moves)+1-m.Partition)
 			last++
 		}
 		for ; r.lasts[last] < m.Partition; r.lasts[last]++ {

@@ -252,6 +252,45 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	expect(t, b.give("l", b.session, b.session), Applied{Applied: true, Asked: 1, Given: 1}, "the next plan")
 }
 
+// The owner that is asked to hand over a partition is evicted before the others are given. What an
+// open guard keeps is left over all the same, so another plan is due.
+func TestEvictionDuringAPlanHidesNothingLeftOver(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	f := freshFixture(t)
+	a, b, c := f.trio(2)
+	a.give("l", a.session, c.session)
+	end := f.guarding("l", 0, 1)
+	f.kill("a")
+	read := b.snapshot("l")
+	release := f.halt("UPDATE OF target ON partitions")
+	applying := later(func() Applied {
+		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, onlyLeftOver)
+		return got
+	})
+	f.blocked(b.pg().Raw())
+	f.exec("DELETE FROM clients WHERE id = 'c'")
+	release()
+	expect(t, applying(), Applied{Applied: true, Asked: 1, LeftOver: 1}, "applied")
+	expect(t, f.state("l", a, b, c), "a>a:1 of a, c>b:1 of c asked", "state")
+	expect(t, f.text("SELECT plan_due_at < 'infinity' FROM leases"), "true", "another plan is due")
+	end()
+	expect(t, b.give("l", b.session, b.session), Applied{Applied: true, Given: 2}, "the next plan")
+}
+
+// A plan of partitions whose rows were deleted by hand is not due again and again.
+func TestMoveOfAPartitionWithoutARowIsNotLeftOver(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	f := newFixture(t)
+	a := f.client("a")
+	a.join("l", 2)
+	read := a.snapshot("l")
+	f.exec("DELETE FROM partitions WHERE partition = 1")
+	got := a.apply(read, Move{"l", 0, a.session}, Move{"l", 1, a.session})
+	expect(t, got, Applied{Applied: true, Given: 1}, "applied")
+}
+
 func TestNoPartitionMovesToANonMember(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b := f.client("a"), f.client("b")

@@ -1,7 +1,7 @@
 -- schema.sql: the tables and views of package schedule, with their comments. It runs first, then
 -- the files of functions, in the schema with the engine's tables. It is idempotent: existing
--- objects stay unchanged. Rows that each run inserts or updates have no CHECK: the server reads its
--- expression anew for each statement, which cost the end of a run an eighth of its time.
+-- objects stay unchanged. The tables that each run of a schedule writes have no CHECK: the server
+-- parses it again for each statement, which took an eighth of the end of a run.
 --
 -- Types and operators are named with their schema, and names collate "C", as in the engine's files.
 

@@ -2,7 +2,7 @@
 
 CREATE TABLE IF NOT EXISTS pgleases.leases (
     name               pg_catalog.text COLLATE pg_catalog."C" PRIMARY KEY,
-    partitions         int NOT NULL CHECK (partitions OPERATOR(pg_catalog.>=) 0 AND partitions OPERATOR(pg_catalog.<=) 65536),
+    partitions         int NOT NULL,
     generation         bigint NOT NULL,
     created_generation bigint NOT NULL,
     epoch_floor        bigint NOT NULL,

@@ -79,7 +79,7 @@ $pgleases_body$;
 -- the owner of a partition does not change from here on; a fence may still raise its epoch.
 CREATE OR REPLACE FUNCTION pgleases.apply(
     p_names pg_catalog.text[], p_generations bigint[], p_successor_leases pg_catalog.text[], p_successors bigint[],
-    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_skips int[], p_moves int[], p_lock_ms int,
+    p_leases pg_catalog.text[], p_firsts int[], p_lasts int[], p_shifts int[], p_moves int[], p_lock_ms int,
     p_again bigint, p_only_left_over pg_catalog.bool, p_unowned_leases pg_catalog.text[], p_unowned pg_catalog.text[], p_channel pg_catalog.text,
     OUT applied boolean, OUT unaccepted boolean, OUT asked int, OUT given int, OUT left_over int, OUT overtaken pg_catalog.text[], OUT moved pg_catalog.text[])
 LANGUAGE plpgsql VOLATILE
@@ -88,8 +88,11 @@ DECLARE
     successors bigint[]; -- null: neither a live member of an unchanged lease, nor 0
     successor_ids text[];
     targets bigint[]; -- for each element of p_moves; null: it is not moved
+    live_leases text[]; -- the live members of the unchanged leases, each with its session in live_sessions
+    live_sessions bigint[];
     unchanged text[]; -- the leases that are as the plan read them: only these are written
     lowest bigint; -- epoch
+    late text[] := '{}'; -- leases with moves that are left over
     concerned bigint[] := '{}'; -- sessions to notify
 BEGIN
     PERFORM pgleases.settings(true, p_lock_ms);
@@ -129,21 +132,23 @@ BEGIN
               ORDER BY h.number) AS h;
         targets := ARRAY(SELECT successors[m] FROM unnest(p_moves) AS m);
         left_over := cardinality(array_remove(targets, NULL));
+        -- The statements below have the same live members, because one that is evicted between them would count twice.
+        SELECT array_agg(m.lease), array_agg(m.session) INTO live_leases, live_sessions
+        FROM pgleases.members AS m
+        CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
+        WHERE m.lease = ANY (unchanged);
 
         -- Ask the owners: a partition whose owner is a live member gets a target, and its owner hands it over when the work
         -- on it has ended. An UPDATE of these columns does not wait for a guard's lock. Because the condition compares rows,
         -- the server can only search the primary key for each run, whatever the statistics are.
         WITH asked AS (
             UPDATE pgleases.partitions AS p
-            SET target = nullif(targets[r.skip + p.partition], 0),
-                asked_at = CASE WHEN targets[r.skip + p.partition] <> p.owner THEN clock_timestamp() END
-            FROM unnest(p_leases, p_firsts, p_lasts, p_skips) AS r (lease, first, last, skip)
+            SET target = nullif(targets[r.shift + p.partition], 0),
+                asked_at = CASE WHEN targets[r.shift + p.partition] <> p.owner THEN clock_timestamp() END
+            FROM unnest(p_leases, p_firsts, p_lasts, p_shifts) AS r (lease, first, last, shift)
             WHERE (p.lease, p.partition) >= (r.lease, r.first) AND (p.lease, p.partition) <= (r.lease, r.last)
-              AND targets[r.skip + p.partition] IS NOT NULL
-              AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (
-                   SELECT m.lease, m.session FROM pgleases.members AS m
-                   CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
-                   WHERE m.lease = ANY (unchanged))) IS TRUE
+              AND targets[r.shift + p.partition] IS NOT NULL
+              AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (SELECT * FROM unnest(live_leases, live_sessions))) IS TRUE
             RETURNING p.lease, p.owner
         )
         SELECT coalesce(sum(d.asked), 0), left_over - coalesce(sum(d.asked), 0),
@@ -158,18 +163,15 @@ BEGIN
     IF left_over > 0 THEN -- a separate statement, so that the server plans it only if it is needed: that saves time when a client joins
         WITH free AS MATERIALIZED ( -- FOR UPDATE: otherwise a former owner's guard would pass. SKIP LOCKED: otherwise an open guard, or another role's lock, would block the plan
             SELECT p.place, nullif(successors[p.successor], 0) AS target, successor_ids[p.successor] AS target_id, p.owner_id
-            FROM unnest(p_leases, p_firsts, p_lasts, p_skips) AS r (lease, first, last, skip)
+            FROM unnest(p_leases, p_firsts, p_lasts, p_shifts) AS r (lease, first, last, shift)
             CROSS JOIN LATERAL (
-                SELECT p.ctid AS place, p.owner_id, p_moves[r.skip + p.partition] AS successor FROM pgleases.partitions AS p
+                SELECT p.ctid AS place, p.owner_id, p_moves[r.shift + p.partition] AS successor FROM pgleases.partitions AS p
                 WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
-                  AND targets[r.skip + p.partition] IS NOT NULL
-                  AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (
-                       SELECT m.lease, m.session FROM pgleases.members AS m
-                       CROSS JOIN LATERAL (SELECT FROM pgleases.clients AS c WHERE c.session = m.session OFFSET 0) AS c
-                       WHERE m.lease = ANY (unchanged))) IS NOT TRUE
+                  AND targets[r.shift + p.partition] IS NOT NULL
+                  AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (SELECT * FROM unnest(live_leases, live_sessions))) IS NOT TRUE
                 FOR UPDATE SKIP LOCKED
             ) AS p
-        ), given AS ( -- not a row that a fence has changed since this statement began: it has another address
+        ), given AS ( -- without a row that a fence has changed since this statement began: its snapshot shows the row as it was before
             UPDATE pgleases.partitions AS p
             SET owner = f.target, target = f.target,
                 epoch = greatest(p.epoch + 1, lowest),
@@ -202,6 +204,22 @@ BEGIN
         INTO given, left_over, moved, concerned;
     END IF;
 
+    -- Find the leases of what is left over. Moves of partitions that have no row are none: such rows were deleted by hand.
+    IF left_over > 0 THEN
+        SELECT coalesce(sum(o.moves), 0), coalesce(array_agg(o.lease), '{}')
+        FROM (SELECT r.lease, count(*) AS moves
+              FROM unnest(p_leases, p_firsts, p_lasts, p_shifts) AS r (lease, first, last, shift)
+              CROSS JOIN LATERAL (
+                  SELECT FROM pgleases.partitions AS p
+                  WHERE p.lease = r.lease AND p.partition BETWEEN r.first AND r.last
+                    AND targets[r.shift + p.partition] IS NOT NULL AND p.owner IS DISTINCT FROM nullif(targets[r.shift + p.partition], 0)
+                    AND (p.owner IS NOT NULL AND (p.lease, p.owner) IN (SELECT * FROM unnest(live_leases, live_sessions))) IS NOT TRUE
+                  OFFSET 0
+              ) AS p
+              GROUP BY r.lease) AS o
+        INTO left_over, late;
+    END IF;
+
     -- Note how many partitions have no owner because of ceilings, and record which.
     IF cardinality(p_unowned_leases) > 0 THEN
         WITH now AS MATERIALIZED (
@@ -225,11 +243,10 @@ BEGIN
     SET generation = l.generation + CASE WHEN l.name IN (SELECT c.name FROM unnest(moved) AS c (name)) THEN 1 ELSE 0 END,
         planned_at = clock_timestamp(),
         plan_due_at = CASE WHEN cardinality(overtaken) > 0 THEN clock_timestamp() + interval '1 second'
-                             WHEN NOT p_only_left_over OR left_over > 0 AND l.name IN (SELECT c.name FROM unnest(p_leases) AS c (name))
+                             WHEN NOT p_only_left_over OR l.name IN (SELECT c.name FROM unnest(late) AS c (name))
                              THEN clock_timestamp() + p_again * interval '1 microsecond'
                              ELSE 'infinity' END
-    WHERE l.name = ANY (unchanged)
-      AND (l.plan_due_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(CASE WHEN left_over > 0 THEN moved || p_leases ELSE moved END) AS c (name)));
+    WHERE l.name = ANY (unchanged) AND (l.plan_due_at < 'infinity' OR l.name IN (SELECT c.name FROM unnest(moved || late) AS c (name)));
 
     -- Notify the owners that were asked, and the new owners.
     IF p_channel <> '' AND cardinality(concerned) > 0 THEN

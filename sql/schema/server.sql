@@ -37,7 +37,7 @@ CREATE TABLE IF NOT EXISTS pgleases.server (
 CREATE UNIQUE INDEX IF NOT EXISTS server_one_row ON pgleases.server ((true));
 ALTER TABLE pgleases.server REPLICA IDENTITY FULL;
 COMMENT ON TABLE pgleases.server IS 'This table has one row, with the server that has these tables, and when the next check for expired sessions is due.';
-COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. It is 0 if no client has used these tables yet, and the first one accepts them. It is -1 if they were rejected, or a new server generation was requested, and a client accepts them after it has watched.';
+COMMENT ON COLUMN pgleases.server.accepted_timeline IS 'The accepted server, timeline and tables, as the function timeline returns them. If the present ones differ, after a promotion or in a copy, no partition changes its owner. It is 0 if no client has used these tables yet, and the first one accepts them. It is -1 if a new server generation was requested, and -2 if a client rejected the server or the row was deleted. Then a client accepts the server after it has watched.';
 COMMENT ON COLUMN pgleases.server.generation IS 'The server generation. New epochs are at least this number times 2^32, and no lower epoch passes a guard. It rises when a server is accepted.';
 COMMENT ON COLUMN pgleases.server.next_check_at IS 'When the next check for expired sessions is due. No session expires before, except for those that unwatched is about.';
 COMMENT ON COLUMN pgleases.server.sessions IS 'Number of sessions at the last check. If there are many, only some of their clients make the next check early.';
@@ -208,4 +208,4 @@ VALUES (pg_catalog.hashtextextended(pg_catalog.gen_random_uuid()::pg_catalog.tex
 -- of a template. If the tables are there already, somebody has deleted the row. Then clients accept the server as after a
 -- promotion.
 INSERT INTO pgleases.server (accepted_timeline, generation, next_check_at)
-VALUES (CASE WHEN pg_catalog.to_regclass('pgleases.schema_version') IS NULL THEN 0 ELSE -1 END, 0, 'infinity') ON CONFLICT DO NOTHING;
+VALUES (CASE WHEN pg_catalog.to_regclass('pgleases.schema_version') IS NULL THEN 0 ELSE -2 END, 0, 'infinity') ON CONFLICT DO NOTHING;

@@ -10,7 +10,7 @@
 -- $10 int     lock timeout, milliseconds
 -- $11 bigint  microseconds until another plan is due. If a lease was overtaken, another plan of all is due after 1 s,
 --             because leases with the same members are balanced together
--- $12 bool    another plan is due only for the leases of the moves, if some are left over
+-- $12 bool    another plan is due only for leases with moves left over
 -- $13 text[], $14 text[]  leases in which another number of partitions has no owner than before, because all members are
 --             at their ceilings; and these partitions, as multiranges
 -- $15 text    channel to notify; empty: do not notify

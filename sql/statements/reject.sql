@@ -8,4 +8,4 @@
 WITH settings AS MATERIALIZED ( -- read below, because PostgreSQL would not run it otherwise
     SELECT pgleases.settings(true, $3::int) AS ok
 )
-UPDATE pgleases.server AS s SET accepted_timeline = -1 FROM settings WHERE settings.ok AND s.accepted_timeline = $1::bigint AND s.generation < $2::bigint
+UPDATE pgleases.server AS s SET accepted_timeline = -2 FROM settings WHERE settings.ok AND s.accepted_timeline = $1::bigint AND s.generation < $2::bigint

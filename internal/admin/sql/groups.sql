@@ -5,8 +5,7 @@
 -- there are many, the group's part of the index is scanned, because 65,536 look-ups take as long as the scan of
 -- 4,000,000 schedules.
 --
--- A client may write any number of partitions. A group has 1 to 65,536. Without a number, the whole index of the group is
--- scanned.
+-- Without a number of partitions, the whole index of the group is scanned.
 --
 -- $1 int  maximum number of groups
 -- $2 int  number of the latest entries of the history that are read for the outcomes
@@ -24,7 +23,7 @@ WITH RECURSIVE names AS (
 ), bound AS (
     SELECT greatest(pgleases.schedule_clock() - make_interval(hours => $3::int), CASE WHEN count(*) = $2::int THEN min(l.ended_at) END) AS since FROM latest AS l
 ), outcomes AS MATERIALIZED (
-    SELECT l.group_name, l.outcome, least(sum(l.ticks), 9223372036854775807)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.outcome, b.since
+    SELECT l.group_name, l.outcome, least(greatest(sum(l.ticks), 0), 9223372036854775807)::bigint AS count, b.since FROM latest AS l, bound AS b WHERE l.ended_at >= b.since GROUP BY l.group_name, l.outcome, b.since
 )
 SELECT json_build_object(
        'name', g.name,

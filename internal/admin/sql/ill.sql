@@ -43,7 +43,7 @@ WITH RECURSIVE names AS (
 SELECT json_build_object('group', i.group_name, 'name', i.name, 'faults', i.faults, 'state', i.state, 'why', coalesce(i.why, ''), 'failures', i.failures,
            'failing_since', b.since, 'succeeded', i.succeeded, 'error', left(split_part(coalesce(i.error, ''), E'\n', 1), 200),
            'late_ns', CASE WHEN i.faults && '{late,blocked}' THEN coalesce(extract(epoch FROM i.lateness) * 1000000000, 0)::bigint ELSE 0 END,
-           'paused_at', i.paused_at, 'skipped', least(coalesce(i.skipped, 0), 9223372036854775807), 'ticks', least(coalesce(i.ticks, 0), 9223372036854775807))
+           'paused_at', i.paused_at, 'skipped', least(greatest(i.skipped, 0), 9223372036854775807), 'ticks', least(greatest(i.ticks, 0), 9223372036854775807))
 FROM (SELECT * FROM ill WHERE ill.faults <> '{}' ORDER BY ill.group_name, ill.name LIMIT $2::int) AS i
 LEFT JOIN LATERAL (
     SELECT min(h.until) FILTER (WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.id > coalesce(h.well, 0) AND (h.well IS NOT NULL OR h.entries < $4::int)) AS since

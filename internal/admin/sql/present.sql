@@ -5,8 +5,9 @@
 --
 -- One row, JSON, if the lease exists: its number of partitions, and for each owner the ranges of its partitions. gone:
 -- the session of the owner was evicted, and no plan has given the partitions to another client. silent: when the owner sent
--- its last heartbeat, if its session has expired.
-SELECT json_build_object('partitions', l.partitions, 'holdings', coalesce((
+-- its last heartbeat, if its session has expired. A lease has at most 65,536 partitions, and a client may write any
+-- number. A CHECK of the table would be parsed for each update of a lease.
+SELECT json_build_object('partitions', least(l.partitions, 65536), 'holdings', coalesce((
     SELECT json_agg(json_build_object('owner', h.owner, 'gone', h.gone, 'silent', h.silent,
                'partitions', (SELECT json_agg(json_build_array(lower(r), upper(r) - 1)) FROM unnest(h.numbers) AS r)))
     FROM (SELECT CASE WHEN p.owner IS NOT NULL THEN coalesce(c.id, p.owner_id, '') ELSE '' END AS owner, p.owner IS NOT NULL AND c.session IS NULL AS gone,

@@ -14,7 +14,7 @@ WITH latest AS MATERIALIZED (
     WHERE h.outcome = ANY ('{failed,unknown}'::text[]) AND h.ended_at >= $1::timestamptz AND h.ended_at < $2::timestamptz ORDER BY h.ended_at DESC LIMIT $4::int
 ), bars AS (
     SELECT floor(extract(epoch FROM r.ended_at) / $3::int)::bigint * $3::int AS at, concat(CASE WHEN r.job IS NULL THEN 'tick ' ELSE 'job ' END, r.outcome) AS what,
-           least(sum(r.ticks), 9223372036854775807)::bigint AS count
+           least(greatest(sum(r.ticks), 0), 9223372036854775807)::bigint AS count
     FROM (SELECT * FROM failed UNION ALL
           SELECT * FROM latest AS l WHERE l.outcome <> ALL ('{failed,unknown}'::text[]) AND l.ended_at >= $1::timestamptz AND l.ended_at < $2::timestamptz) AS r
     GROUP BY 1, 2

@@ -43,7 +43,7 @@ SELECT json_build_object(
         LEFT JOIN pgleases.presences AS p ON p.session = c.session),
     'leases', (
         SELECT coalesce(json_agg(json_build_object(
-                   'name', l.name, 'partitions', l.partitions, 'generation', l.generation,
+                   'name', l.name, 'partitions', least(l.partitions, 65536), 'generation', l.generation,
                    'planned', least(greatest(l.planned_at, '0001-01-02 UTC'), '9999-12-30 UTC'),
                    'due', CASE WHEN isfinite(l.plan_due_at) THEN least(greatest(l.plan_due_at, '0001-01-02 UTC'), '9999-12-30 UTC') END,
                    'settles', CASE WHEN l.settles_at > t.now AND l.settling_since <= t.now + interval '1 second' THEN least(l.settles_at, '9999-12-30 UTC') END,

@@ -11,7 +11,7 @@ WITH read AS MATERIALIZED (
     SELECT h.until, h.outcome, h.ticks, h.job FROM pgleases.history AS h
     WHERE h.group_name = $1::text AND h.name = $2::text AND h.source <> 'job' ORDER BY h.id DESC LIMIT $5::int
 ), bars AS (
-    SELECT floor(extract(epoch FROM r.until) / $4::int)::bigint * $4::int AS at, r.outcome, least(sum(r.ticks), 9223372036854775807)::bigint AS count
+    SELECT floor(extract(epoch FROM r.until) / $4::int)::bigint * $4::int AS at, r.outcome, least(greatest(sum(r.ticks), 0), 9223372036854775807)::bigint AS count
     FROM read AS r WHERE r.job IS NULL AND r.until >= $3::timestamptz AND r.until < 'infinity' GROUP BY 1, 2
 )
 SELECT json_build_object('from', greatest($3::timestamptz, CASE WHEN (SELECT count(*) FROM read) = $5::int THEN (SELECT min(r.until) FROM read AS r) END),
