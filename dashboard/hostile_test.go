@@ -160,7 +160,7 @@ func TestOddRowsHideNoOthers(t *testing.T) {
 // show each.
 func TestGroupsRefuseANumberOfPartitionsOutOfRange(t *testing.T) {
 	t.Parallel()
-	pool := newPool(t, filled(t))
+	pool := newPool(t, pgtest.OwnerURL(filled(t)))
 	for _, number := range []int{math.MinInt32, 0, 65537} {
 		_, err := pool.Exec(t.Context(), "UPDATE pgleases.schedule_groups SET partitions = $1", number)
 		if err == nil || !strings.Contains(err.Error(), "violates check constraint") {
