@@ -42,15 +42,22 @@ func (v *verdict) page() string {
 	fmt.Fprintf(&b, "| | |\n|---|---|\n")
 	fmt.Fprintf(&b, "| tests passed, failed | %s, %s |\n", grouped(all.passed), grouped(all.failed))
 	fmt.Fprintf(&b, "| violations found | %s |\n", grouped(all.violations))
-	fmt.Fprintf(&b, "| checked | %s |\n", listed(all.checked))
 	fmt.Fprintf(&b, "| tries repeated, because the machine was late | %s |\n", grouped(all.repeated))
 	fmt.Fprintf(&b, "| faults that hit | %s |\n", grouped(total(all.faults)))
-	fmt.Fprintf(&b, "\n<details><summary>The faults by kind</summary>\n\n| fault | how often it hit |\n|---|---|\n")
-	for _, kind := range sorted(all.faults) {
-		fmt.Fprintf(&b, "| %s | %s |\n", kind, grouped(all.faults[kind]))
-	}
-	fmt.Fprintf(&b, "\n</details>\n\n<details><summary>Each attack</summary>\n\n%s\n</details>\n", v.table(quoted))
+	b.WriteString(folded("What was checked", "checked | how many", all.checked))
+	b.WriteString(folded("The faults by kind", "fault | how often it hit", all.faults))
+	fmt.Fprintf(&b, "\n<details><summary>Each attack</summary>\n\n%s\n</details>\n", v.table(quoted))
 	return b.String()
+}
+
+// folded returns a table of counts that a reader unfolds.
+func folded(title, columns string, counts map[string]int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "\n<details><summary>%s</summary>\n\n| %s |\n|---|---|\n", title, columns)
+	for _, name := range sorted(counts) {
+		fmt.Fprintf(&b, "| %s | %s |\n", name, grouped(counts[name]))
+	}
+	return b.String() + "\n</details>\n"
 }
 
 // found returns the number of violations, or nothing for tests without an oracle.
