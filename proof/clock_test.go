@@ -269,9 +269,8 @@ func TestAWrongClockOfAClientProlongsNoTrust(t *testing.T) {
 		tally.Fault(t, "freeze")
 		cut, cutAt := oracle.Now(), time.Now()
 		set(-time.Hour)
-		waitFor(t, ttl+slack, "it logs that it lost its trust", func() bool { return lost() > before })
-		// The oracle's log is a little late.
-		waitFor(t, slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 })
+		// The oracle's log is a little late, and the line about the lost trust may be joined with the one before.
+		waitFor(t, ttl+2*slack, "it holds nothing", func() bool { return len(held(t, wrong)) == 0 })
 		earlier := func(a, b oracle.Interval) int { return int(a.Last - b.Last) }
 		last := slices.MaxFunc(watchedLog(t, wrong).Intervals, earlier).Last
 		if last.Sub(cut) > ttl {
