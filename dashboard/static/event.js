@@ -11,7 +11,8 @@ export function kindOf(event) {
 }
 
 const kinds = {
-  evicted: "bad", "no live client": "bad", given: "warn", accepted: "warn", "new generation": "warn", "handed over": "calm", joined: "good",
+  evicted: "bad", "no live client": "bad", given: "warn", accepted: "warn", "new generation": "warn",
+  "handed over": "calm", joined: "good",
 };
 
 // outageOf returns the time in which no client lived, of an event about it; otherwise null.
