@@ -226,6 +226,22 @@ func TestAPlanDecidesByWhatIsTrueOnceItHasTheLock(t *testing.T) {
 	expect(t, f.state("l", a, b, c), "a>c:1 of a asked, c>c:2 of c, c>c:2 of c, a>c:2 of a asked", "state")
 }
 
+// applyHalted applies moves until a statement of a kind begins, and returns a function that lets it
+// go on and returns what was applied.
+func (c *client) applyHalted(statement string, read []LeaseSnapshot, moves ...Move) (goOn func() Applied) {
+	c.f.Helper()
+	release := c.f.halt(statement)
+	applying := later(func() Applied {
+		got, _ := c.Apply(c.f.ctx, read, moves, onlyLeftOver)
+		return got
+	})
+	c.f.blocked(c.pg().Raw())
+	return func() Applied {
+		release()
+		return applying()
+	}
+}
+
 // Only a fence changes a partition's row without the lease's lock.
 func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	testkit.OnlyInCI(t)
@@ -235,19 +251,13 @@ func TestMoveOfFencedPartitionIsLeftOver(t *testing.T) {
 	a.give("l", a.session, a.session)
 	f.kill("a")
 	read := b.snapshot("l")
-	release := f.halt("UPDATE OF owner ON partitions")
-	applying := later(func() Applied {
-		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, onlyLeftOver)
-		return got
-	})
-	f.blocked(b.pg().Raw())
+	goOn := b.applyHalted("UPDATE OF owner ON partitions", read, Move{"l", 0, b.session}, Move{"l", 1, b.session})
 	// Without the trigger.
 	f.exec(`
 		SET session_replication_role = replica;
 		UPDATE partitions SET epoch = 7 WHERE partition = 1;
 		RESET session_replication_role`)
-	release()
-	expect(t, applying(), Applied{Applied: true, Given: 1, LeftOver: 1}, "applied")
+	expect(t, goOn(), Applied{Applied: true, Given: 1, LeftOver: 1}, "applied")
 	expect(t, f.state("l", a, b), "b>b:2 of b prefers a, a>a:7 of a", "state")
 	expect(t, b.give("l", b.session, b.session), Applied{Applied: true, Asked: 1, Given: 1}, "the next plan")
 }
@@ -263,15 +273,9 @@ func TestEvictionDuringAPlanHidesNothingLeftOver(t *testing.T) {
 	end := f.guarding("l", 0, 1)
 	f.kill("a")
 	read := b.snapshot("l")
-	release := f.halt("UPDATE OF target ON partitions")
-	applying := later(func() Applied {
-		got, _ := b.Apply(f.ctx, read, []Move{{"l", 0, b.session}, {"l", 1, b.session}}, onlyLeftOver)
-		return got
-	})
-	f.blocked(b.pg().Raw())
+	goOn := b.applyHalted("UPDATE OF target ON partitions", read, Move{"l", 0, b.session}, Move{"l", 1, b.session})
 	f.exec("DELETE FROM clients WHERE id = 'c'")
-	release()
-	expect(t, applying(), Applied{Applied: true, Asked: 1, LeftOver: 1}, "applied")
+	expect(t, goOn(), Applied{Applied: true, Asked: 1, LeftOver: 1}, "applied")
 	expect(t, f.state("l", a, b, c), "a>a:1 of a, c>b:1 of c asked", "state")
 	expect(t, f.text("SELECT plan_due_at < 'infinity' FROM leases"), "true", "another plan is due")
 	end()
