@@ -156,6 +156,31 @@ func TestTheEngineWakesUpForACheckAndForTheEviction(t *testing.T) {
 	})
 }
 
+// A regular heartbeat may find that a check is due, for example of a session whose TTL is shorter
+// than that of all others. The check waits until the cutoff has passed that time too.
+func TestTheEngineWakesUpForACheckThatItsHeartbeatFinds(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.alone()
+		time.Sleep(2 * time.Minute)
+		const crashed = 99
+		w.db.Edit(func(tables *fakestore.Tables, clock int64) {
+			expired := clock - time.Minute.Microseconds()
+			tables.Clients[crashed] = fakestore.Client{
+				Session: crashed, ID: "crashed", ExpiresAt: expired, TTL: time.Second,
+			}
+			tables.Server.NextCheckAt = expired
+		})
+		w.nextBeat(6 * time.Minute)
+		w.within(soon, "the crashed session is evicted", func() (evicted bool) {
+			w.db.Look(func(tables *fakestore.Tables, _ int64) {
+				_, live := tables.Clients[crashed]
+				evicted = !live
+			})
+			return evicted
+		})
+	})
+}
+
 func TestTheEngineWakesUpToSettleAPromotedServer(t *testing.T) {
 	// After a failure it tries again after a quarter of its heartbeat.
 	for failures, want := range []time.Duration{10 * time.Minute, 10*time.Minute + 75*time.Second} {
