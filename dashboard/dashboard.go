@@ -116,7 +116,7 @@ func scripts() (all, dialogs []string) {
 // open. It needs the rights that pgleases grants ROLE --for=reader prints, and for operators those
 // of --for=operator. Handler returns an error only for a bad option.
 func Handler(pool *pgxpool.Pool, o Options) (http.Handler, error) {
-	var options []admin.Option
+	options := []admin.Option{admin.WithPastLimit(defaultTimes.past)}
 	if o.Schema != "" {
 		options = append(options, admin.WithSchema(o.Schema))
 	}

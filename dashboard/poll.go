@@ -53,9 +53,12 @@ type times struct {
 	look    time.Duration // between the starts of two reads
 	answers time.Duration // limit of a read or a check, for example if a connection hangs
 	write   time.Duration // limit for a viewer to read an answer
+	past    time.Duration // limit of the server for a question of the past; there may be many viewers
 }
 
-var defaultTimes = times{look: time.Second, answers: 15 * time.Second, write: 10 * time.Second}
+var defaultTimes = times{
+	look: time.Second, answers: 15 * time.Second, write: 10 * time.Second, past: 200 * time.Millisecond,
+}
 
 const (
 	linger   = 5                // reads after the last poll

@@ -61,13 +61,10 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	return unreachable(use(ctx, pool, schema), databaseURL(flag))
 }
 
-// pastLimit is how long the server may take for a question of the past. One person waits for it.
-const pastLimit = 5 * time.Second
-
 // withAdmin is like withPool, with an Admin.
 func withAdmin(cmd *cobra.Command, use func(ctx context.Context, a *admin.Admin) error) error {
 	return withPool(cmd, func(ctx context.Context, pool *pgxpool.Pool, schema string) error {
-		a, err := admin.New(pool, admin.WithSchema(schema), admin.WithPastLimit(pastLimit))
+		a, err := admin.New(pool, admin.WithSchema(schema))
 		if err != nil {
 			return err
 		}

@@ -53,8 +53,8 @@ type Option func(*Admin)
 // "pgleases".
 func WithSchema(name string) Option { return func(a *Admin) { a.schema = name } }
 
-// WithPastLimit sets how long the server may take for one question of the past; default 200 ms,
-// because a dashboard may have many viewers.
+// WithPastLimit sets how long the server may take for one question of the past; default 5 s, for a
+// program that one person waits for.
 func WithPastLimit(d time.Duration) Option { return func(a *Admin) { a.pastLimit = d } }
 
 // New returns an Admin on a pool, which it borrows and never closes. It does not connect, so it

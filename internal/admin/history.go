@@ -17,10 +17,10 @@ import (
 
 // This file reads the past: what happened in a period, and who owned what. Any number of viewers
 // may ask for any period, so each question reads a limited number of rows, by an index, and the
-// server may take 200 ms for it, or what WithPastLimit says.
+// server may take a limited time for it: see WithPastLimit.
 
 const (
-	defaultPastLimit = 200 * time.Millisecond
+	defaultPastLimit = 5 * time.Second
 
 	stripMost = 20_000 // events, and entries of the history, that a strip of time counts
 	eventMost = 2_000  // events that the life of a lease is made from

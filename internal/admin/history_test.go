@@ -396,13 +396,7 @@ func TestTicksCountTheOutcomesOfASchedule(t *testing.T) {
 		SELECT 'tick', 1, 'g', 'often', at, at, 1, 'succeeded', at, at FROM generate_series(1, 89280) AS n,
 			LATERAL (SELECT '2031-05-01'::timestamptz + n * interval '30 seconds' AS at) AS a`,
 		"ANALYZE pgleases.history")
-	var often *admin.Strip
-	// A server that is busy with other tests may take longer, so the question is asked again.
-	testkit.Until(t, "it is answered within the limit", func() bool {
-		var err error
-		often, err = a.Ticks(t.Context(), p, "g", "often")
-		return err == nil
-	})
+	often := testkit.Must(a.Ticks(t.Context(), p, "g", "often"))(t)
 	sum := int64(0)
 	for _, bar := range often.Bars {
 		sum += bar.Count
@@ -420,12 +414,12 @@ func TestPastHasALimit(t *testing.T) {
 		INSERT INTO pgleases.events (lease, cause, to_id)
 		SELECT 'l', 'joined', 'c' || n FROM generate_series(1, 20000) AS n`)
 	pool := newPool(t, url)
-	short := testkit.Must(admin.New(pool, admin.WithPastLimit(time.Millisecond)))(t)
+	short := newAdmin(t, pool, admin.WithPastLimit(time.Millisecond))
 	_, err := short.Moves(t.Context(), admin.Period{Last: hour})
 	if !fails(err, "the server took longer than 1ms: choose a shorter period") {
 		t.Errorf("with 1 ms: %v", err)
 	}
-	long := testkit.Must(admin.New(pool, admin.WithPastLimit(testkit.Patience)))(t)
+	long := newAdmin(t, pool)
 	if _, err := long.Moves(t.Context(), admin.Period{Last: hour}); err != nil {
 		t.Errorf("with more time: %v", err)
 	}
