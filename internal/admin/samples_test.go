@@ -100,7 +100,8 @@ func TestSamplesLeaveOutWhatCannotBeRead(t *testing.T) {
 	exec(t, url, "DELETE FROM pgleases.samples")
 	conn := testkit.Must(owner.Acquire(t.Context()))(t)
 	defer conn.Release()
-	testkit.Must(conn.Exec(t.Context(), "SET statement_timeout = '100ms'"))(t)
+	// A client allows 100 ms, in which a busy machine may not count the late schedules either.
+	testkit.Must(conn.Exec(t.Context(), "SET statement_timeout = '3s'"))(t)
 	for remains, calls := true, 0; remains; calls++ {
 		if calls > 20 {
 			t.Fatal("the samples of a minute do not end")
