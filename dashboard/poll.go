@@ -53,7 +53,7 @@ type times struct {
 	look    time.Duration // between the starts of two reads
 	answers time.Duration // limit of a read or a check, for example if a connection hangs
 	write   time.Duration // limit for a viewer to read an answer
-	past    time.Duration // limit of the server for a question of the past; there may be many viewers
+	past    time.Duration // limit of the server, which has many viewers, for a question of the past
 }
 
 var defaultTimes = times{

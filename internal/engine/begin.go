@@ -360,7 +360,7 @@ func beginTidy(e *engine, _ time.Time) *operation {
 // beginSample writes samples of this minute. If it fails, the next minute has samples again.
 func beginSample(e *engine, _ time.Time) *operation {
 	return query(e.config.limit(), func(ctx context.Context, c Conn) (store.Sampled, error) {
-		return c.Sample(ctx)
+		return c.Sample(ctx, sampleLimit)
 	}, func(sampled store.Sampled, _ error) {
 		e.samples.tried(sampled, e.expiry.sessions, time.Now())
 	})

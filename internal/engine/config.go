@@ -113,7 +113,7 @@ type Conn interface {
 
 	Evict(ctx context.Context, cutoff int64, watched, ttl time.Duration, run store.Incarnation) (store.Evicted, error)
 	Tidy(ctx context.Context) (toPlan []string, err error)
-	Sample(ctx context.Context) (store.Sampled, error)
+	Sample(ctx context.Context, limit time.Duration) (store.Sampled, error)
 	Claim(ctx context.Context, leases []string) ([]string, error)
 	Snapshot(ctx context.Context, leases []string, alone bool) ([]store.LeaseSnapshot, error)
 	Apply(

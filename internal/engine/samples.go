@@ -17,6 +17,8 @@ type samples struct {
 
 const (
 	sampleEvery = time.Minute
+	// sampleLimit bounds a call, because the other statements of the client wait for it.
+	sampleLimit = 100 * time.Millisecond
 	// sampleRest is the pause before what was left of this minute.
 	sampleRest = time.Second
 	// sampleSkips bounds how many minutes a client leaves out while another one writes the samples.

@@ -901,7 +901,7 @@ func (c *Conn) Evict(
 }
 
 // Sample is sample.sql, without the samples, because no client reads them.
-func (c *Conn) Sample(ctx context.Context) (store.Sampled, error) {
+func (c *Conn) Sample(ctx context.Context, _ time.Duration) (store.Sampled, error) {
 	return execute(ctx, c, "sample", false, func(db *Database, _ *Tables, clock int64) (store.Sampled, bool) {
 		wrote := db.sampled != clock/minute
 		db.sampled = clock / minute

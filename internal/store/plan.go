@@ -110,19 +110,17 @@ func (c *Conn) Tidy(ctx context.Context) ([]string, error) {
 	return got.ToPlan, err
 }
 
-// sampleLimit bounds Sample on the server, because the other statements of the client wait for it.
-const sampleLimit = 100 * time.Millisecond
-
 // Sampled says what a call of Sample has done.
 type Sampled struct {
 	Wrote   bool // otherwise another client has written them, or writes them
 	Remains bool // some of this minute remain for the next call
 }
 
-// Sample writes samples of this minute, unless another client does it. See sample.sql.
-func (c *Conn) Sample(ctx context.Context) (Sampled, error) {
-	limit := fmt.Sprintf("SET LOCAL statement_timeout = %d", sampleLimit.Milliseconds())
-	settings := append(slices.Clone(c.Settings), limit)
+// Sample writes samples of this minute, unless another client does it. The server takes at most
+// limit for it. See sample.sql.
+func (c *Conn) Sample(ctx context.Context, limit time.Duration) (Sampled, error) {
+	timeout := fmt.Sprintf("SET LOCAL statement_timeout = %d", limit.Milliseconds())
+	settings := append(slices.Clone(c.Settings), timeout)
 	return send(ctx, c.Pgx, settings, theOne(pgx.RowToStructByPos[Sampled]), c.statements.Sample, c.lockWait)
 }
 
