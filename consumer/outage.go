@@ -22,7 +22,7 @@ type outage struct {
 	lines logqueue.Joiner // of pauses that come again and again
 
 	mu     sync.Mutex       // guards the following fields
-	failed []string         // keys that failed since the last success
+	failed []failedKey      // those since the last success
 	away   map[int]struct{} // partitions that were paused since then, of which the first is logged
 	since  time.Time        // when the first of them was paused
 	broke  time.Time        // when it was last logged that a batch was broken off
@@ -31,14 +31,21 @@ type outage struct {
 	last    string // the last error
 }
 
+// A failedKey is a key whose row has failed. Without a column of keys, the partition is the key.
+type failedKey struct {
+	partition int
+	key       string
+}
+
 // seems notes that the key of a row failed, and reports whether so many have failed since the last
 // success in this process that something seems to be away. Keys that were blocked already say
 // nothing about that.
 func (o *outage) seems(r row) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if r.attempts == 0 && !slices.Contains(o.failed, r.key) {
-		o.failed = append(o.failed, r.key)
+	of := failedKey{r.partition.Number, r.key}
+	if r.attempts == 0 && !slices.Contains(o.failed, of) {
+		o.failed = append(o.failed, of)
 	}
 	return len(o.failed) >= keysOfOutage
 }

@@ -102,6 +102,20 @@ func TestEndOfPauseIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// In a queue without keys the partition is the key, so three partitions that fail are three keys.
+func TestOutageIsSeenWithoutKeys(t *testing.T) {
+	t.Parallel()
+	var o outage
+	for number, want := range []bool{false, false, true} {
+		p := &part{ownership: &ownership{Partition: pgleases.Partition{Number: number}}}
+		for range 2 { // again by another attempt at the same row
+			if got := o.seems(row{partition: p}); got != want {
+				t.Errorf("partition %d failed: seems away: %v, want %v", number, got, want)
+			}
+		}
+	}
+}
+
 // A partition whose blocked rows are gone, which a sweep finds, is paused no longer, so the pause of
 // another one is logged. One whose other rows pause stays paused.
 func TestSweepEndsThePauseOfBlockedRows(t *testing.T) {
