@@ -116,6 +116,38 @@ func TestOutageIsSeenWithoutKeys(t *testing.T) {
 	}
 }
 
+// A partition whose pause goes on stays in the log as paused: a read may have left out the keys that
+// were tried, or its blocked rows pause. Only if it has no row left, the pause needs no end.
+func TestPauseEndsInTheLogWithItsRows(t *testing.T) {
+	t.Parallel()
+	const ended = `level=INFO msg="consumer: pause of partitions ended" partition=0 for=1m0s`
+	for name, c := range map[string]struct {
+		blocked bool
+		read    outcome // without rows
+		want    []string
+	}{
+		"tried keys":   {read: outcome{more: true}, want: []string{ended}},
+		"blocked rows": {blocked: true, want: []string{ended}},
+		"no rows":      {},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				log := new(writtenLog)
+				p := &part{ownership: &ownership{}}
+				x := &executor{counts: new(counts), times: &defaultTimings}
+				x.outage.log = slog.New(slog.NewTextHandler(log, nil))
+				e := &execution{executor: x, job: &job{isRetry: c.blocked}}
+				e.pause(p, errors.New("no broker"))
+				log.expect(t, "partition paused")
+				time.Sleep(time.Minute)
+				e.advance([]*part{p}, c.read)
+				e.succeeded(p)
+				log.expect(t, c.want...)
+			})
+		})
+	}
+}
+
 // A partition whose blocked rows are gone, which a sweep finds, is paused no longer, so the pause of
 // another one is logged. One whose other rows pause stays paused.
 func TestSweepEndsThePauseOfBlockedRows(t *testing.T) {
