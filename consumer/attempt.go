@@ -74,17 +74,17 @@ type attempt struct {
 func (e *execution) attempt(parts []*part, limit int) outcome {
 	e.watched()
 	e.watched = e.watch()
-	ctx, cancel := e.handlerContext(parts)
-	defer cancel()
-	if ctx.Err() != nil {
-		return lostOf(parts)
-	}
 	a := &attempt{execution: e, parts: parts, limit: limit, give: func() {}, release: func() {}}
 	defer func() { a.give() }()
 	defer func() { a.release() }()
 	err := a.acquire()
 	if err != nil {
 		return broken(err)
+	}
+	ctx, cancel := e.handlerContext(parts) // not before: no row is at fault if the pool is exhausted
+	defer cancel()
+	if ctx.Err() != nil {
+		return lostOf(parts)
 	}
 	o := a.read(ctx)
 	defer e.db.rollback(a.tx) // before the connection is released

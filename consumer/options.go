@@ -63,8 +63,9 @@ func WithMaxRunning(n int) Option { return func(o *options) { o.maxRunning, o.li
 func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 
 // WithTimeout sets how long handlers may take for a batch. The default is 1 min. Valid values are
-// 10 ms or more. Then their context ends with [ErrTimeout]. A handler of Each is not called for the
-// next row if half of the time has passed: the rows before are committed.
+// 10 ms or more. Then their context ends with [ErrTimeout]. The time begins when the rows are read,
+// and not while the batch waits for the pool. A handler of Each is not called for the next row if
+// half of the time has passed: the rows before are committed.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
 
 // WithIdleTimeout sets how long the transaction of a batch may be idle, which is how long a frozen

@@ -70,6 +70,50 @@ func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
 	db.exact(16)
 }
 
+// The time of a handler begins when its rows are read. While the batch waits for a connection of the
+// pool, none of it passes.
+func TestHandlerHasItsTimeAfterAWaitForThePool(t *testing.T) {
+	t.Parallel()
+	for name, inTx := range map[string]bool{"Each": true, "AtLeastOnce": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := newDatabase(t)
+			const timeout = time.Second
+			var late atomic.Int64
+			note := func(ctx context.Context) {
+				if ctx.Err() != nil {
+					late.Add(1)
+				}
+			}
+			h := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				note(ctx)
+				return effect(ctx, tx, row)
+			})
+			if !inTx {
+				h = consumer.AtLeastOnce(func(ctx context.Context, rows []consumer.Row[Order]) error {
+					note(ctx)
+					return db.published(ctx, rows)
+				})
+			}
+			w := newWorker(db, h, consumer.WithTimeout(timeout)).run()
+			db.allBegun()
+			w.polled(1)
+			var taken []*pgxpool.Conn
+			for range w.pool.Config().MaxConns {
+				taken = append(taken, testkit.Must(w.pool.Acquire(t.Context()))(t))
+			}
+			db.insert(1, 1)
+			testkit.Until(t, "a batch has waited", func() bool { return w.Stats().OldestBatch > timeout+timeout/4 })
+			for _, conn := range taken {
+				conn.Release()
+			}
+			db.empty("the row is handled")
+			testkit.OK(t, w.end())
+			expect(t, late.Load(), 0, "calls that began after their timeout")
+		})
+	}
+}
+
 // A process that cannot record its end waits for a while only.
 func TestEndThatIsNotRecordedDelaysNoOwner(t *testing.T) {
 	t.Parallel()
