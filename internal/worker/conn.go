@@ -94,15 +94,19 @@ func (l *Line) Renewed() {
 		l.life = nil
 	}
 	for pool := range l.pools {
-		go func() {
-			_ = handlers.Call(func() error {
-				for _, conn := range pool.AcquireAllIdle(context.Background()) {
-					go release(conn)
-				}
-				return nil
-			})
-		}()
+		go func() { _ = handlers.Call(func() error { return search(pool) }) }()
 	}
+}
+
+// search gives up the idle connections of a pool that do not answer. It takes all of them, and calls a
+// hook of the pool with each, whose statements must not keep them for ever.
+func search(pool *pgxpool.Pool) error {
+	ctx, cancel := context.WithTimeout(context.Background(), answersIn)
+	defer cancel()
+	for _, conn := range pool.AcquireAllIdle(ctx) {
+		go release(conn)
+	}
+	return nil
 }
 
 // release gives a connection back to its pool, if it answers.

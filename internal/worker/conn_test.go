@@ -2,6 +2,7 @@ package worker_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,6 +147,34 @@ func silentConnectionsLeaveTheirPlaces(t *timeguard.Try) {
 		t.Missed(again, 5*time.Second, "the pool did not have all its places again")
 	}
 	wire.Cut() // otherwise the pool's end waits 15 s for the silent ones
+}
+
+// A hook of the pool sends a statement on a connection that has fallen silent. It ends with its context,
+// so the search for silent connections gives all places back.
+func TestHookOnASilentConnectionKeepsNoPlace(t *testing.T) {
+	t.Parallel()
+	var silent atomic.Bool
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) {
+		c.MaxConns = 3
+		c.PrepareConn = func(ctx context.Context, _ *pgx.Conn) (bool, error) {
+			if silent.CompareAndSwap(true, false) {
+				<-ctx.Done()
+			}
+			return ctx.Err() == nil, nil
+		}
+	})
+	var line worker.Line
+	line.Add(pool)
+	idle(t, pool)
+	silent.Store(true)
+	line.Renewed()
+	testkit.Until(t, "the hook waits for an answer", func() bool { return !silent.Load() })
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	for range pool.Config().MaxConns {
+		conn := testkit.Must(pool.Acquire(ctx))(t)
+		defer conn.Release()
+	}
 }
 
 // A caller that begins anew after a renewal may be faster than the search for silent connections. It
