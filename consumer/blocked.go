@@ -84,6 +84,9 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 // record writes the ending of an attempt at a row.
 func (e *execution) record(r row, end ending) error {
 	return e.db.guarded([]*part{r.partition}, func(ctx context.Context, tx *handlers.Transaction, xact string) error {
+		if !tx.InUTF8() {
+			end.text = handlers.InASCII(end.text)
+		}
 		if end.dead {
 			return e.db.kill(ctx, tx, r, end, xact)
 		}

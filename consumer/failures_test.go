@@ -387,6 +387,26 @@ func TestLostAnswerOfCommitIsLogged(t *testing.T) {
 	}
 }
 
+// Errors in letters that the encoding of the database lacks are stored in ASCII.
+func TestErrorsInLettersThatTheDatabaseDoesNotHave(t *testing.T) {
+	t.Parallel()
+	db := databaseAt(t, testkit.EncodedDatabase(t, "LATIN1"))
+	testkit.OK(t, consumer.Migrate(t.Context(), db.Pool))
+	db.exec(consumer.TableSQL("orders", "", outbox) + ";" + testTables)
+	db.insert(2, 2)
+	w := newWorker(db, consumer.Each(func(_ context.Context, _ pgx.Tx, row consumer.Row[Order]) error {
+		failure := errors.New("нет бумаги")
+		if row.ID == 2 {
+			return consumer.Discard(failure)
+		}
+		return failure
+	}), consumer.WithOnFailure(consumer.OnFailureDeadLetter)).run()
+	const quoted = `"\u043d\u0435\u0442 \u0431\u0443\u043c\u0430\u0433\u0438"`
+	db.becomes("one row blocks its key", 1, "pgleases.consumer_blocked WHERE error = $1", quoted)
+	db.becomes("one is a dead letter", 1, "pgleases.consumer_dead_letters WHERE error = $1", quoted)
+	testkit.OK(t, w.end())
+}
+
 // While something that handlers need is away, rows fail without end, and no key uses up its
 // attempts.
 func TestOutageUsesUpNoAttempts(t *testing.T) {

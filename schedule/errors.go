@@ -3,10 +3,7 @@ package schedule
 import (
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -178,10 +175,10 @@ func storableText(err error) *string {
 }
 
 func inASCII(text *string) *string {
-	if text == nil || !strings.ContainsFunc(*text, func(r rune) bool { return r >= utf8.RuneSelf }) {
-		return text
+	if text == nil {
+		return nil
 	}
-	quoted := strconv.QuoteToASCII(*text)
+	quoted := handlers.InASCII(*text)
 	return &quoted
 }
 

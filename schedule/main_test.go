@@ -94,23 +94,10 @@ const serializable = `DO $$ BEGIN
 	EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = serializable', current_database());
 END $$`
 
-// newEncodedDatabase has another encoding than UTF-8. It is reached as its owner, and not through a pooler.
+// newEncodedDatabase has another encoding than UTF-8.
 func newEncodedDatabase(t testing.TB, encoding string) *database {
 	t.Helper()
-	address := testkit.Must(url.Parse(pgtest.OwnerURL(pgtest.EmptyDatabase(t))))(t)
-	maker := testkit.Must(pgx.Connect(t.Context(), address.String()))(t)
-	name := strings.ToLower("encoded_" + rand.Text())
-	create := "CREATE DATABASE %s ENCODING '%s' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'"
-	testkit.Must(maker.Exec(t.Context(), fmt.Sprintf(create, name, encoding)))(t)
-	t.Cleanup(func() {
-		_, err := maker.Exec(context.Background(), fmt.Sprintf("DROP DATABASE %s WITH (FORCE)", name))
-		testkit.OK(t, errors.Join(err, maker.Close(context.Background())))
-	})
-	address.Path = "/" + name
-	query := address.Query()
-	query.Set("client_encoding", "UTF8")
-	address.RawQuery = query.Encode()
-	db := databaseAt(t, address.String())
+	db := databaseAt(t, testkit.EncodedDatabase(t, encoding))
 	testkit.OK(t, schedule.Migrate(t.Context(), db.Pool))
 	db.exec(testTables)
 	return db

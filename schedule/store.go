@@ -297,8 +297,7 @@ func (d *db) sendClose(
 	ctx context.Context, tx *handlers.Transaction, of runnable, run string, st step, limit, lockWait time.Duration,
 ) error {
 	st.Outcomes = slices.Clone(st.Outcomes)
-	// it may lack characters of an error
-	if tx.Conn().PgConn().ParameterStatus("server_encoding") != "UTF8" {
+	if !tx.InUTF8() { // it may lack characters of an error
 		st.inASCII()
 	}
 	batch := new(pgx.Batch)

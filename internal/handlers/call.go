@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"regexp"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/pgleases/pgleases/internal/logqueue"
 )
@@ -232,4 +234,13 @@ const maxText = 64 << 10
 func Storable(text string) string {
 	text = strings.ToValidUTF8(text[:min(len(text), maxText)], "\uFFFD")
 	return strings.ReplaceAll(text, "\x00", "\uFFFD")
+}
+
+// InASCII returns a text of ASCII alone, which is quoted if it had other characters. Every encoding of
+// a database can store it.
+func InASCII(text string) string {
+	if !strings.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf }) {
+		return text
+	}
+	return strconv.QuoteToASCII(text)
 }

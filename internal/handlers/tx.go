@@ -59,6 +59,11 @@ func (t *Transaction) Late() {
 // Ended reports whether the transaction was ended by CommitAfter.
 func (t *Transaction) Ended() bool { return t.ended.Load() }
 
+// InUTF8 reports whether the database can store all characters. Others lack some, see InASCII.
+func (t *Transaction) InUTF8() bool {
+	return t.Conn().PgConn().ParameterStatus("server_encoding") == "UTF8"
+}
+
 // CommitAfter sends the queued statements, and commits. If a statement fails, the server skips the
 // others, and does not commit. See MayBeCommitted for what an error says.
 func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
