@@ -57,13 +57,13 @@ func WithBatch(rows int, bytes int64) Option {
 // less than 2 ms in all form one batch, even if others could begin beside it.
 func WithMaxRunning(n int) Option { return func(o *options) { o.maxRunning, o.limited = n, true } }
 
-// WithPoll sets how often the process polls for rows. The default is 1 s. Valid values are 10 ms or
-// more. With the trigger of [TableSQL] rows are found at once. Then an idle process polls only at
+// WithPoll sets how often the process polls for rows. The default is 1 s. Valid values are 10 ms to
+// 24 h. With the trigger of [TableSQL] rows are found at once. Then an idle process polls only at
 // every fifth of these times: see "Sizing" in docs/consumer.md.
 func WithPoll(d time.Duration) Option { return func(o *options) { o.poll = d } }
 
 // WithTimeout sets how long handlers may take for a batch. The default is 1 min. Valid values are
-// 10 ms or more. Then their context ends with [ErrTimeout]. The time begins when the rows are read,
+// 10 ms to 24 h. Then their context ends with [ErrTimeout]. The time begins when the rows are read,
 // and not while the batch waits for the pool. A handler of Each is not called for the next row if
 // half of the time has passed: the rows before are committed.
 func WithTimeout(d time.Duration) Option { return func(o *options) { o.timeout = d } }
@@ -164,7 +164,10 @@ func WithAscendingIDs() Option { return func(o *options) { o.ascending = true } 
 // pgleases.ErrSchema.
 func WithoutMigration() Option { return func(o *options) { o.noMigration = true } }
 
-const defaultPoll = time.Second
+const (
+	defaultPoll = time.Second
+	day         = 24 * time.Hour
+)
 
 var defaultBackoff = Backoff(time.Second, 10*time.Minute)
 
@@ -207,19 +210,19 @@ func newOptions(opts []Option) (options, error) {
 			"consumer: WithMaxRunning: at most %d batches at once is out of range: 1 or more", o.maxRunning,
 		),
 		wrong(
-			o.poll < 10*time.Millisecond,
-			"consumer: WithPoll: a poll each %v is out of range: 10ms or more", o.poll,
+			o.poll < 10*time.Millisecond || o.poll > day,
+			"consumer: WithPoll: a poll each %v is out of range: 10ms to 24h", o.poll,
 		),
 		wrong(
-			o.timeout < 10*time.Millisecond,
-			"consumer: WithTimeout: a timeout of %v is out of range: 10ms or more", o.timeout,
+			o.timeout < 10*time.Millisecond || o.timeout > day,
+			"consumer: WithTimeout: a timeout of %v is out of range: 10ms to 24h", o.timeout,
 		),
 		wrong(
-			o.idle < 100*time.Millisecond || o.idle > 24*time.Hour,
+			o.idle < 100*time.Millisecond || o.idle > day,
 			"consumer: WithIdleTimeout: an idle timeout of %v is out of range: 100ms to 24h", o.idle,
 		),
 		wrong(
-			o.drain < time.Millisecond,
+			o.drainGiven && o.drain < time.Millisecond,
 			"consumer: WithDrainTimeout: a drain timeout of %v is out of range: 1ms or more", o.drain,
 		),
 		wrong(

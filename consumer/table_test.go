@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"log/slog"
+	"math"
 	"regexp"
 	"strings"
 	"testing"
@@ -378,8 +379,8 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 		{named(w.client, ""), `name ""`},
 		{named(w.client, strings.Repeat("x", 247)), "1 to 246 bytes"},
 		{named(nil, "", consumer.WithPoll(0), consumer.WithTimeout(0)),
-			"WithPoll: a poll each 0s is out of range: 10ms or more\n" +
-				"consumer: WithTimeout: a timeout of 0s is out of range: 10ms or more\n" +
+			"WithPoll: a poll each 0s is out of range: 10ms to 24h\n" +
+				"consumer: WithTimeout: a timeout of 0s is out of range: 10ms to 24h\n" +
 				"consumer: client or pool is nil\nconsumer: name \"\": 1 to 246 bytes"},
 		{with(nil), "option is nil"},
 		{with(consumer.WithBatch(0, 1)), "a batch of 0 rows"},
@@ -387,6 +388,10 @@ func TestNewRefusesHandlersAndOptions(t *testing.T) {
 		{with(attempts(0)), "0 attempts"},
 		// PostgreSQL takes 24 days.
 		{with(consumer.WithIdleTimeout(30 * 24 * time.Hour)), "an idle timeout of 720h0m0s is out of range"},
+		// Their sums and products would overflow.
+		{with(consumer.WithTimeout(math.MaxInt64)), "WithTimeout: a timeout of 2562047h47m16.854775807s is out of range"},
+		{with(consumer.WithTimeout(1 << 62)), "WithTimeout: a timeout"},
+		{with(consumer.WithPoll(1 << 61)), "WithPoll: a poll each"},
 		{with(backoff(2, 1)), "backoff from 2ns to 1ns"},
 		{with(consumer.WithMaxAttempts(2, consumer.BackoffPolicy{})), "backoff from 0s to 0s"},
 		{with(consumer.WithMaxRunning(0)), "at most 0 batches at once"},
