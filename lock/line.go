@@ -108,9 +108,6 @@ func (of *line) leave(c *caller) (left bool, why error) {
 		return false, nil
 	}
 	of.change(func() { of.callers = slices.Delete(of.callers, i, i+1) })
-	if of.cancel != nil && (len(of.callers) == 0 || of.callers[0].mode != of.mode) {
-		of.cancel() // nobody can take what it asks for
-	}
 	return true, of.why
 }
 
@@ -119,6 +116,9 @@ func (of *line) change(f func()) {
 	before := max(0, len(of.callers)-1)
 	f()
 	of.key.client.Locks.Behind.Add(int64(max(0, len(of.callers)-1) - before))
+	if of.cancel != nil && (len(of.callers) == 0 || of.callers[0].mode != of.mode) {
+		of.cancel() // nobody can take what it asks for
+	}
 	if len(of.callers) == 0 && lines[of.key] == of {
 		delete(lines, of.key) // who comes now begins another line
 	}
