@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/pgleases/pgleases/internal/handlers"
@@ -60,7 +61,7 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	}
 	end := endingOf(r, failure, final, e.options)
 	err := e.record(r, end)
-	if end.dead && worker.Whose(err) == worker.Refused { // for example no jsonb can have its content
+	if end.dead && slices.Contains(neverDead, worker.Whose(err)) {
 		end.dead, end.text = false, fmt.Sprintf("%s\nnot moved to the dead letters: %v", end.text, err)
 		err = e.record(r, end)
 	}
@@ -80,6 +81,10 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	e.report(r, end)
 	return true
 }
+
+// neverDead are the faults of a row that the dead letters cannot have: no jsonb has its content, or a
+// value is too large for it, which some types report as an internal error.
+var neverDead = []worker.Fault{worker.Refused, worker.Internal}
 
 // record writes the ending of an attempt at a row.
 func (e *execution) record(r row, end ending) error {

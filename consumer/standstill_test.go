@@ -14,27 +14,74 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 // A row that cannot be moved to the dead letters blocks its key, and nothing else.
 func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 	t.Parallel()
-	db := newDatabase(t)
-	db.exec(`ALTER TABLE public.outbox ADD COLUMN more json NOT NULL DEFAULT '{}'`)
-	of := db.alike(2)
-	// No jsonb has it.
-	db.exec(`INSERT INTO public.outbox (customer, payload, more) VALUES ($1, '1', '"\u0000"')`, of[0])
-	db.put(of[1])
+	for name, why := range map[string]string{
+		"no jsonb has it": `ALTER TABLE public.outbox ADD COLUMN more json NOT NULL DEFAULT '"\u0000"'`,
+		// For example of a value whose text would be longer than 1 GB.
+		"internal error": `CREATE FUNCTION public.fails() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE SQLSTATE 'XX000'; END$$;
+			CREATE TRIGGER fails BEFORE INSERT ON pgleases.consumer_dead_letters FOR EACH ROW EXECUTE FUNCTION public.fails()`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := databaseAt(t, pgtest.FreshDatabase(t, ddl(t)...))
+			db.exec(why)
+			of := db.alike(2)
+			db.put(of...)
+			w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+				if row.Key == of[0] {
+					return errors.New("it fails")
+				}
+				return effect(ctx, tx, row)
+			}), attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
+			err := w.RunUntilEmpty(t.Context())
+			contains(t, err, "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
+			expect(t, db.count("public.effects"), 1, "rows handled behind it")
+		})
+	}
+}
+
+// shy is a type whose values have no text, as a row has none whose text would be longer than 1 GB.
+const shy = `
+	CREATE TYPE public.shy;
+	CREATE FUNCTION public.shy_in(cstring) RETURNS public.shy LANGUAGE internal IMMUTABLE STRICT AS 'textin';
+	CREATE FUNCTION public.shy_out(public.shy) RETURNS cstring LANGUAGE internal IMMUTABLE STRICT AS 'trigger_out';
+	CREATE TYPE public.shy (INPUT = public.shy_in, OUTPUT = public.shy_out, LIKE = text);
+	ALTER TABLE public.outbox ADD COLUMN further public.shy`
+
+// A failing row that has no text blocks its key like another, also if it is changed later, and keeps no
+// other row of its partition.
+func TestRowWithoutATextBlocksItsKeyOnly(t *testing.T) {
+	t.Parallel()
+	db := databaseAt(t, pgtest.FreshDatabase(t, ddl(t)...))
+	if !one[bool](db, "SELECT rolsuper FROM pg_roles WHERE rolname = current_user") {
+		t.Skip("only a superuser may create the type")
+	}
+	db.exec(shy)
+	keys := db.customers(0, 2)
+	db.put(keys...)
+	db.exec("UPDATE public.outbox SET further = 'x' WHERE customer = $1", keys[0])
+	var failing atomic.Bool
+	failing.Store(true)
 	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
-		if row.Key == of[0] {
-			return errors.New("it fails")
+		if row.Key == keys[0] && failing.Load() {
+			return errors.New("no such order")
 		}
 		return effect(ctx, tx, row)
-	}), attempts(1), consumer.WithOnFailure(consumer.OnFailureDeadLetter))
-	err := w.RunUntilEmpty(t.Context())
-	contains(t, err, "only rows of blocked keys are left", "it fails", "not moved to the dead letters")
-	expect(t, db.count("public.effects"), 1, "rows handled behind it")
+	}), consumer.WithMaxAttempts(2, consumer.Backoff(time.Millisecond, time.Millisecond)))
+	w.SweepEvery(50 * time.Millisecond)
+	w.run()
+	db.becomes("the row has failed", 1, "pgleases.consumer_blocked WHERE next_at = 'infinity'")
+	db.becomes("the other row is handled", 1, "public.outbox")
+	failing.Store(false)
+	db.exec("UPDATE public.outbox SET payload = '0' WHERE customer = $1", keys[0])
+	db.empty("the row is handled after a change")
+	testkit.OK(t, w.end())
 }
 
 // Blocked rows of many keys, all due at once, do not make the look for rows slow.

@@ -161,17 +161,21 @@ COMMENT ON FUNCTION pgleases.consumer_expect(pg_catalog.text, bigint, bigint) IS
 
 -- Returns a hash of a row, with the length of the text that it is made of. p_of is an earlier hash of the row, or null: the
 -- new one is made of as many characters. So it stays the same when columns are added, which come last. It is empty if those
--- characters end within a column, and p_of if that was made by another version. The settings on which the text of values
--- depends are fixed.
+-- characters end within a column, and p_of if that was made by another version. It is null if the row has no text, for
+-- example because that would be longer than 1 GB. The settings on which the text of values depends are fixed.
 CREATE OR REPLACE FUNCTION pgleases.consumer_content(p_row record, p_of pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET TimeZone = 'UTC' SET DateStyle = 'ISO' SET IntervalStyle = 'postgres' SET extra_float_digits = 1 SET bytea_output = 'hex'
 AS $pgleases_body$
 DECLARE
-    content CONSTANT text := p_row::text;
-    other   CONSTANT boolean := p_of !~ '^[0-9]{1,9}:';
-    n       CONSTANT int := CASE WHEN p_of IS NULL THEN length(content) - 1 WHEN NOT other THEN split_part(p_of, ':', 1)::int END;
+    other CONSTANT boolean := p_of !~ '^[0-9]{1,9}:';
+    content text;
+    n int;
 BEGIN
+    content := p_row::text;
+    n := CASE WHEN p_of IS NULL THEN length(content) - 1 WHEN NOT other THEN split_part(p_of, ':', 1)::int END;
     RETURN CASE WHEN other THEN p_of WHEN substr(content, n + 1, 1) IN (',', ')') THEN n || ':' || md5(left(content, n)) ELSE '' END;
+EXCEPTION WHEN OTHERS THEN
+    RETURN NULL;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.consumer_content(record, pg_catalog.text) IS 'Returns a hash of a row of a queue table, from which it is known whether the row was changed since it failed.';
