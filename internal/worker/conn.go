@@ -221,6 +221,10 @@ func acquireOnce(
 	within, cancel := context.WithTimeout(renewed, limit)
 	defer cancel()
 	conn, err = pool.Acquire(pinged{within})
+	exhausted := err != nil && ctx.Err() == nil && within.Err() == context.DeadlineExceeded
+	if exhausted {
+		err = fmt.Errorf("the pool had no connection for %v: %w", limit, err)
+	}
 	if err == nil {
 		err = line.current(renewed, conn)
 		if err != nil {

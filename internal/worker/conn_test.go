@@ -70,6 +70,21 @@ func TestStandbyIsTriedForAWhileOnly(t *testing.T) {
 	}
 }
 
+// The error of a pool that is exhausted says so.
+func TestExhaustedPoolIsNamed(t *testing.T) {
+	t.Parallel()
+	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) { c.MaxConns = 1 })
+	conn := testkit.Must(pool.Acquire(t.Context()))(t)
+	defer conn.Release()
+	nothing := func(context.Context, *pgxpool.Conn) error { return nil }
+	_, release, err := worker.Acquire(t.Context(), nil, pool, 10*time.Millisecond, nothing)
+	release()
+	const text = "the pool had no connection for 10ms: context deadline exceeded"
+	if err == nil || err.Error() != text || worker.Whose(err) != worker.Limit {
+		t.Errorf("%v (%v), want %s", err, worker.Whose(err), text)
+	}
+}
+
 // The server of all connections has gone silently. When the client has connected again, who waits for
 // an answer begins anew, and idle connections are closed that do not answer.
 func TestRenewalEndsSilence(t *testing.T) {
