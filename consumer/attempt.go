@@ -197,7 +197,9 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	removed := int64(o.at)
 	a.queueRemoval(batch, o.rows[:o.at], a.xact, &removed)
 	limit := max(a.times.answer, a.options.timeout)
-	err := a.db.inTimeOf(limit, func(ctx context.Context) error { return a.tx.CommitAfter(ctx, batch) })
+	err := a.db.inTimeOf(limit, func(ctx context.Context) error {
+		return a.db.line.Answered(ctx, func(ctx context.Context) error { return a.tx.CommitAfter(ctx, batch) })
+	})
 	switch {
 	case err == nil:
 		a.counts.rows.Add(removed)

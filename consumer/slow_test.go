@@ -200,3 +200,27 @@ func TestVanishedServerIsNoAttempt(t *testing.T) {
 	expect(t, w.Stats().SlowByConnection, 0, "partitions that are slow in the end")
 	expect(t, one[int](db, "SELECT max(attempt) FROM public.effects"), 1, "attempts")
 }
+
+// If the server falls silent before the answer to a commit, the batch waits until the client has
+// connected again, and not for its timeout.
+func TestSilentCommitEndsWhenTheClientIsBack(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newDirectDatabase(t)
+	db.insert(1, 1)
+	var calls atomic.Int64
+	var w *worker
+	w = newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		err := effect(ctx, tx, row)
+		if calls.Add(1) == 1 {
+			w.wire.Silence()
+		}
+		return err
+	}), attempts(1), consumer.WithTimeout(time.Hour), consumer.WithIdleTimeout(time.Second))
+	w.run()
+	db.empty("the row is handled")
+	testkit.OK(t, w.end())
+	w.wire.Cut() // otherwise the pool's end waits 15 s for the silent ones
+	db.exact(1)
+	expect(t, w.Stats().Failures, 0, "failures")
+}

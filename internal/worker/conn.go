@@ -166,6 +166,18 @@ func (l *Line) outlives(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
+// Answered calls f, whose context ends a second after the next renewal: then the error says that the
+// connection was silent.
+func (l *Line) Answered(ctx context.Context, f func(context.Context) error) error {
+	ctx, done := l.outlives(ctx)
+	defer done()
+	err := f(ctx)
+	if err != nil && context.Cause(ctx) == errSilent {
+		return Lost(fmt.Errorf("%w: %w", errSilent, err))
+	}
+	return err
+}
+
 var errSilent = errors.New("the connection did not answer within a second after the client had connected again")
 
 // A pinged context limits the ping of a pool. pgxpool pings a connection that was idle for a while
@@ -396,10 +408,8 @@ func inTx(
 }
 
 func commit(ctx context.Context, line *Line, tx pgx.Tx) error {
-	ctx, cancel := line.outlives(ctx)
-	defer cancel()
-	err := tx.Commit(ctx)
-	if err != nil && context.Cause(ctx) == errSilent {
+	err := line.Answered(ctx, tx.Commit)
+	if errors.Is(err, errSilent) {
 		return Lost(fmt.Errorf("commit: %w, so it may have been committed", errSilent))
 	}
 	return err
