@@ -82,8 +82,8 @@ func (e *execution) failed(r row, failure error, final bool) bool {
 	return true
 }
 
-// neverDead are the faults of a row that the dead letters cannot have: no jsonb has its content, or a
-// value is too large for it, which some types report as an internal error.
+// neverDead are the faults of a row that the dead letters cannot have: no jsonb has its content, or
+// a value is too large for it, which some types report as an internal error.
 var neverDead = []worker.Fault{worker.Refused, worker.Internal}
 
 // record writes the ending of an attempt at a row.

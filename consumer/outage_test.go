@@ -116,8 +116,8 @@ func TestOutageIsSeenWithoutKeys(t *testing.T) {
 	}
 }
 
-// A partition whose pause goes on stays in the log as paused: a read may have left out the keys that
-// were tried, or its blocked rows pause. Only if it has no row left, the pause needs no end.
+// A partition whose pause goes on stays in the log as paused: a read may have left out the keys
+// that were tried, or its blocked rows pause. Only if it has no row left, the pause needs no end.
 func TestPauseEndsInTheLogWithItsRows(t *testing.T) {
 	t.Parallel()
 	const ended = `level=INFO msg="consumer: pause of partitions ended" partition=0 for=1m0s`

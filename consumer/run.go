@@ -279,7 +279,7 @@ func (e *execution) advance(parts []*part, o outcome) {
 		if n == 0 {
 			p.singly = 0 // no row of it was handled
 		}
-		if n == 0 && !o.more && p.blocked.away == 0 { // it has none that could end its pause
+		if n == 0 && !o.more && p.blocked.away == 0 { // it has no row that could end its pause
 			e.outage.left(p.Number)
 		}
 		p.search = false

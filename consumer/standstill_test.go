@@ -24,7 +24,8 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 	for name, why := range map[string]string{
 		"no jsonb has it": `ALTER TABLE public.outbox ADD COLUMN more json NOT NULL DEFAULT '"\u0000"'`,
 		// For example of a value whose text would be longer than 1 GB.
-		"internal error": `CREATE FUNCTION public.fails() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE SQLSTATE 'XX000'; END$$;
+		"internal error": `CREATE FUNCTION public.fails() RETURNS trigger LANGUAGE plpgsql
+				AS $$BEGIN RAISE SQLSTATE 'XX000'; END$$;
 			CREATE TRIGGER fails BEFORE INSERT ON pgleases.consumer_dead_letters FOR EACH ROW EXECUTE FUNCTION public.fails()`,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -46,7 +47,7 @@ func TestDeadLetterThatCannotBeWritten(t *testing.T) {
 	}
 }
 
-// shy is a type whose values have no text, as a row has none whose text would be longer than 1 GB.
+// shy is a type whose values have no text, like a row whose text would be longer than 1 GB.
 const shy = `
 	CREATE TYPE public.shy;
 	CREATE FUNCTION public.shy_in(cstring) RETURNS public.shy LANGUAGE internal IMMUTABLE STRICT AS 'textin';
@@ -54,8 +55,8 @@ const shy = `
 	CREATE TYPE public.shy (INPUT = public.shy_in, OUTPUT = public.shy_out, LIKE = text);
 	ALTER TABLE public.outbox ADD COLUMN further public.shy`
 
-// A failing row that has no text blocks its key like another, also if it is changed later, and keeps no
-// other row of its partition.
+// A failing row that has no text blocks its key like another, also if it is changed later, and
+// keeps no other row of its partition.
 func TestRowWithoutATextBlocksItsKeyOnly(t *testing.T) {
 	t.Parallel()
 	db := databaseAt(t, pgtest.FreshDatabase(t, ddl(t)...))

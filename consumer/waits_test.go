@@ -70,8 +70,8 @@ func TestExhaustedPoolBreaksBatchesOff(t *testing.T) {
 	db.exact(16)
 }
 
-// The time of a handler begins when its rows are read. While the batch waits for a connection of the
-// pool, none of it passes.
+// The time of a handler begins when its rows are read, and not while the batch waits for a
+// connection of the pool.
 func TestHandlerHasItsTimeAfterAWaitForThePool(t *testing.T) {
 	t.Parallel()
 	for name, inTx := range map[string]bool{"Each": true, "AtLeastOnce": false} {

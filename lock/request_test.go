@@ -10,8 +10,8 @@ import (
 	"github.com/pgleases/pgleases/internal/locks"
 )
 
-// A caller that gives up when it gets the lock gives it to the next one. If that was the last, or the
-// one after it wants another mode, the request under way has nobody left who can take what it asks for.
+// A caller that gives up when it gets the lock gives it to the next one. If that was the last, or
+// the one after it wants another mode, no caller can take what the request under way asks for.
 func TestRequestEndsWithoutCallersThatCanTakeIt(t *testing.T) {
 	t.Parallel()
 	exclusive, shared := mode{waits: true}, mode{waits: true, shared: true}
@@ -19,12 +19,13 @@ func TestRequestEndsWithoutCallersThatCanTakeIt(t *testing.T) {
 		further []mode
 		ends    bool
 	}{
-		"nobody is left":  {nil, true},
-		"a reader":        {[]mode{shared}, true},
-		"another writer":  {[]mode{exclusive}, false},
-		"writer, readers": {[]mode{exclusive, shared, shared}, false},
+		"the last gave up": {nil, true},
+		"a reader":         {[]mode{shared}, true},
+		"another writer":   {[]mode{exclusive}, false},
+		"writer, readers":  {[]mode{exclusive, shared, shared}, false},
 	} {
-		client := &engine.Client{Locks: locks.New(locks.Config{Heartbeat: time.Second, Log: slog.Default()}, time.Now())}
+		config := locks.Config{Heartbeat: time.Second, Log: slog.Default()}
+		client := &engine.Client{Locks: locks.New(config, time.Now())}
 		of := &line{key: key{client: client}}
 		for _, m := range append([]mode{exclusive}, c.further...) {
 			caller := &caller{ctx: t.Context(), mode: m, answer: make(chan answer, 1)}

@@ -236,8 +236,8 @@ func Storable(text string) string {
 	return strings.ReplaceAll(text, "\x00", "\uFFFD")
 }
 
-// InASCII returns a text of ASCII alone, which is quoted if it had other characters. Every encoding of
-// a database can store it.
+// InASCII returns a text of ASCII alone, which is quoted if it had other characters. Every encoding
+// of a database can store it.
 func InASCII(text string) string {
 	if !strings.ContainsFunc(text, func(r rune) bool { return r >= utf8.RuneSelf }) {
 		return text

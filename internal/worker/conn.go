@@ -98,8 +98,8 @@ func (l *Line) Renewed() {
 	}
 }
 
-// search gives up the idle connections of a pool that do not answer. It takes all of them, and calls a
-// hook of the pool with each, whose statements must not keep them for ever.
+// search gives up the idle connections of a pool that do not answer. It takes all of them, and
+// calls a hook of the pool with each, whose statements must not keep them for ever.
 func search(pool *pgxpool.Pool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), answersIn)
 	defer cancel()
@@ -166,8 +166,8 @@ func (l *Line) outlives(ctx context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// Answered calls f, whose context ends a second after the next renewal: then the error says that the
-// connection was silent.
+// Answered calls f, whose context ends a second after the next renewal: then the error says that
+// the connection was silent.
 func (l *Line) Answered(ctx context.Context, f func(context.Context) error) error {
 	ctx, done := l.outlives(ctx)
 	defer done()

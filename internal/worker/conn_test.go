@@ -76,8 +76,8 @@ func TestExhaustedPoolIsNamed(t *testing.T) {
 	pool := testkit.Pool(t, pgtest.EmptyDatabase(t), func(c *pgxpool.Config) { c.MaxConns = 1 })
 	conn := testkit.Must(pool.Acquire(t.Context()))(t)
 	defer conn.Release()
-	nothing := func(context.Context, *pgxpool.Conn) error { return nil }
-	_, release, err := worker.Acquire(t.Context(), nil, pool, 10*time.Millisecond, nothing)
+	begin := func(context.Context, *pgxpool.Conn) error { return nil }
+	_, release, err := worker.Acquire(t.Context(), nil, pool, 10*time.Millisecond, begin)
 	release()
 	const text = "the pool had no connection for 10ms: context deadline exceeded"
 	if err == nil || err.Error() != text || worker.Whose(err) != worker.Limit {
@@ -164,8 +164,8 @@ func silentConnectionsLeaveTheirPlaces(t *timeguard.Try) {
 	wire.Cut() // otherwise the pool's end waits 15 s for the silent ones
 }
 
-// A hook of the pool sends a statement on a connection that has fallen silent. It ends with its context,
-// so the search for silent connections gives all places back.
+// A hook of the pool sends a statement on a connection that has fallen silent. It ends with its
+// context, so the search for silent connections gives all places back.
 func TestHookOnASilentConnectionKeepsNoPlace(t *testing.T) {
 	t.Parallel()
 	var silent atomic.Bool
