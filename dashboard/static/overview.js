@@ -76,8 +76,8 @@ function drawVerdict(element, tiles) {
   const bad = faults > 0 || ill.some(([, , , , kind]) => kind === "bad");
   const unknown = "It is not known whether all is well, because ";
   const isRead = tiles && tiles.every(([, , number]) => number !== "…");
-  const [kind, text] = !state.health || !isRead ? ["", "The health is being checked."] :
-    isStale() ? ["", unknown + "this is from " + clock(state.seenAt) + "."] :
+  const [kind, text] = tiles && isStale() ? ["", unknown + "this is from " + clock(state.seenAt) + "."] :
+    !state.health || !isRead ? ["", "The health is being checked."] :
       found.length > 0 || ill.length > 0 ?
         [bad ? "bad" : "warn", "Not well: " + (found.join(" and ") || seen.join("; ")) + "."] :
         checked > checkedWithin ? ["", unknown + "it was last checked at " + clock(Date.now() - checked) + "."] :

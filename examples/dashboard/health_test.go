@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/chromedp/chromedp"
+
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 )
@@ -71,6 +73,35 @@ func TestTheHeadlineAgreesWithTheTiles(t *testing.T) {
 	x.until(`document.querySelector("#state").dataset.kind === "stale"`)
 	x.until(matches(verdict, `^It is not known whether all is well, because this is from \d\d:\d\d:\d\d\.`),
 		`document.querySelector(".verdict.good") === null`)
+}
+
+// A page that opens during an outage does not say that it checks the health, but that this is not known.
+func TestTheHeadlineOfAPageThatOpensInAnOutage(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	wire, isStuck := new(testkit.Wire), new(atomic.Bool)
+	dashboard := must(pages(testkit.Pool(t, databaseURL, wire.Carry), newLogin("secret", "look")))
+	server := newServer(t, stuck(dashboard, "/data/consumers", isStuck.Load))
+	x := newTab(t, 1280, 900)
+	x.signIn(server.URL, "")
+	x.until(count("#finding-list li") + ` > 0`)
+	isStuck.Store(true)
+	wire.Cut()
+	x.until(isStale)
+	x.run(chromedp.Reload())
+	x.until(matches(verdict, `^It is not known whether all is well, because this is from \d\d:\d\d:\d\d\.`))
+}
+
+// stuck serves what a handler does, but does not answer a path while is says so.
+func stuck(h http.Handler, path string, is func() bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, path) && is() {
+			<-r.Context().Done()
+			return
+		}
+		h.ServeHTTP(w, r)
+	})
 }
 
 // If no samples come, the tiles say so, and since when. They do not show old samples as if they were of now.
