@@ -135,6 +135,7 @@ function schedulesTile(told) {
 function locksTile(told) {
   const head = ["Locks held", "locks"];
   if (!told) return [...head, "…", "are being read", ""];
+  if (told.failure) return [...head, "?", "cannot be read", "warn"];
   const held = told.locks.filter(l => l.holders.length > 0).length;
   const waiting = told.locks.reduce((n, l) => n + l.waiting, 0);
   const words = waiting > 0 ? many(waiting, "client waits", "clients wait") : "no client waits";

@@ -104,6 +104,17 @@ func stuck(h http.Handler, path string, is func() bool) http.Handler {
 	})
 }
 
+// A tile does not claim that there are no locks, if they cannot be read.
+func TestATileSaysThatItCannotBeRead(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	testkit.Execute(t, newPool(t, pgtest.OwnerURL(databaseURL)),
+		"ALTER FUNCTION pgleases.lock_list RENAME TO lock_list_of_before")
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "")
+	x.until(some("#summary > div", `^Locks held\?cannot be read`))
+}
+
 // If no samples come, the tiles say so, and since when. They do not show old samples as if they were of now.
 func TestCurvesSaySinceWhenNoSamplesCame(t *testing.T) {
 	t.Parallel()
