@@ -123,11 +123,14 @@ async function askPoll() {
 const denies = answer => answer.type === "opaqueredirect" || answer.ok || [401, 403, 407].includes(answer.status);
 export const signIn = "Sign in again, in another tab. Then this page continues, and keeps your input.";
 
+const longest = 30_000; // ms, limit for an answer, for which the server waits for up to 15 s
+
 // get returns the content of an answer, or an object whose text is the reason why there is none.
 export async function get(path, query) {
   try {
     const address = root + "data/" + path + "?" + new URLSearchParams(query);
-    const answer = await fetch(address, { redirect: "manual", cache: "no-store" });
+    const options = { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(longest) };
+    const answer = await fetch(address, options);
     if (isJSON(answer)) return await answer.json();
     return { text: denies(answer) ? "You may not look any more. " + signIn : "The dashboard does not answer." };
   } catch {

@@ -115,6 +115,21 @@ func TestATileSaysThatItCannotBeRead(t *testing.T) {
 	x.until(some("#summary > div", `^Locks held\?cannot be read`))
 }
 
+// A question that gets no answer, as when a firewall forgets its connection, is asked again, so an old answer
+// does not stay on a page that is live.
+func TestAQuestionWithoutAnAnswerIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	isStuck := new(atomic.Bool)
+	once := func() bool { return isStuck.CompareAndSwap(true, false) }
+	x := newTab(t, 1280, 900)
+	handler := must(pages(pool, newLogin("secret", "look")))
+	x.signIn(newServer(t, stuck(handler, "/data/consumers", once)).URL, "locks")
+	isStuck.Store(true)
+	x.show("consumers")
+	x.until(textOf("main .note") + ` === "This database has no tables of package consumer."`)
+}
+
 // If no samples come, the tiles say so, and since when. They do not show old samples as if they were of now.
 func TestCurvesSaySinceWhenNoSamplesCame(t *testing.T) {
 	t.Parallel()
