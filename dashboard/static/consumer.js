@@ -1,11 +1,11 @@
 // One consumer: what waits, which keys are blocked and why, its dead letters, and what operators changed.
 
 import {
-  card, drawTiles, fill, keyed, make, mark, name, plain, refill, row, scroll, setText, sub, table,
+  agoOf, card, drawTiles, fill, keyed, make, mark, name, plain, refill, row, scroll, setText, sub, table,
 } from "./dom.js";
 import { addressOf, link } from "./address.js";
 import { operating, reading } from "./state.js";
-import { ago, clock, count, firstLine, isTime, many, ofNs, span } from "./words.js";
+import { clock, count, firstLine, isTime, many, ofNs, span } from "./words.js";
 import { operateButton, operateButtons } from "./verbs.js";
 import { newCurves } from "./curve.js";
 import { isBehind, marksOf, most1000 } from "./consumers.js";
@@ -89,7 +89,7 @@ function blockedCells(b) {
   const attempts = count(b.attempts) + (b.crashes > 0 ? ", " + many(b.crashes, "crash", "crashes") : "");
   return [
     ["", name(b.key), sub("partition " + count(b.partition))], ["n", b.id], ["n", attempts],
-    ["nowrap", clock(b.since), sub(ago(b.since))], ["nowrap", skipped], error,
+    ["nowrap", clock(b.since), sub(agoOf(b.since))], ["nowrap", skipped], error,
   ];
 }
 

@@ -1,5 +1,7 @@
 // Elements. All names that processes choose go through name(), as text, never as markup.
 
+import { ago } from "./words.js";
+
 export const $ = id => document.getElementById(id);
 
 // make("p", "note", "text", child) creates an element. Strings become text.
@@ -159,5 +161,16 @@ export function drawTiles(element, tiles, head = label => label) {
 }
 
 export const mark = (text, kind = "") => make("span", "mark " + kind, plain(text));
+
+// agoOf shows how long ago a time was. countOn has it go on.
+export function agoOf(time) {
+  const element = make("time", "ago", ago(time));
+  element.dateTime = time;
+  return element;
+}
+
+export function countOn() {
+  for (const element of document.querySelectorAll(".ago")) setText(element, ago(element.dateTime));
+}
 
 export const sub = (...children) => make("div", "sub", ...children);

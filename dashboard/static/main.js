@@ -1,6 +1,6 @@
 // The page: it shows the screen of the address, and says how old the data is.
 
-import { $, make, plain, setText } from "./dom.js";
+import { $, countOn, make, plain, setText } from "./dom.js";
 import { addressOf, here, link, named, root } from "./address.js";
 import { endReadings, isStale, later, onChange, operating, poll, signIn, state } from "./state.js";
 import { clock } from "./words.js";
@@ -77,6 +77,7 @@ function nothing(address) {
 }
 
 function draw(changed) {
+  countOn();
   if (changed.has("state") || changed.has("all")) drawState();
   const all = ["all", "size", "filter", "chosen", ...shown.parts];
   if (all.some(part => changed.has(part))) shown.draw(changed);

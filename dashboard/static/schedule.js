@@ -1,9 +1,9 @@
 // One schedule: its state and why, its last ticks as bars, its next ticks, and its last error.
 
-import { card, drawFacts, fill, keyed, make, mark, name, plain, refill, setText, table, unseen } from "./dom.js";
+import { agoOf, card, drawFacts, fill, keyed, make, mark, name, plain, refill, setText, table, unseen } from "./dom.js";
 import { addressOf, link } from "./address.js";
-import { reading } from "./state.js";
-import { ago, clock, count, isTime, many, span } from "./words.js";
+import { reading, slotOf } from "./state.js";
+import { clock, count, isTime, many, span } from "./words.js";
 import { who } from "./owners.js";
 import { operateButtons } from "./verbs.js";
 import { newList } from "./list.js";
@@ -50,14 +50,14 @@ function drawNext(element, ticks, paused) {
 
 function drawNow(element, told, group) {
   const s = told.schedule;
-  const failing = isTime(told.failing_since) ? clock(told.failing_since) + ", " + ago(told.failing_since) : "";
+  const at = (time, kind) => make("span", kind, clock(time) + ", ", agoOf(time));
   const failed = s.failures ? mark(count(s.failures) + " failed in a row", "bad") : "";
   const never = make("span", "warn-text", "never");
-  const succeeded = isTime(s.succeeded) ? clock(s.succeeded) + ", " + ago(s.succeeded) : never;
+  const succeeded = isTime(s.succeeded) ? at(s.succeeded, "") : never;
   const facts = [
     ["State", make("span", "", mark(s.state, kindOf(s.state)), failed)],
     ["Why", s.why ? name(s.why) : ""],
-    ["Failing since", failing ? make("span", "bad-text", failing) : ""],
+    ["Failing since", isTime(told.failing_since) ? at(told.failing_since, "bad-text") : ""],
     ["Last success", succeeded],
     ["Running since", isTime(s.started_at) ? clock(s.started_at) : ""],
     ["Late", s.late_ns > 0 ? span(s.late_ns / 1e6) : ""],
@@ -69,8 +69,7 @@ function drawNow(element, told, group) {
     ["Partition", link(addressOf("leases", ["schedule/" + group, String(s.partition)]), count(s.partition))],
   ];
   const shown = facts.filter(([, value]) => value !== "");
-  const signature = JSON.stringify([s, told.failing_since, Math.floor(Date.now() / 30_000)]);
-  drawFacts(element, signature, shown);
+  drawFacts(element, JSON.stringify([s, told.failing_since, slotOf(s.owner)]), shown);
 }
 
 // ---- The bars: each is a tick, or ticks that passed together. The height is how long it took.

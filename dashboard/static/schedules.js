@@ -1,9 +1,9 @@
 // The groups of schedules, and the schedules of a group, those that fail first.
 
-import { keyed, make, mark, name, plain, refill, row, setText, sub, table, unseen } from "./dom.js";
+import { agoOf, keyed, make, mark, name, plain, refill, row, setText, sub, table, unseen } from "./dom.js";
 import { addressOf, alter, here, link } from "./address.js";
 import { state } from "./state.js";
-import { ago, clock, count, firstLine, isTime, most1000, ofNs } from "./words.js";
+import { clock, count, firstLine, isTime, most1000, ofNs } from "./words.js";
 import { operateButtons } from "./verbs.js";
 import { newList } from "./list.js";
 
@@ -121,7 +121,7 @@ function updateSchedule(element, s, group) {
   const last = failed ? sub("last tick ", mark(s.last_outcome, kindOf(s.last_outcome))) : "";
   const rule = sub(name(s.rule), s.owner ? ", by " : "", s.owner ? name(s.owner) : "");
   const failures = s.failures ? mark(count(s.failures) + " failed", "bad") : "";
-  const succeeded = isTime(s.succeeded) ? [clock(s.succeeded), sub(ago(s.succeeded))] : ["never"];
+  const succeeded = isTime(s.succeeded) ? [clock(s.succeeded), sub(agoOf(s.succeeded))] : ["never"];
   refill(element, JSON.stringify(s),
     ["", link(addressOf("schedules", [group, s.name]), name(s.name)), rule],
     ["", mark(s.state, kindOf(s.state)), failures, noted(s.why), noted(firstLine(s.error))],

@@ -1,0 +1,42 @@
+package main
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/pgleases/pgleases/consumer"
+	"github.com/pgleases/pgleases/internal/pgtest"
+	"github.com/pgleases/pgleases/internal/testkit"
+	"github.com/pgleases/pgleases/schedule"
+)
+
+// How long ago something was goes on, also if nothing else of its row changes.
+func TestAgesGoOn(t *testing.T) {
+	t.Parallel()
+	url, _ := database(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	testkit.OK(t, schedule.Migrate(t.Context(), pool))
+	testkit.OK(t, consumer.Migrate(t.Context(), pool))
+	testkit.Execute(t, pool, `
+		INSERT INTO pgleases.schedule_groups VALUES ('g', 1);
+		INSERT INTO pgleases.schedules
+			(group_name, name, key, partition, kind, args, rule, anchor, declared, cursor, due, revision, registered,
+			succeeded)
+		VALUES ('g', 's', 'k', 0, 'kind', '{}', '@every 1h0m0s', now(), false, now(), now() + interval '1 hour', 1, now(),
+			now());
+		INSERT INTO pgleases.consumers (name, queue, id_column, key_column, partition_column, partitions)
+		VALUES ('c', 'q', 'id', 'key', 'partition', 1);
+		INSERT INTO pgleases.consumer_blocked (consumer, partition, id, key, version, attempts, error, next_at)
+		VALUES ('c', 0, 1, 'k', 'v', 1, 'e', 'infinity')`)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "")
+	for address, age := range map[string]string{
+		"schedules/g":   "#schedule-list tbody td:nth-child(3)",
+		"schedules/g/s": ".facts-list > div:nth-child(2)",
+		"consumers/c":   "#blocked-rows td:nth-child(4)",
+	} {
+		x.show(address)
+		x.until(fmt.Sprintf(`document.querySelector(%q) !== null`, age), matches(textOf(age), `[\d.]+ s ago$`))
+		x.until(fmt.Sprintf(`%s !== %q`, textOf(age), eval[string](x, textOf(age))))
+	}
+}
