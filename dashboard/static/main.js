@@ -33,6 +33,7 @@ const screens = {
 
 const title = document.title;
 let shown = null; // the screen
+let day = new Date().toDateString(); // of what is shown: times of that day have no date
 
 function show() {
   const address = here();
@@ -52,6 +53,13 @@ function show() {
     item.parentElement.scrollLeft = item.offsetLeft - item.parentElement.clientWidth / 2; // on a phone
   }
   draw(new Set(["all"]));
+}
+
+// showAnew shows the screen again. If it had the focus, it keeps it.
+function showAnew() {
+  const focused = $("main").contains(document.activeElement);
+  show();
+  if (focused) $("main").focus({ preventScroll: true });
 }
 
 // heading shows where the screen is: the list, and the things below it.
@@ -78,6 +86,12 @@ function nothing(address) {
 
 function draw(changed) {
   countOn();
+  const today = new Date().toDateString();
+  if (today !== day) {
+    day = today;
+    showAnew();
+    return;
+  }
   if (changed.has("state") || changed.has("all")) drawState();
   const all = ["all", "size", "filter", "chosen", ...shown.parts];
   if (all.some(part => changed.has(part))) shown.draw(changed);

@@ -40,3 +40,23 @@ func TestAgesGoOn(t *testing.T) {
 		x.until(fmt.Sprintf(`%s !== %q`, textOf(age), eval[string](x, textOf(age))))
 	}
 }
+
+// On a page that stays open, what happened before midnight gets its day.
+func TestEventsOfYesterdayHaveTheirDay(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases/orders")
+	const first = ".band-events time"
+	x.until(count(first) + ` > 0`)
+	eval[bool](x, `(() => {
+		const now = Date.now;
+		window.Date = class extends Date {
+			constructor(...of) { super(...(of.length > 0 ? of : [Date.now()])); }
+			static now() { return now() + 24 * 3600e3; }
+		};
+		return true;
+	})()`)
+	x.until(matches(textOf(first), `^\d+ \w+, \d\d:\d\d:\d\d$`))
+}
