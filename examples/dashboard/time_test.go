@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/pgleases/pgleases/consumer"
@@ -59,4 +60,22 @@ func TestEventsOfYesterdayHaveTheirDay(t *testing.T) {
 		return true;
 	})()`)
 	x.until(matches(textOf(first), `^\d+ \w+, \d\d:\d\d:\d\d$`))
+}
+
+// Two names that differ in spaces look different.
+func TestSpacesInNamesAreSeen(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	c := openClient(t, pool, "one")
+	names := []string{" a b", "a  b", "a b", "a b "}
+	for _, name := range names {
+		join(t, c, name, 1)
+	}
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases")
+	x.until(count("#lease-rows tr") + ` === 4`)
+	texts := eval[[]string](x, `[...document.querySelectorAll("#lease-rows th .name")].map(e => e.innerText)`)
+	if slices.Sort(texts); !slices.Equal(texts, names) {
+		t.Errorf("the names are %q", texts)
+	}
 }
