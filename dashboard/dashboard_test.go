@@ -145,6 +145,23 @@ func TestEachAnswerForbidsWhatThePageDoesNotNeed(t *testing.T) {
 	}
 }
 
+// A long address does not make the page long: each part of it adds a folder to all URLs of the page.
+func TestALongAddressGetsNoPage(t *testing.T) {
+	t.Parallel()
+	h := newHandler(t, idle(t), dashboard.Options{})
+	longest := strings.Repeat("/"+strings.Repeat("~2F", 255), 3)
+	for address, want := range map[string]int{
+		"/leases" + longest:                       200,
+		"/leases/a/b/c/d":                         200, // the page says that there is no such screen
+		"/leases" + strings.Repeat("/a", 400_000): 414,
+	} {
+		w := do(t, h, "GET", address)
+		if w.Code != want || w.Body.Len() > 10_000 {
+			t.Errorf("%.20s: %d and %d bytes, want %d", address, w.Code, w.Body.Len(), want)
+		}
+	}
+}
+
 // The page of each address finds its files, and they the data, under any path of the application.
 func TestItWorksUnderAnyPrefix(t *testing.T) {
 	t.Parallel()

@@ -20,7 +20,7 @@ import (
 // The requests of a page other than polls. For all users together, one read and one change at a
 // time go to the database.
 
-// maxBody is the maximum size of a query, or of the body of a POST, in bytes. Names have at most 255.
+// maxBody is the maximum size of a path, of a query, or of the body of a POST, in bytes. Names have at most 255.
 const maxBody = 16 << 10
 
 // A question returns the content of an answer, which is sent as JSON.
