@@ -28,6 +28,14 @@ func newServe() *cobra.Command {
 	clients := flags.Bool("client-series", true, "let /metrics have the partitions of each client; "+
 		"without it, clients whose IDs change with each start make no new series")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *listen == "" { // as an address, this would be any port for everyone
+			return errors.New("--listen is empty: give it an address and a port, such as 127.0.0.1:8080")
+		}
+		if flags.Changed("host") {
+			if err := checkHosts(*hosts); err != nil {
+				return err
+			}
+		}
 		listener, err := net.Listen("tcp", *listen)
 		if err != nil {
 			return fmt.Errorf("cannot listen on %q: %w\nGive --listen an address of this machine "+
@@ -58,18 +66,35 @@ func newServe() *cobra.Command {
 	return cmd
 }
 
+// checkHosts returns an error for names of hosts that no request can have.
+func checkHosts(hosts []string) error {
+	if len(hosts) == 0 {
+		hosts = []string{""}
+	}
+	for _, host := range hosts {
+		if nameOf(host) == "" || strings.ContainsAny(host, "/* ") {
+			return fmt.Errorf("--host %q is not the name of a host, such as leases.example", host)
+		}
+	}
+	return nil
+}
+
+// nameOf returns the name or the address in a host, without a port.
+func nameOf(host string) string {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	return strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+}
+
 // onlyFor refuses a request for a name that is neither this machine's nor one of hosts. Otherwise
 // a site could point its own name at this machine, and read the dashboard as its own origin.
 func onlyFor(hosts []string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host := r.Host
-		if name, _, err := net.SplitHostPort(host); err == nil {
-			host = name
-		}
-		host = strings.TrimSuffix(strings.ToLower(strings.Trim(host, "[]")), ".")
+		host := nameOf(r.Host)
 		ip := net.ParseIP(host)
 		local := host == "localhost" || ip != nil && ip.IsLoopback()
-		given := slices.ContainsFunc(hosts, func(name string) bool { return strings.EqualFold(name, host) })
+		given := slices.ContainsFunc(hosts, func(name string) bool { return nameOf(name) == host })
 		if !local && !given {
 			const text = "This server does not answer for %q. Ask for localhost, or start it with --host."
 			http.Error(w, fmt.Sprintf(text, r.Host), http.StatusMisdirectedRequest)

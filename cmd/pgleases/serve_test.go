@@ -20,7 +20,7 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	database := pgtest.MigratedDatabase(t)
 	execute(t, database, sound)
 	c := command.Run(t, command.Database(database),
-		"serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example")
+		"serve", "--listen", "127.0.0.1:0", "--title", "Test & trial", "--host", "leases.example,Other.Example:8443")
 	address := regexp.MustCompile(`Open (http://(127\.0\.0\.1:\d+)/)\n`)
 	testkit.Until(t, "it says where it listens", func() bool { return address.MatchString(c.Printed()) })
 	found := address.FindStringSubmatch(c.Printed())
@@ -37,6 +37,8 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 		"localhost:8080":         200,
 		"[::1]:80":               200,
 		"leases.example":         200,
+		"LEASES.example.:8080":   200,
+		"other.example":          200,
 		"evil.example":           421,
 		"evil.example:8080":      421,
 		"localhost.evil.example": 421,
@@ -78,5 +80,19 @@ func TestTheDashboardIsServedToThisMachineOnly(t *testing.T) {
 	c.Signal(syscall.SIGINT)
 	if code := c.ExitCode(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)
+	}
+}
+
+// An empty variable in a script does not open the dashboard to all, and a name that no request can have is refused.
+func TestServeRefusesFlagsThatSayNothing(t *testing.T) {
+	t.Parallel()
+	for args, want := range map[string]string{
+		"--listen=":                            "--listen is empty: give it an address and a port",
+		"--listen :0 --host=":                  `--host "" is not the name of a host, such as leases.example`,
+		"--listen :0 --host a,,b":              `--host "" is not the name of a host`,
+		"--listen :0 --host https://a.example": `--host "https://a.example" is not the name of a host`,
+		"--listen :0 --host *.example":         `--host "*.example" is not the name of a host`,
+	} {
+		fails(t, "postgres://127.0.0.1:1/none", "serve "+args, want)
 	}
 }
