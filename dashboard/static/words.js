@@ -16,12 +16,15 @@ export function span(ms) {
 // ofNs is span for a number of nanoseconds; empty for null and 0.
 export const ofNs = ns => ns > 0 ? span(ns / 1e6) : "";
 
-// clock is a time of today, or with its day.
+// clock is a time of today, or with its day, and of another year with that.
 export function clock(time) {
   const t = new Date(time);
   const hours = t.toLocaleTimeString("en-GB");
-  if (t.toDateString() === new Date().toDateString()) return hours;
-  return t.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + ", " + hours;
+  const now = new Date();
+  if (t.toDateString() === now.toDateString()) return hours;
+  const day = { day: "numeric", month: "short" };
+  if (t.getFullYear() !== now.getFullYear()) day.year = "numeric";
+  return t.toLocaleDateString("en-GB", day) + ", " + hours;
 }
 
 // isTime reports whether a time is not the zero time of Go.

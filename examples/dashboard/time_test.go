@@ -62,6 +62,20 @@ func TestEventsOfYesterdayHaveTheirDay(t *testing.T) {
 	x.until(matches(textOf(first), `^\d+ \w+, \d\d:\d\d:\d\d$`))
 }
 
+// A time of another year has its year, such as the next tick of a rule for 29 February.
+func TestTimesOfOtherYearsHaveTheirYear(t *testing.T) {
+	t.Parallel()
+	url, _ := database(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	testkit.Execute(t, pool, `
+		INSERT INTO pgleases.leases VALUES ('l', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.overrides (verb, lease, partition, client, until, since, actor, reason)
+		VALUES ('pause', 'l', NULL, NULL, '2999-02-28 12:00Z', now(), 'ann', 'why')`)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases/l")
+	x.until(some("#override-list li", `until 28 Feb 2999, \d\d:\d\d:\d\d`))
+}
+
 // Two names that differ in spaces look different.
 func TestSpacesInNamesAreSeen(t *testing.T) {
 	t.Parallel()
