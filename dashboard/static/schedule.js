@@ -109,6 +109,7 @@ function drawBars(element, ticks) {
     if (at >= 0) set(at);
   });
   place.addEventListener("keydown", event => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const last = shown.length - 1;
     const from = now < 0 ? last + 1 : now;
     const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last }[event.key];

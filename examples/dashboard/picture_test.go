@@ -328,6 +328,13 @@ func TestPicturesOfTimeAreReadByTheKeyboard(t *testing.T) {
 	x.until(some(".facts-list > div", `^Failing since.*5[5-9] min ago$`),
 		some(".facts-list > div", `^Last success.*6[6-9] min ago$`))
 	x.until(rows(".next li") + `.length === 5`)
+	// The browser goes back with this key.
+	taking := eval[[]string](x, `[...document.querySelectorAll("[role=slider]")].filter(e =>
+		!e.dispatchEvent(new KeyboardEvent("keydown", {key: "ArrowLeft", altKey: true, cancelable: true})))
+		.map(e => e.className)`)
+	if len(taking) > 0 {
+		t.Errorf("the pictures %q take Alt and the left arrow", taking)
+	}
 }
 
 // goBackTo goes left through the steps of a picture, up to the latest whose text includes words.
