@@ -39,7 +39,8 @@ function show() {
   const address = here();
   const [label, all] = screens[address.screen] || ["No such page", []];
   endReadings();
-  const of = address.screen === "leases" && address.query.key !== undefined ? partition : all[address.names.length];
+  const hasKey = address.screen === "leases" && address.names.length === 1 && address.query.key !== undefined;
+  const of = hasKey ? partition : all[address.names.length];
   document.title = [named(address.names), label, title].filter(text => text !== "").join(" · ");
   shown = of ? of(address) : nothing(address);
   $("main").replaceChildren(heading(address, label), shown.element);

@@ -13,10 +13,11 @@ export function partition({ names: [lease, number], query }) {
   const facts = make("div", "facts-list");
   const reasons = make("ul", "reasons");
   const failure = make("p", "failure");
-  const title = query.key === undefined ? ["Owner now"] : ["Owner of the key ", name(query.key)];
+  const isOfKey = number === undefined;
+  const title = isOfKey ? ["Owner of the key ", name(query.key)] : ["Owner now"];
   const past = make("div", "");
   const element = make("div", "", card(title, null, failure, facts, reasons), past);
-  const asked = query.key === undefined ? { lease, partition: number } : { lease, key: query.key };
+  const asked = isOfKey ? { lease, key: query.key } : { lease, partition: number };
   let history = null;
   const present = reading("explain", () => asked, 2000, told => {
     fill(failure, told.text || "", told.text ? plain(told.text) : "");

@@ -557,3 +557,19 @@ func TestAddressesHoldAnyName(t *testing.T) {
 	x.click("#owner-rows a")
 	x.until(textOf("h1")+` === "../one"`, count("#share-rows tr")+fmt.Sprintf(` === %d`, len(names)))
 }
+
+// A key is one of a lease, and not of a partition or of all leases.
+func TestAKeyNeedsALease(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases/orders?key=k")
+	x.until(textOf("main")+`.includes("Owner of the key")`, count(".facts-list a")+` > 0`)
+	x.show("leases?key=k")
+	x.until(count("#lease-rows tr") + ` === 1`)
+	for n := range 2 { // the key is in one of them at most
+		x.show(fmt.Sprintf("leases/orders/%d?key=k", n))
+		x.until(textOf(".facts-list a") + fmt.Sprintf(` === "%d"`, n))
+	}
+}
