@@ -78,6 +78,7 @@ export function newMap(lease) {
   map.element = make("div", "", canvas, make("div", "line", cell, map.why, map.more), reasons);
   map.update = lease => {
     map.lease = lease;
+    if (map.cursor >= lease.partitions) map.cursor = -1; // the lease was dropped, and made again with fewer
     spread(map);
     drawMap(map);
     describe(map);

@@ -20,6 +20,7 @@ import (
 
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/admin"
+	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
@@ -572,4 +573,20 @@ func TestAKeyNeedsALease(t *testing.T) {
 		x.show(fmt.Sprintf("leases/orders/%d?key=k", n))
 		x.until(textOf(".facts-list a") + fmt.Sprintf(` === "%d"`, n))
 	}
+}
+
+// A lease that is dropped and made again with fewer partitions has no cursor on one that it had.
+func TestTheCursorIsOnAPartitionOfTheLease(t *testing.T) {
+	t.Parallel()
+	url, _ := database(t)
+	pool := newPool(t, pgtest.OwnerURL(url))
+	testkit.Execute(t, pool, `INSERT INTO pgleases.leases VALUES ('l', 100, 5, 1, 0, 'infinity', now())`)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases/l")
+	x.until(count(".map") + ` === 1`)
+	x.until(ownerOf("l", 60) + ` === "Partition 60: no owner yet"`)
+	testkit.Execute(t, pool, `UPDATE pgleases.leases SET partitions = 50`)
+	const now = `document.querySelector(".map").ariaValueNow`
+	x.until(`document.querySelector(".map").ariaValueMax === "49"`, now+` === "0"`)
+	x.until(textOf(".lease .cell") + `.startsWith("Point at a partition")`)
 }
