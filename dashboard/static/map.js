@@ -172,19 +172,20 @@ function drawMap(map) {
   c.clearRect(0, 0, canvas.width, canvas.height);
   const brush = brushOf(c, ratio);
   const gap = cell >= 15 ? 2 * ratio : cell >= 7 ? ratio : cell >= 5 ? ratio / 2 : 0;
+  const isChosen = map.lease.members.some(m => m.client === state.chosen);
   for (let p = 0; p < n; p++) {
     const x = Math.round((p % columns) * cell * ratio), y = Math.round(Math.floor(p / columns) * cell * ratio);
-    drawCell(map, c, brush, p, { x, y, side: Math.max(1, Math.round(cell * ratio - gap)), gap, cell, ratio });
+    drawCell(map, c, brush, p, { x, y, side: Math.max(1, Math.round(cell * ratio - gap)), gap, cell, ratio, isChosen });
   }
   c.globalAlpha = 1;
   if (map.cursor >= 0) drawCursor(map, c, brush, Math.max(cell * ratio - gap, 4), ratio);
 }
 
-function drawCell(map, c, brush, p, { x, y, side, gap, cell, ratio }) {
+function drawCell(map, c, brush, p, { x, y, side, gap, cell, ratio, isChosen }) {
   const holding = map.at[p];
   const owner = holding && state.bySession.get(holding.owner_session);
   const target = holding && state.bySession.get(holding.target_session);
-  c.globalAlpha = state.chosen !== null && owner?.id !== state.chosen ? 0.16 : 1;
+  c.globalAlpha = isChosen && owner?.id !== state.chosen ? 0.16 : 1;
   c.fillStyle = owner ? brush.of(owner.slot) : brush.nobody;
   c.fillRect(x, y, side, side);
   if (owner?.expired) { // it still owns the partition, but sends no heartbeats

@@ -590,3 +590,21 @@ func TestTheCursorIsOnAPartitionOfTheLease(t *testing.T) {
 	x.until(`document.querySelector(".map").ariaValueMax === "49"`, now+` === "0"`)
 	x.until(textOf(".lease .cell") + `.startsWith("Point at a partition")`)
 }
+
+// The map of a lease to which the chosen client does not belong is not dimmed.
+func TestOnlyAMemberIsHighlighted(t *testing.T) {
+	t.Parallel()
+	_, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	join(t, openClient(t, pool, "two"), "invoices", 8)
+	x := newTab(t, 1280, 900)
+	x.signIn(serve(t, pool), "leases/orders")
+	const alpha = `document.querySelector(".map")?.getContext("2d").getImageData(2, 2, 1, 1).data[3]`
+	x.until(alpha + ` === 255`)
+	x.click("button.who")
+	x.until(textOf("button.who[aria-pressed=true]")+` === "one"`, alpha+` === 255`)
+	x.turnTo("leases")
+	x.until(count("#lease-rows tr") + ` === 2`)
+	x.clickOn(`[...document.querySelectorAll("#lease-rows a")].find(e => e.textContent === "invoices")`)
+	x.until(textOf("h1")+` === "invoices"`, alpha+` === 255`)
+}
