@@ -139,8 +139,9 @@ export async function get(path, query) {
 }
 
 // post returns the content of the answer to a change, and its kind: ok, or the reason why there is none.
-export async function post(path, content, signal) {
+export async function post(path, content, ...signals) {
   try {
+    const signal = AbortSignal.any([...signals, AbortSignal.timeout(longest)]);
     const answer = await fetch(root + "data/" + path, {
       method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(content),
       redirect: "manual", cache: "no-store", signal,

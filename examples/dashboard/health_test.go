@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"regexp"
@@ -97,6 +98,7 @@ func TestTheHeadlineOfAPageThatOpensInAnOutage(t *testing.T) {
 func stuck(h http.Handler, path string, is func() bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, path) && is() {
+			_, _ = io.Copy(io.Discard, r.Body) // otherwise the server does not see that the browser goes
 			<-r.Context().Done()
 			return
 		}
@@ -126,8 +128,39 @@ func TestAQuestionWithoutAnAnswerIsAskedAgain(t *testing.T) {
 	handler := must(pages(pool, newLogin("secret", "look")))
 	x.signIn(newServer(t, stuck(handler, "/data/consumers", once)).URL, "locks")
 	isStuck.Store(true)
-	x.show("consumers")
+	eval[bool](x, impatient)
+	x.turnTo("consumers")
 	x.until(textOf("main .note") + ` === "This database has no tables of package consumer."`)
+}
+
+// impatient shortens the limits of the page for its questions and changes, but not that for a poll.
+const impatient = `(() => {
+	const timeout = AbortSignal.timeout;
+	AbortSignal.timeout = ms => timeout.call(AbortSignal, ms > 10_000 ? ms / 20 : ms);
+	return true;
+})()`
+
+// A change and its preview that get no answer do not keep the operator waiting.
+func TestAChangeWithoutAnAnswerIsGivenUp(t *testing.T) {
+	t.Parallel()
+	databaseURL, pool := database(t)
+	join(t, openClient(t, pool, "one"), "orders", 8)
+	path := new(atomic.Value)
+	path.Store("/data/preview")
+	handler := must(pages(operators(t, databaseURL), newLogin("secret", "look")))
+	x := newTab(t, 1280, 900)
+	x.signIn(newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		stuck(handler, path.Load().(string), func() bool { return true }).ServeHTTP(w, r)
+	})).URL, "leases/orders")
+	eval[bool](x, impatient)
+	x.open("Operate orders", "freeze")
+	x.until(failure + ` === "This cannot be previewed. The dashboard does not answer."`)
+	path.Store("/data/apply")
+	x.clickOn(again)
+	x.shows(previewed)
+	eval[bool](x, `(document.querySelector("#operate-reason").value = "why") !== ""`)
+	x.click("#operate-go")
+	x.until(failure + `.startsWith("It is not known whether this was done: ")`)
 }
 
 // If no samples come, the tiles say so, and since when. They do not show old samples as if they were of now.
