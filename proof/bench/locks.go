@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgleases/pgleases"
+	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/lock"
 )
 
@@ -83,9 +84,33 @@ func (k *lockers) manyNames(ctx context.Context) {
 	bare := func(int, int) { k.commits(ctx, rand.IntN(lockNames)) }
 	rates := k.l.alternate(9,
 		k.l.throughput("", lockClients, takeOne),
-		k.l.throughput("pairs of bare commits", lockClients, bare))
+		k.l.throughput("pairs of bare commits", lockClients, bare),
+		k.l.throughput("the two statements, by hand", lockClients, k.byHand(ctx)))
 	what := fmt.Sprintf("pairs of %d clients at once, %s names", lockClients, grouped(lockNames))
-	k.out.compare(what, rates[0], rates[1]).atLeast(0.75)
+	k.out.compare(what, rates[0], rates[1:]...).atLeast(0.75)
+}
+
+// byHand returns a function that sends the two statements of a pair, and does nothing else of what the
+// library does. Their session is that of a client.
+func (k *lockers) byHand(ctx context.Context) func(client, _ int) {
+	const known = `SELECT c.session, s.accepted_timeline AS timeline, m.marker,
+    (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint AS started
+FROM pgleases.clients AS c, pgleases.server AS s, pgleases.present_marker AS m LIMIT 1`
+	of := ask[struct{ Session, Timeline, Marker, Started int64 }](ctx, k.database, known)
+	text := store.StatementsFor("pgleases")
+	send := func(answer any, statement string, args ...any) {
+		args = append(args, of.Timeline, of.Started, of.Marker, 2000, true)
+		check(k.QueryRow(ctx, statement, args...).Scan(answer))
+	}
+	return func(int, int) {
+		var name, released string
+		nonce, latest := rand.Int64(), time.Now().Add(time.Hour).UnixMicro()
+		for acquired := []string{"held"}; acquired[0] == "held"; {
+			name = fmt.Sprint("name-", rand.IntN(lockNames))
+			send(&acquired, text.LockAcquire, name, of.Session, nonce, false, false, latest)
+		}
+		send(&released, text.LockRelease, name, of.Session, nonce, 0)
+	}
 }
 
 // oneName lets all clients wait for one lock, again and again. It times each handoff, from the call
