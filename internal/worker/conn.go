@@ -207,14 +207,44 @@ func Acquire(
 	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration,
 	begin func(context.Context, *pgxpool.Conn) error,
 ) (conn *pgxpool.Conn, release func(), err error) {
-	line = cmp.Or(line, lineOf(pool))
-	for left := pool.Stat().TotalConns() + 1; ; left-- { // all that there are may lead to a standby
-		conn, release, err := acquireOnce(ctx, line, pool, limit, begin)
-		if err == nil || !errors.As(err, new(anotherError)) || left == 0 || ctx.Err() != nil {
-			return conn, release, err
-		}
-		release()
+	within := func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, limit)
 	}
+	return acquire(ctx, cmp.Or(line, lineOf(pool)), pool, within, begin)
+}
+
+// A limiter gives each step of acquire a context of its own.
+type limiter func(context.Context) (context.Context, context.CancelFunc)
+
+// unlimited is the limiter of a wait that only its caller ends. A timer would cost each statement more
+// than the search for the connection does.
+func unlimited(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }
+
+func acquire(
+	ctx context.Context, line *Line, pool *pgxpool.Pool, within limiter,
+	begin func(context.Context, *pgxpool.Conn) error,
+) (conn *pgxpool.Conn, release func(), err error) {
+	release = func() {}
+	err = repeat(ctx, pool, func() error {
+		release()
+		conn, release, err = acquireOnce(ctx, line, pool, within, begin)
+		return err
+	})
+	return conn, release, err
+}
+
+// repeat calls f, and calls it again while another connection may work. All that there are may lead to
+// a standby.
+func repeat(ctx context.Context, pool *pgxpool.Pool, f func() error) error {
+	another := func(err error) bool { return err != nil && errors.As(err, new(anotherError)) && ctx.Err() == nil }
+	err := f()
+	if !another(err) {
+		return err
+	}
+	for left := pool.Stat().TotalConns(); left >= 0 && another(err); left-- {
+		err = f()
+	}
+	return err
 }
 
 // An anotherError is of a connection that may not work, where another one may.
@@ -223,19 +253,20 @@ type anotherError struct{ error }
 func (e anotherError) Unwrap() error { return e.error }
 
 func acquireOnce(
-	ctx context.Context, line *Line, pool *pgxpool.Pool, limit time.Duration,
+	ctx context.Context, line *Line, pool *pgxpool.Pool, within limiter,
 	begin func(context.Context, *pgxpool.Conn) error,
 ) (conn *pgxpool.Conn, release func(), err error) {
 	renewed, stop := context.WithCancel(ctx)
 	defer stop()
 	life := line.Life()
 	defer context.AfterFunc(life, stop)()
-	within, cancel := context.WithTimeout(renewed, limit)
+	began := time.Now()
+	waiting, cancel := within(renewed)
 	defer cancel()
-	conn, err = pool.Acquire(pinged{within})
-	exhausted := err != nil && ctx.Err() == nil && within.Err() == context.DeadlineExceeded
+	conn, err = pool.Acquire(pinged{waiting})
+	exhausted := err != nil && ctx.Err() == nil && waiting.Err() == context.DeadlineExceeded
 	if exhausted {
-		err = fmt.Errorf("the pool had no connection for %v: %w", limit, err)
+		err = fmt.Errorf("the pool had no connection for %v: %w", time.Since(began).Round(time.Millisecond), err)
 	}
 	if err == nil {
 		err = line.current(renewed, conn)
@@ -251,7 +282,7 @@ func acquireOnce(
 		}
 	}()
 	if err == nil {
-		beginning, cancel := context.WithTimeout(renewed, limit)
+		beginning, cancel := within(renewed)
 		defer cancel()
 		err = begin(beginning, conn)
 	}
@@ -312,30 +343,23 @@ func giveBack(conn *pgxpool.Conn, life context.Context) {
 // client has connected again, and then f is not repeated.
 func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
 	line = cmp.Or(line, lineOf(pool))
-	begin := func(context.Context, *pgxpool.Conn) error { return nil }
-	for left := pool.Stat().TotalConns() + 1; ; left-- {
-		conn, release, err := Acquire(ctx, line, pool, forever, begin)
-		if err != nil {
-			release()
-			return err
-		}
-		err = useOnce(ctx, line, conn, release, f)
-		if Whose(err) != Standby || left == 0 || ctx.Err() != nil {
-			return err
-		}
-	}
+	return repeat(ctx, pool, func() error { return useOnce(ctx, line, pool, f) })
 }
 
 // useOnce calls f with a connection, and releases it, also if f panics.
-func useOnce(
-	ctx context.Context, line *Line, conn *pgxpool.Conn, release func(), f func(context.Context, *pgxpool.Conn) error,
-) error {
+func useOnce(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
+	begin := func(context.Context, *pgxpool.Conn) error { return nil }
+	conn, release, err := acquireOnce(ctx, line, pool, unlimited, begin)
 	defer release()
+	if err != nil {
+		return err
+	}
 	alive, done := line.outlives(context.WithoutCancel(ctx))
 	defer done()
-	err := f(alive, conn)
+	err = f(alive, conn)
 	if Whose(err) == Standby {
 		_ = conn.Conn().Close(ctx)
+		return anotherError{err}
 	}
 	return err
 }
@@ -343,7 +367,7 @@ func useOnce(
 // Read calls f with a connection of the pool, and begins anew as Acquire does. f must not have an
 // effect that lasts.
 func Read(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
-	_, release, err := Acquire(ctx, line, pool, forever, f)
+	_, release, err := acquire(ctx, cmp.Or(line, lineOf(pool)), pool, unlimited, f)
 	release()
 	return err
 }
@@ -390,7 +414,7 @@ func inTx(
 ) error {
 	line = cmp.Or(line, lineOf(pool))
 	var tx pgx.Tx
-	conn, release, err := Acquire(ctx, line, pool, forever, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+	conn, release, err := acquire(ctx, line, pool, unlimited, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		tx, err = conn.BeginTx(ctx, options)
 		if err != nil {
 			return err
@@ -414,6 +438,3 @@ func commit(ctx context.Context, line *Line, tx pgx.Tx) error {
 	}
 	return err
 }
-
-// forever is longer than any wait for a connection.
-const forever = 365 * 24 * time.Hour

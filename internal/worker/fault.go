@@ -124,14 +124,15 @@ func ofDatabase(err error) bool {
 // Whose returns who or what caused an error. An error may say that itself, see Says. A handler's
 // Snooze, Discard or Unavailable comes first.
 func Whose(err error) Fault {
+	if err == nil {
+		return None // first, because every statement asks, and each target of errors.As is allocated
+	}
 	verdict, _ := Verdict(err)
 	var says sayer
 	var refused *pgconn.PgError
 	coded := errors.As(err, &refused) && refused != nil // an application's error may be a nil pointer of this type
 	opening := errors.As(err, new(*pgconn.ConnectError))
 	switch {
-	case err == nil:
-		return None
 	case verdict != None:
 		return verdict
 	case closed(err):
