@@ -233,16 +233,29 @@ func (l *Locks) attempt(ctx context.Context, m mode, of *line) (grant, repetitio
 func (l *Locks) request(
 	ctx context.Context, m mode, a *locks.Acquisition,
 ) (store.LockAnswer, func(*locks.Acquisition), error) {
-	answer, sent, err := l.send(ctx, m, a)
-	lost := err != nil && sent && store.Code(err) == "" // the message may still arrive
-	if lost && ctx.Err() == nil {                       // ask about it by its nonce
+	answer, sent, err := l.send(ctx, m, a, func(answer store.LockAnswer, err error) {
+		l.unused(answer, true, err)(a)
+	})
+	switch {
+	case errors.Is(err, store.ErrUnanswered): // the answer decides
+		return answer, func(*locks.Acquisition) {}, err
+	case err == nil, !sent, store.Code(err) != "":
+		return answer, l.unused(answer, sent, err), err
+	}
+	if ctx.Err() == nil { // the message may still arrive: ask about it by its nonce
 		l.client.Locks.SendTwice(a)
-		answer, _, err = l.send(ctx, m, a)
+		answer, _, err = l.send(ctx, m, a, func(store.LockAnswer, error) {})
 	}
-	if lost || err != nil && sent && !store.LockTimeout(err) {
-		return answer, l.client.Locks.Abandon, err
+	return answer, l.client.Locks.Abandon, err
+}
+
+// unused returns what to do with an acquisition whose answer nobody uses.
+func (l *Locks) unused(answer store.LockAnswer, sent bool, err error) func(*locks.Acquisition) {
+	unknown := err != nil && sent && !store.LockTimeout(err)
+	if unknown || answer.Outcome == store.LockGranted || answer.Outcome == store.LockWaits {
+		return l.client.Locks.Abandon
 	}
-	return answer, l.client.Locks.Forget, err
+	return l.client.Locks.Forget
 }
 
 // failure returns whether to repeat an attempt that has failed, and why it has.
@@ -262,12 +275,12 @@ func failure(ctx context.Context, err error) (repetition, error) {
 
 // send asks for a lock. It reports whether the database may have been asked.
 func (l *Locks) send(
-	ctx context.Context, m mode, a *locks.Acquisition,
+	ctx context.Context, m mode, a *locks.Acquisition, late func(store.LockAnswer, error),
 ) (answer store.LockAnswer, sent bool, err error) {
 	return l.table.Acquire(ctx, store.LockRequest{
 		Name: a.Name, Session: a.Session, Nonce: a.Nonce, Shared: m.shared, Waits: m.waits,
 		Latest: a.Latest, Server: a.Run,
-	})
+	}, late)
 }
 
 // inTheWay returns who has the lock, or waits for it.

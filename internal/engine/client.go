@@ -181,8 +181,8 @@ func (c *Client) LockTable(pool *pgxpool.Pool) locks.Table {
 	c.Line.Add(pool)
 	return &store.Locks{
 		Statements: store.StatementsFor(c.config.Schema), LockWait: int(c.config.Heartbeat.Milliseconds()),
-		OnConn: func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error {
-			return worker.Use(ctx, &c.Line, pool, func(alive context.Context, conn *pgxpool.Conn) error {
+		OnConn: func(ctx, working context.Context, use func(context.Context, *pgx.Conn) error) error {
+			return worker.Use(ctx, working, &c.Line, pool, func(alive context.Context, conn *pgxpool.Conn) error {
 				return use(alive, conn.Conn())
 			})
 		},

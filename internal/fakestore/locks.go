@@ -265,7 +265,9 @@ func locked[T any](ctx context.Context, db *Database, statement func(clock int64
 }
 
 // Acquire is lockacquire.sql.
-func (l LockTable) Acquire(ctx context.Context, r store.LockRequest) (store.LockAnswer, bool, error) {
+func (l LockTable) Acquire(
+	ctx context.Context, r store.LockRequest, _ func(store.LockAnswer, error),
+) (store.LockAnswer, bool, error) {
 	return locked(ctx, l.db, func(clock int64) store.LockAnswer { return l.db.acquire(r, clock) })
 }
 

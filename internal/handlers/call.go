@@ -18,9 +18,10 @@ import (
 
 // Call calls the application's code in a goroutine of its own, which that may end. Its panics are
 // caught, because the other calls of the process are not affected.
-func Call(f func() error) error { return <-start(f) }
+func Call(f func() error) error { return <-Called(f) }
 
-func start(f func() error) <-chan error {
+// Called is Call for a caller that waits for more than the error.
+func Called(f func() error) <-chan error {
 	ended := make(chan error, 1)
 	Start(f, func(err error) { ended <- err })
 	return ended
@@ -64,7 +65,11 @@ var ErrHangs = errors.New("code of the application, such as a tracer or a hook o
 // runs when grace has passed after the end of ctx, Within leaves it behind, and returns ErrHangs.
 // So what f writes must not be read after an error.
 func Within(ctx context.Context, grace time.Duration, f func() error) error {
-	ended := start(f)
+	return Await(ctx, grace, Called(f))
+}
+
+// Await is Within for what has begun.
+func Await(ctx context.Context, grace time.Duration, ended <-chan error) error {
 	select {
 	case err := <-ended:
 		return err

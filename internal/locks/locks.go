@@ -86,7 +86,10 @@ type Acquisition struct {
 // A Table acquires and releases locks for package lock, outside of the client's own connection.
 // Sent reports whether the database may have received the request.
 type Table interface {
-	Acquire(ctx context.Context, r store.LockRequest) (answer store.LockAnswer, sent bool, err error)
+	// Acquire returns store.ErrUnanswered if ctx ends before the answer, which late gets then.
+	Acquire(
+		ctx context.Context, r store.LockRequest, late func(store.LockAnswer, error),
+	) (answer store.LockAnswer, sent bool, err error)
 	// Release waits at most for the given time for a connection.
 	Release(
 		ctx context.Context, wait time.Duration, session int64, r store.LockRelease, run store.Incarnation,

@@ -175,20 +175,30 @@ func (c *Conn) GrantedLocks() []int64 {
 type Locks struct {
 	Statements Statements
 	LockWait   int // how long a statement waits for another's mutex, milliseconds
-	// OnConn waits for a connection, until ctx ends. The context of use ends when no answer is to be
-	// expected any more.
-	OnConn func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error
+	// OnConn waits for a connection, until ctx ends. The context of use is working, and also ends when no
+	// answer is to be expected any more.
+	OnConn func(ctx, working context.Context, use func(context.Context, *pgx.Conn) error) error
 
 	notCommitted atomic.Bool // the default of the application's transactions is not READ COMMITTED
 }
 
 // Acquire acquires a lock, or a place in its queue. Sent reports whether the database may have
-// received the request. See lockacquire.sql.
-func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, sent bool, err error) {
-	words, sent, err := ask[[]string](ctx, ctx, l, l.Statements.LockAcquire,
-		r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest, r.Server.Timeline, r.Server.Started, r.Server.Marker)
+// received the request. If ctx ends before the answer, Acquire returns ErrUnanswered, and late gets
+// the answer. See lockacquire.sql.
+func (l *Locks) Acquire(
+	ctx context.Context, r LockRequest, late func(LockAnswer, error),
+) (answer LockAnswer, sent bool, err error) {
+	words, sent, err := ask(ctx, ctx, l, func(words []string, err error) { late(lockAnswer(words, err)) },
+		l.Statements.LockAcquire, r.Name, r.Session, r.Nonce, r.Shared, r.Waits, r.Latest,
+		r.Server.Timeline, r.Server.Started, r.Server.Marker)
+	answer, err = lockAnswer(words, err)
+	return answer, sent, err
+}
+
+// lockAnswer reads the words of an answer, unless there is an error.
+func lockAnswer(words []string, err error) (answer LockAnswer, _ error) {
 	if err != nil {
-		return answer, sent, err
+		return answer, err
 	}
 	answer = LockAnswer{Outcome: LockOutcome(words[0])}
 	n := func(i int) (n int64) {
@@ -208,17 +218,17 @@ func (l *Locks) Acquire(ctx context.Context, r LockRequest) (answer LockAnswer, 
 		answer.Host, answer.PID = words[2], int(n(3))
 		answer.Since, answer.LivesUntil = time.UnixMicro(n(4)), time.UnixMicro(n(5))
 	}
-	return answer, sent, err
+	return answer, err
 }
 
-// Release releases a lock of a session. It waits at most for the given time for a connection. See
-// lockrelease.sql.
+// Release releases a lock of a session. It waits at most for the given time for a connection. If ctx
+// ends before the answer, it returns ErrUnanswered. See lockrelease.sql.
 func (l *Locks) Release(
 	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Incarnation,
 ) (became LockOutcome, sent bool, err error) {
 	soon, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	return ask[LockOutcome](ctx, soon, l, l.Statements.LockRelease,
+	return ask(ctx, soon, l, func(LockOutcome, error) {}, l.Statements.LockRelease,
 		r.Name, session, r.Nonce, r.Latest, run.Timeline, run.Started, run.Marker)
 }
 
@@ -253,44 +263,61 @@ const (
 
 var errAbandoned = errors.New("the caller has given the statement up")
 
+// ErrUnanswered is the error of a statement that was sent, if its caller has given up since.
+var ErrUnanswered = errors.New("the caller has not waited for the answer")
+
 // ask sends a statement after OnConn has provided a connection, within soon. Functions of the
 // application run in it, of the pool and of its tracer. If they panic or end their goroutine, that
-// becomes an error. If they do not return in time, they keep the connection, and are left behind.
-// The caller forgets what was not sent by then, so it is not sent when they return.
-func ask[T any](ctx, soon context.Context, l *Locks, statement string, args ...any) (answer T, sent bool, err error) {
+// becomes an error. So the statement has a goroutine of its own, and ask returns at once when ctx
+// ends. What was not sent by then is never sent. If it was sent, late gets the answer, or the error
+// that there will be none. If code of the application hangs in it, it keeps the connection, and is
+// left behind.
+func ask[T any](
+	ctx, soon context.Context, l *Locks, late func(T, error), statement string, args ...any,
+) (answer T, sent bool, err error) {
 	var got T
 	var state atomic.Int32
-	late, isLate := context.WithCancel(context.Background())
-	defer isLate()
-	defer context.AfterFunc(soon, func() {
-		if state.Load() == unsent {
-			isLate()
-		}
-	})()
+	working, giveUp := context.WithCancelCause(context.WithoutCancel(ctx))
 	send := func(alive context.Context, conn *pgx.Conn) (err error) {
 		state.CompareAndSwap(unsent, begun) // OnConn may call it again on another connection
 		if state.Load() == abandoned {
 			return errAbandoned
 		}
-		caller := ctx
-		ctx, cancel := context.WithCancelCause(alive)
-		defer cancel(nil)
-		defer context.AfterFunc(caller, func() {
-			timer := time.AfterFunc(patience, func() { cancel(context.Cause(caller)) })
-			context.AfterFunc(ctx, func() { timer.Stop() })
-		})()
-		silent := time.AfterFunc(l.answersIn(), func() { cancel(context.DeadlineExceeded); isLate() })
+		silent := time.AfterFunc(l.answersIn(), func() { giveUp(context.DeadlineExceeded) })
 		defer silent.Stop()
 		got, err = tolerant(func(notify bool) (T, error) {
-			return value[T](ctx, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
+			return value[T](alive, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
 		})
 		return err
 	}
-	err = handlers.Within(late, patience, func() error { return l.OnConn(soon, send) })
-	if errors.Is(err, handlers.ErrHangs) { // it may still write got
-		return answer, !state.CompareAndSwap(unsent, abandoned), err
+	ended := handlers.Called(func() error { return l.OnConn(soon, working, send) })
+	select {
+	case err := <-ended:
+		return got, state.Load() == begun, Advised(err)
+	case <-working.Done():
+	case <-soon.Done():
+		if state.CompareAndSwap(unsent, abandoned) {
+			return answer, false, context.Cause(soon)
+		}
 	}
-	return got, state.Load() == begun, Advised(err)
+	rest := func() (T, error) {
+		err := handlers.Await(working, patience, ended)
+		if errors.Is(err, handlers.ErrHangs) { // it may still write got
+			return *new(T), err
+		}
+		return got, Advised(err)
+	}
+	select {
+	case err := <-ended:
+		return got, true, Advised(err)
+	case <-working.Done():
+		answer, err := rest()
+		return answer, true, err
+	case <-ctx.Done():
+		time.AfterFunc(patience, func() { giveUp(context.Cause(ctx)) })
+		go func() { late(rest()) }()
+		return answer, true, ErrUnanswered
+	}
 }
 
 // value sends a statement that returns one value, in the protocol that is the connection's default,

@@ -18,15 +18,15 @@ import (
 func TestAcquireThatWasGivenUpIsNotSent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		hook, ended := make(chan struct{}), make(chan error, 1)
-		locks := &Locks{OnConn: func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error {
+		locks := &Locks{OnConn: func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
 			<-hook
-			err := handlers.Call(func() error { return use(ctx, nil) }) // to send on no connection panics
+			err := handlers.Call(func() error { return use(working, nil) }) // to send on no connection panics
 			ended <- err
 			return err
 		}}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, sent, err := locks.Acquire(ctx, LockRequest{}); sent || !errors.Is(err, handlers.ErrHangs) {
+		if _, sent, err := locks.Acquire(ctx, LockRequest{}, nil); sent || !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("sent %v: %v", sent, err)
 		}
 		close(hook)
@@ -35,3 +35,40 @@ func TestAcquireThatWasGivenUpIsNotSent(t *testing.T) {
 		}
 	})
 }
+
+// The caller returns when its context ends, and the answer decides what becomes of the acquisition.
+// Code of the application that hangs is left behind.
+func TestAnswerOfAcquireThatWasGivenUpIsLate(t *testing.T) {
+	for name, c := range map[string]struct {
+		answersAfter, lateAfter time.Duration // from the end of the caller's context
+		err                     error
+	}{
+		"it is answered":        {answersAfter: time.Second / 2, lateAfter: time.Second / 2, err: errAnswer},
+		"the application hangs": {answersAfter: time.Hour, lateAfter: 2 * time.Second, err: handlers.ErrHangs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				over := make(chan struct{})
+				locks := &Locks{OnConn: func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
+					defer close(over)
+					_ = handlers.Call(func() error { return use(working, nil) }) // it is sent, and panics
+					time.Sleep(c.answersAfter + time.Second)
+					return errAnswer
+				}}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				began, late := time.Now(), make(chan error, 1)
+				_, sent, err := locks.Acquire(ctx, LockRequest{}, func(_ LockAnswer, err error) { late <- err })
+				if !sent || !errors.Is(err, ErrUnanswered) || time.Since(began) != time.Second {
+					t.Errorf("after %v, sent %v: %v", time.Since(began), sent, err)
+				}
+				if err := <-late; !errors.Is(err, c.err) || time.Since(began) != time.Second+c.lateAfter {
+					t.Errorf("late after %v: %v", time.Since(began), err)
+				}
+				<-over
+			})
+		})
+	}
+}
+
+var errAnswer = errors.New("the answer")

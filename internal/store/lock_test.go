@@ -20,7 +20,7 @@ import (
 type locker struct {
 	*client
 	table interface {
-		Acquire(context.Context, LockRequest) (LockAnswer, bool, error)
+		Acquire(context.Context, LockRequest, func(LockAnswer, error)) (LockAnswer, bool, error)
 		Release(context.Context, time.Duration, int64, LockRelease, Incarnation) (LockOutcome, bool, error)
 		List(ctx context.Context, prefix, after string, most int) ([]LockRow, error)
 	}
@@ -51,8 +51,8 @@ func (f *fixture) locker(id string) *locker {
 // locksOn are the statements on one connection.
 func locksOn(conn *pgx.Conn, schema string, wait int) *Locks {
 	return &Locks{Statements: StatementsFor(schema), LockWait: wait,
-		OnConn: func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error {
-			return use(context.WithoutCancel(ctx), conn)
+		OnConn: func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
+			return use(working, conn)
 		}}
 }
 
@@ -84,7 +84,7 @@ func (l *locker) request(name string, shared, waits bool) LockRequest {
 
 func (l *locker) send(r LockRequest) LockAnswer {
 	l.f.Helper()
-	answer, _, err := l.table.Acquire(l.f.ctx, r)
+	answer, _, err := l.table.Acquire(l.f.ctx, r, nil)
 	l.f.ok(err)
 	return answer
 }
@@ -282,7 +282,7 @@ func TestWhoWaitedForTheMutexSeesWhatWasDoneUnderIt(t *testing.T) {
 		INSERT INTO clients SELECT 77, 'new', 1, now() + interval '1 hour', '1 hour', 'host', 1, now();
 		INSERT INTO locks VALUES ('x', 2, 77, 5, false, 9, clock_timestamp())`)
 	asking := later(func() string {
-		answer, _, err := a.locks.Acquire(f.ctx, a.request("x", exclusive, try))
+		answer, _, err := a.locks.Acquire(f.ctx, a.request("x", exclusive, try), nil)
 		return fmt.Sprint(answer.Outcome, err)
 	})
 	f.blocked(a.app)
@@ -368,7 +368,7 @@ func TestTokensRiseInTheOrderOfAcquisitions(t *testing.T) {
 		l := f.locker(fmt.Sprint("client ", i))
 		lockers[i] = later(func() error {
 			for n := range 60 {
-				answer, _, err := l.locks.Acquire(f.ctx, l.request("x", exclusive, try))
+				answer, _, err := l.locks.Acquire(f.ctx, l.request("x", exclusive, try), nil)
 				if err != nil {
 					return err
 				}

@@ -165,7 +165,7 @@ func protocolOfLocks(f *fixture, c *client) {
 	run := c.run()
 	for nonce, outcome := range []LockOutcome{LockGranted, LockWaits} {
 		request := LockRequest{"x", c.session, int64(nonce) + 1, false, true, tomorrow(), run}
-		answer, _, err := locks.Acquire(f.ctx, request)
+		answer, _, err := locks.Acquire(f.ctx, request, nil)
 		f.ok(err)
 		expect(f.TB, answer.Outcome, outcome, "acquired")
 	}

@@ -339,22 +339,26 @@ func giveBack(conn *pgxpool.Conn, life context.Context) {
 }
 
 // Use calls f with a connection of the pool, and calls it again with another one if the server
-// cannot write. ctx is for the wait for a connection only. The context of f ends a second after the
-// client has connected again, and then f is not repeated.
-func Use(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
+// cannot write. ctx is for the wait for a connection only, and working for f. The context of f also
+// ends a second after the client has connected again, and then f is not repeated.
+func Use(
+	ctx, working context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error,
+) error {
 	line = cmp.Or(line, lineOf(pool))
-	return repeat(ctx, pool, func() error { return useOnce(ctx, line, pool, f) })
+	return repeat(ctx, pool, func() error { return useOnce(ctx, working, line, pool, f) })
 }
 
 // useOnce calls f with a connection, and releases it, also if f panics.
-func useOnce(ctx context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error) error {
+func useOnce(
+	ctx, working context.Context, line *Line, pool *pgxpool.Pool, f func(context.Context, *pgxpool.Conn) error,
+) error {
 	begin := func(context.Context, *pgxpool.Conn) error { return nil }
 	conn, release, err := acquireOnce(ctx, line, pool, unlimited, begin)
 	defer release()
 	if err != nil {
 		return err
 	}
-	alive, done := line.outlives(context.WithoutCancel(ctx))
+	alive, done := line.outlives(working)
 	defer done()
 	err = f(alive, conn)
 	if Whose(err) == Standby {

@@ -46,7 +46,7 @@ func TestConnectionsToStandbyAreGivenUp(t *testing.T) {
 			return nil
 		}
 		if name == "use" {
-			testkit.OK(t, worker.Use(t.Context(), nil, pool, begin))
+			testkit.OK(t, worker.Use(t.Context(), t.Context(), nil, pool, begin))
 			continue
 		}
 		_, release, err := worker.Acquire(t.Context(), nil, pool, time.Minute, begin)
@@ -65,7 +65,7 @@ func TestStandbyIsTriedForAWhileOnly(t *testing.T) {
 	idle(t, pool)
 	tries := 0
 	standby := func(context.Context, *pgxpool.Conn) error { tries++; return &pgconn.PgError{Code: "25006"} }
-	if err := worker.Use(t.Context(), nil, pool, standby); worker.Whose(err) != worker.Standby || tries > 6 {
+	if err := worker.Use(t.Context(), t.Context(), nil, pool, standby); worker.Whose(err) != worker.Standby || tries > 6 {
 		t.Errorf("%v after %d tries", err, tries)
 	}
 }

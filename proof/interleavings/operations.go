@@ -213,7 +213,7 @@ func (w *world) takeLock(ctx context.Context, s *session) error {
 	}
 	var answer store.LockAnswer
 	err := s.transaction(ctx, "acquire", func(c *commit) (err error) {
-		answer, _, err = s.locks.Acquire(ctx, r)
+		answer, _, err = s.locks.Acquire(ctx, r, nil)
 		return err
 	})
 	if err != nil {

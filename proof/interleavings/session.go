@@ -201,8 +201,10 @@ func newSession(ctx context.Context, url string, number int) (*session, error) {
 }
 
 // on makes the statements of locks run on a connection.
-func on(conn *store.Conn) func(context.Context, func(context.Context, *pgx.Conn) error) error {
-	return func(ctx context.Context, use func(context.Context, *pgx.Conn) error) error { return use(ctx, conn.Pgx) }
+func on(conn *store.Conn) func(_, _ context.Context, use func(context.Context, *pgx.Conn) error) error {
+	return func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
+		return use(working, conn.Pgx)
+	}
 }
 
 // newConn returns a connection whose statements wait for a lock for ten minutes.

@@ -166,7 +166,7 @@ func (w *world) populate(ctx context.Context) error {
 	for _, r := range requests {
 		r.Name, r.Waits = "held", true
 		r.Latest, r.Server = time.Now().Add(time.Hour).UnixMicro(), w.run
-		if _, _, err := locks.Acquire(ctx, r); err != nil {
+		if _, _, err := locks.Acquire(ctx, r, nil); err != nil {
 			return err
 		}
 	}
