@@ -182,12 +182,15 @@ const poolWait = 100 * time.Millisecond
 func (h *Held) Release(ctx context.Context) error {
 	_ = h.trusted() // the first check past the deadline ends the trust
 	h.mu.Lock()
-	if h.released == nil {
+	first := h.released == nil
+	if first {
 		h.released = make(chan struct{})
 		h.cancel(errReleased)
-		go h.release(ctx)
 	}
 	h.mu.Unlock()
+	if first {
+		h.release(ctx)
+	}
 	_, err := locks.Answer(ctx, nil, nil, h.released)
 	h.mu.Lock()
 	err = cmp.Or(err, h.failed)
@@ -202,28 +205,31 @@ func (h *Held) Release(ctx context.Context) error {
 	return nil
 }
 
-// release gives the lock up, once. Only the attempt on the pool ends with ctx.
+// release gives the lock up, once. It waits for the attempt on the pool only, which ends with ctx.
 func (h *Held) release(ctx context.Context) {
 	h.mu.Lock()
 	lost := h.lost
 	h.mu.Unlock()
-	found, over := false, false
-	untold := false // the release may have been executed, but its answer was lost
-	var err error
+	untold := false  // the release may have been executed, but its answer was lost
 	if lost == nil { // else the row may be that of a copy of this process, which the client knows
 		a := h.acquisition
 		row := store.LockRelease{Name: a.Name, Nonce: a.Nonce}
-		var became store.LockOutcome
-		became, untold, err = h.locks.table.Release(ctx, poolWait, a.Session, row, a.Run)
-		found = became == store.LockReleased
-		over = err == nil && (found || became == store.LockAbsent)
-		untold = untold && err != nil
+		became, sent, err := h.locks.table.Release(ctx, poolWait, a.Session, row, a.Run)
+		if err == nil && (became == store.LockReleased || became == store.LockAbsent) {
+			h.locks.client.Locks.Forget(a)
+			h.gaveUp(became == store.LockReleased, false, nil)
+			return
+		}
+		untold = sent && err != nil
 	}
-	if over {
-		h.locks.client.Locks.Forget(h.acquisition)
-	} else {
-		found, err = h.locks.client.Locks.Release(context.WithoutCancel(ctx), h.acquisition)
-	}
+	go func() {
+		found, err := h.locks.client.Locks.Release(context.WithoutCancel(ctx), h.acquisition)
+		h.gaveUp(found, untold, err)
+	}()
+}
+
+// gaveUp notes the result of the release.
+func (h *Held) gaveUp(found, untold bool, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	defer close(h.released)

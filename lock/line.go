@@ -57,13 +57,17 @@ type answer struct {
 	err error
 }
 
-// wait waits for a lock in its line. A call that does not wait for its turn has a line of its own.
+// wait waits for a lock in its line. A call that does not wait for its turn asks in its own name.
 func (l *Locks) wait(ctx context.Context, m mode, name string) (grant, error) {
 	if ctx.Err() != nil {
 		return grant{}, context.Cause(ctx)
 	}
+	k := key{l.client, l.pool, name}
+	if !m.waits {
+		return l.ask(ctx, m, &line{key: k})
+	}
 	c := &caller{ctx: ctx, mode: m, answer: make(chan answer, 1)}
-	of := l.join(c, key{l.client, l.pool, name})
+	of := l.join(c, k)
 	select {
 	case got := <-c.answer:
 		return got.grant, got.err
@@ -87,11 +91,9 @@ func (l *Locks) join(c *caller, k key) *line {
 	linesMu.Lock()
 	defer linesMu.Unlock()
 	of := lines[k]
-	if of == nil || !c.mode.waits {
+	if of == nil {
 		of = &line{key: k}
-		if c.mode.waits {
-			lines[k] = of
-		}
+		lines[k] = of
 		go l.serve(of)
 	}
 	of.change(func() { of.callers = append(of.callers, c) })

@@ -211,7 +211,7 @@ var mutants = append(asleep(), []mutant{
 	l.mu.Unlock()`, `	l.mu.Unlock()`, 0},
 	}},
 	{"a request for each caller of a lock", "overload", `nearly all callers give up|from 2 s after`, []edit{
-		{"lock/line.go", `	if of == nil || !c.mode.waits {`, `	if true {`, 0},
+		{"lock/line.go", `	if of == nil {`, `	if true {`, 0},
 	}},
 	{"readers of a stopped process", "stopped", `goes on: trusted true`, []edit{
 		{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0},
