@@ -52,7 +52,7 @@ const (
 		first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() join_lease() lock_acquire()
 		lock_list() lock_look() lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation()
 		lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel()
-		notify_due() owners() part() partition_for() present_database() read() register() release() sample()
+		notify_due() on_aurora() owners() part() partition_for() present_database() read() register() release() sample()
 		session_ends() session_leases() settings() snapshot() tables_number() tidy() timeline() `
 	forAllSchedules = `
 		schedule_begin() schedule_block() schedule_canceled() schedule_check_canceled() schedule_clock()

@@ -14,7 +14,7 @@ REVOKE INSERT ON pgleases.events FROM pgleases_app;
 GRANT INSERT (lease, cause, reason, from_id, to_id, partitions, generation) ON pgleases.events TO pgleases_app;
 GRANT INSERT ON pgleases.samples TO pgleases_app;
 -- PUBLIC may not execute trim_events, trim_samples and end_overrides, and in some databases no function at all.
-GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.tables_number, pgleases.present_database, pgleases.first_epoch, pgleases.settings, pgleases.heartbeat, pgleases.heartbeat_answer, pgleases.many_changed, pgleases.session_leases, pgleases.join_lease, pgleases.register,
+GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.tables_number, pgleases.present_database, pgleases.first_epoch, pgleases.settings, pgleases.on_aurora, pgleases.heartbeat, pgleases.heartbeat_answer, pgleases.many_changed, pgleases.session_leases, pgleases.join_lease, pgleases.register,
     pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.sample, pgleases.trim_samples, pgleases.end_overrides, pgleases.end_delays, pgleases.hold_liveness,
     pgleases.watch_liveness, pgleases.session_ends, pgleases.evict_disconnected, pgleases.read, pgleases.owners, pgleases.release, pgleases.begin_graces, pgleases.announce,
     pgleases.snapshot, pgleases.apply, pgleases.partition_for, pgleases.guard, pgleases.guard_many, pgleases.check_interval, pgleases.notify, pgleases.notify_channel, pgleases.notify_due, pgleases.lock_mutex, pgleases.lock_settings,

@@ -230,8 +230,7 @@ DECLARE
     unused boolean;
 BEGIN
     IF pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true) IS NULL -- always false: set_config returns text
-       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text
-       OR pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN
+       OR pg_catalog.current_setting('transaction_isolation') OPERATOR(pg_catalog.<>) 'read committed'::pg_catalog.text THEN
         unused := pgleases.lock_settings(p_lock_ms);
     END IF;
     unused := pg_catalog.pg_advisory_xact_lock(pgleases.lock_mutex(p_name)) IS NULL;
@@ -245,6 +244,7 @@ BEGIN
     RETURNING EXISTS (SELECT FROM pgleases.locks AS o WHERE o.name OPERATOR(pg_catalog.=) p_name AND o.ticket OPERATOR(pg_catalog.<>) l.ticket)
     INTO others;
     IF others THEN
+        unused := pgleases.lock_settings(p_lock_ms); -- this commit is durable
         PERFORM pgleases.lock_turn(p_name, p_timeline, p_notify);
     ELSIF others IS NULL AND NOT pgleases.lock_same_incarnation(p_timeline, p_started, p_marker) THEN
         RETURN 'elsewhere';

@@ -154,6 +154,15 @@ END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch of a partition in a server generation.';
 
+-- IMMUTABLE, because a server process never changes: so a cached plan has the answer.
+CREATE OR REPLACE FUNCTION pgleases.on_aurora() RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $pgleases_body$
+BEGIN
+    RETURN to_regproc('pg_catalog.aurora_version') IS NOT NULL;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.on_aurora() IS 'Whether the server is Amazon Aurora.';
+
 -- A statement sets its own settings, because behind a pooler there is no session to keep them. A function in PL/pgSQL
 -- calls this function by PERFORM. Another statement calls it in a CTE and reads the result, because PostgreSQL does not
 -- run a SELECT in a CTE that the rest of the statement does not read. IS NOT NULL is always true: it makes one boolean
@@ -164,7 +173,7 @@ COMMENT ON FUNCTION pgleases.first_epoch(bigint) IS 'The first epoch of a partit
 CREATE OR REPLACE FUNCTION pgleases.settings(p_durable boolean, p_lock_ms int) RETURNS boolean
 LANGUAGE sql VOLATILE AS $pgleases_body$
     SELECT pg_catalog.set_config('synchronous_commit',
-               CASE WHEN NOT p_durable AND pg_catalog.to_regproc('pg_catalog.aurora_version'::pg_catalog.text) IS NULL THEN 'off'
+               CASE WHEN NOT p_durable AND NOT pgleases.on_aurora() THEN 'off'
                     WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'off'::pg_catalog.text THEN 'on'
                     ELSE pg_catalog.current_setting('synchronous_commit') END, true) IS NOT NULL
        AND pg_catalog.set_config('lock_timeout', p_lock_ms::pg_catalog.text, true) IS NOT NULL
