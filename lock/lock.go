@@ -249,7 +249,7 @@ func (l *Locks) request(
 	return answer, l.client.Locks.Abandon, err
 }
 
-// unused returns what to do with an acquisition whose answer nobody uses.
+// unused returns how to end an acquisition whose answer comes too late, or is of no use.
 func (l *Locks) unused(answer store.LockAnswer, sent bool, err error) func(*locks.Acquisition) {
 	unknown := err != nil && sent && !store.LockTimeout(err)
 	if unknown || answer.Outcome == store.LockGranted || answer.Outcome == store.LockWaits {

@@ -175,16 +175,16 @@ func (c *Conn) GrantedLocks() []int64 {
 type Locks struct {
 	Statements Statements
 	LockWait   int // how long a statement waits for another's mutex, milliseconds
-	// OnConn waits for a connection, until ctx ends. The context of use is working, and also ends when no
-	// answer is to be expected any more.
+	// OnConn waits for a connection, until ctx ends. The context of use is working, and also ends
+	// when no answer is to be expected any more.
 	OnConn func(ctx, working context.Context, use func(context.Context, *pgx.Conn) error) error
 
 	notCommitted atomic.Bool // the default of the application's transactions is not READ COMMITTED
 }
 
 // Acquire acquires a lock, or a place in its queue. Sent reports whether the database may have
-// received the request. If ctx ends before the answer, Acquire returns ErrUnanswered, and late gets
-// the answer. See lockacquire.sql.
+// received the request. If ctx ends before the answer, Acquire returns ErrUnanswered, and late
+// gets the answer. See lockacquire.sql.
 func (l *Locks) Acquire(
 	ctx context.Context, r LockRequest, late func(LockAnswer, error),
 ) (answer LockAnswer, sent bool, err error) {
@@ -221,8 +221,8 @@ func lockAnswer(words []string, err error) (answer LockAnswer, _ error) {
 	return answer, err
 }
 
-// Release releases a lock of a session. It waits at most for the given time for a connection. If ctx
-// ends before the answer, it returns ErrUnanswered. See lockrelease.sql.
+// Release releases a lock of a session. It waits at most for the given time for a connection. If
+// ctx ends before the answer, it returns ErrUnanswered. See lockrelease.sql.
 func (l *Locks) Release(
 	ctx context.Context, wait time.Duration, session int64, r LockRelease, run Incarnation,
 ) (became LockOutcome, sent bool, err error) {
@@ -269,9 +269,9 @@ var ErrUnanswered = errors.New("the caller has not waited for the answer")
 // ask sends a statement after OnConn has provided a connection, within soon. Functions of the
 // application run in it, of the pool and of its tracer. If they panic or end their goroutine, that
 // becomes an error. So the statement has a goroutine of its own, and ask returns at once when ctx
-// ends. What was not sent by then is never sent. If it was sent, late gets the answer, or the error
-// that there will be none. If code of the application hangs in it, it keeps the connection, and is
-// left behind.
+// ends. If the statement was not sent by then, it never is. If it was, late gets the answer, or why
+// there is no answer. If code of the application hangs, it keeps the connection, and is left
+// behind.
 func ask[T any](
 	ctx, soon context.Context, l *Locks, late func(T, error), statement string, args ...any,
 ) (answer T, sent bool, err error) {

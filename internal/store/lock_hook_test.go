@@ -36,8 +36,8 @@ func TestAcquireThatWasGivenUpIsNotSent(t *testing.T) {
 	})
 }
 
-// The caller returns when its context ends, and the answer decides what becomes of the acquisition.
-// Code of the application that hangs is left behind.
+// The caller returns when its context ends, and the answer decides what becomes of the lock. Code of
+// the application that hangs is left behind.
 func TestAnswerOfAcquireThatWasGivenUpIsLate(t *testing.T) {
 	for name, c := range map[string]struct {
 		answersAfter, lateAfter time.Duration // from the end of the caller's context

@@ -216,8 +216,8 @@ func Acquire(
 // A limiter gives each step of acquire a context of its own.
 type limiter func(context.Context) (context.Context, context.CancelFunc)
 
-// unlimited is the limiter of a wait that only its caller ends. A timer would cost each statement more
-// than the search for the connection does.
+// unlimited is the limiter of a wait that only its caller ends. A timer would cost each statement
+// more than the search for the connection does.
 func unlimited(ctx context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }
 
 func acquire(
@@ -233,8 +233,8 @@ func acquire(
 	return conn, release, err
 }
 
-// repeat calls f, and calls it again while another connection may work. All that there are may lead to
-// a standby.
+// repeat calls f, and calls it again while another connection may work. All that there are may lead
+// to a standby.
 func repeat(ctx context.Context, pool *pgxpool.Pool, f func() error) error {
 	another := func(err error) bool { return err != nil && errors.As(err, new(anotherError)) && ctx.Err() == nil }
 	err := f()
@@ -418,13 +418,14 @@ func inTx(
 ) error {
 	line = cmp.Or(line, lineOf(pool))
 	var tx pgx.Tx
-	conn, release, err := acquire(ctx, line, pool, unlimited, func(ctx context.Context, conn *pgxpool.Conn) (err error) {
+	begin := func(ctx context.Context, conn *pgxpool.Conn) (err error) {
 		tx, err = conn.BeginTx(ctx, options)
 		if err != nil {
 			return err
 		}
 		return f(ctx, tx)
-	})
+	}
+	conn, release, err := acquire(ctx, line, pool, unlimited, begin)
 	defer release()
 	switch {
 	case err == nil:

@@ -65,7 +65,8 @@ func TestStandbyIsTriedForAWhileOnly(t *testing.T) {
 	idle(t, pool)
 	tries := 0
 	standby := func(context.Context, *pgxpool.Conn) error { tries++; return &pgconn.PgError{Code: "25006"} }
-	if err := worker.Use(t.Context(), t.Context(), nil, pool, standby); worker.Whose(err) != worker.Standby || tries > 6 {
+	err := worker.Use(t.Context(), t.Context(), nil, pool, standby)
+	if worker.Whose(err) != worker.Standby || tries > 6 {
 		t.Errorf("%v after %d tries", err, tries)
 	}
 }

@@ -90,8 +90,8 @@ func (k *lockers) manyNames(ctx context.Context) {
 	k.out.compare(what, rates[0], rates[1:]...).atLeast(0.75)
 }
 
-// byHand returns a function that sends the two statements of a pair, and does nothing else of what the
-// library does. Their session is that of a client.
+// byHand returns a function that only sends the two statements of a pair, in the name of a client's
+// session.
 func (k *lockers) byHand(ctx context.Context) func(client, _ int) {
 	const known = `SELECT c.session, s.accepted_timeline AS timeline, m.marker,
     (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint AS started
