@@ -49,12 +49,13 @@ func TestAnswerOfAcquireThatWasGivenUpIsLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				over := make(chan struct{})
-				locks := &Locks{OnConn: func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
+				locks := new(Locks)
+				locks.OnConn = func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
 					defer close(over)
 					_ = handlers.Call(func() error { return use(working, nil) }) // it is sent, and panics
 					time.Sleep(c.answersAfter + time.Second)
 					return errAnswer
-				}}
+				}
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				defer cancel()
 				began, late := time.Now(), make(chan error, 1)
