@@ -260,13 +260,12 @@ func acquireOnce(
 	defer stop()
 	life := line.Life()
 	defer context.AfterFunc(life, stop)()
-	began := time.Now()
 	waiting, cancel := within(renewed)
 	defer cancel()
 	conn, err = pool.Acquire(pinged{waiting})
 	exhausted := err != nil && ctx.Err() == nil && waiting.Err() == context.DeadlineExceeded
 	if exhausted {
-		err = fmt.Errorf("the pool had no connection for %v: %w", time.Since(began).Round(time.Millisecond), err)
+		err = fmt.Errorf("the pool had no connection in time: %w", err)
 	}
 	if err == nil {
 		err = line.current(renewed, conn)
