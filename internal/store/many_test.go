@@ -26,8 +26,8 @@ func (f *fixture) owningMany(leases int) *client {
 	return c
 }
 
-// rowsRead returns how many rows of all tables a statement reads, and index entries of members and
-// partitions.
+// rowsRead returns how many rows of members, partitions and clients a statement reads, and how many
+// entries of their indexes.
 func (c *client) rowsRead(statement func()) (rows int64) {
 	c.f.Helper()
 	read := func() int64 {
@@ -35,7 +35,8 @@ func (c *client) rowsRead(statement func()) (rows int64) {
 			SELECT sum(pg_stat_get_xact_tuples_returned(indexrelid))::bigint
 				+ sum(pg_stat_get_xact_tuples_returned(indrelid))::bigint
 			FROM pg_index
-			WHERE indrelid IN (format('%I.members', $1::text)::regclass, format('%I.partitions', $1::text)::regclass)`,
+			WHERE indrelid IN (format('%I.members', $1::text)::regclass, format('%I.partitions', $1::text)::regclass,
+				format('%I.clients', $1::text)::regclass)`,
 			c.f.schema)
 	}
 	c.f.ok(c.pg().Exec(c.f.ctx, "BEGIN"))
@@ -93,6 +94,24 @@ func TestReleaseInOneLeaseReadsNoOther(t *testing.T) {
 		expect(t, len(c.release([]Release{{"l-7", 0, 1}}).Released), 1, "released")
 	})
 	if rows > 20 {
+		t.Errorf("%d rows read", rows)
+	}
+}
+
+// Of those with a longer TTL it needs to know, so it reads the others once.
+func TestRegistrationReadsOthersOnce(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	c := f.client("c")
+	const others = 500
+	f.exec(`INSERT INTO clients (session, id, incarnation, expires_at, ttl, host, pid, started_at)
+		SELECT n, n, 1, now() + interval '1 minute', interval '1 second', '', 1, now() FROM generate_series(1, $1) AS n`,
+		others)
+	rows := c.rowsRead(func() {
+		_, _, err := c.Register(f.ctx, registration(random(), "new", 0, random(), usualTTL))
+		f.ok(err)
+	})
+	if rows > others+10 {
 		t.Errorf("%d rows read", rows)
 	}
 }

@@ -68,6 +68,7 @@ BEGIN
         SELECT c.host, c.pid FROM pgleases.clients AS c
         WHERE p_incarnation = 0 AND c.id = p_id AND c.session <> p_session AND c.incarnation >= 0
           AND c.expires_at > clock_timestamp() + c.ttl / 2
+          AND EXISTS (SELECT FROM pgleases.identities AS i WHERE i.id = p_id) -- no index has the ID, so this reads all clients
         ORDER BY c.incarnation DESC LIMIT 1
     ), contended AS MATERIALIZED (
         SELECT FROM pgleases.identities AS i
@@ -103,7 +104,7 @@ BEGIN
         SELECT s.next_check_at > clock_timestamp() + p_ttl * interval '1 microsecond' AS late
         FROM pgleases.server AS s
         WHERE EXISTS (SELECT FROM identity)
-          AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > p_ttl * interval '1 microsecond')
+          AND EXISTS (SELECT FROM pgleases.clients AS c WHERE c.ttl > (SELECT p_ttl * interval '1 microsecond'))
         FOR KEY SHARE OF s
     ), lowered AS (
         UPDATE pgleases.server AS s
@@ -133,7 +134,7 @@ BEGIN
     FROM (VALUES (1)) AS one -- a row also if no other process has the ID
     LEFT JOIN LATERAL (
         SELECT c.host, c.pid, c.started_at FROM pgleases.clients AS c
-        WHERE c.id = p_id AND c.session <> p_session
+        WHERE c.id = p_id AND c.session <> p_session AND NOT EXISTS (SELECT FROM client) -- otherwise it is not needed
         ORDER BY c.incarnation DESC LIMIT 1
     ) AS newer ON true
     INTO incarnation, host, pid, started_at, evicted, contended;
