@@ -84,8 +84,9 @@
 // # Words with a second meaning
 //
 //   - The generation of a lease counts its changes. A plan is not written if the generation is not
-//     the one that it has read. The server generation is the upper half of new epochs, and rises
-//     when a promoted server is accepted.
+//     the one that it has read. Heartbeats, reads and look-ups of owners have it without the joins,
+//     which change no owner and no target. The server generation is the upper half of new epochs,
+//     and rises when a promoted server is accepted.
 //   - The incarnation of a client is the number of its process among those with its ID. A server
 //     incarnation, a variable run in the code, is a server's timeline, start and boot marker. A
 //     watch of the clock counts within one.

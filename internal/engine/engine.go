@@ -710,7 +710,7 @@ func (e *engine) planned(p *planning, o outcome, n portion) {
 	}
 	if e.plans.underWay == nil {
 		for _, r := range p.read {
-			e.members.planned(r.Name, r.Generation)
+			e.members.planned(r.Name)
 		}
 	}
 }

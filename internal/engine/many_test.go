@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,6 +186,29 @@ func TestLeaveOfOneLeasePlansNoOther(t *testing.T) {
 			t.Errorf("for %d leaves, %d leases were planned within %v", manyLeases, n, took)
 		}
 		w.share(10*time.Second, leases[1:]...)
+	})
+}
+
+// Otherwise each client of a fleet that starts would read what it owns after every heartbeat.
+func TestJoinsOfOthersCauseNoReads(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		a := w.start("a", pgleases.WithPolling())
+		a.owning("x", 4)
+		time.Sleep(10 * time.Second)
+		var reads atomic.Int64
+		w.inject(func(client, op string) (fault, bool) {
+			if client == a.name && op == "read" {
+				reads.Add(1)
+			}
+			return fault{}, false
+		})
+		for i := range 5 {
+			w.start(fmt.Sprint("b", i), pgleases.WithPolling()).mustJoin("x", 4, pgleases.WithWeight(0))
+			time.Sleep(3 * time.Second)
+		}
+		if n := reads.Load(); n > 0 {
+			t.Errorf("%d reads", n)
+		}
 	})
 }
 

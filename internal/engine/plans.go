@@ -428,12 +428,11 @@ func (ps *plans) restAfterLargePlan(took time.Duration, now time.Time) {
 	ps.allAt = now.Add(max(time.Second, restAfterAll*took))
 }
 
-// planned notes that a lease was planned, and has that generation now. If the plan has changed a
-// partition, it may have asked the session for one, or given it one at once. If not, the session
-// may own partitions that were not read yet.
-func (ms *members) planned(lease string, generation int64) {
+// planned notes that a lease was planned. The plan may have asked the session for a partition, or
+// given it one at once, and the session may own partitions that were not read yet.
+func (ms *members) planned(lease string) {
 	m := ms.byName[lease]
-	if m != nil && m.generation != generation {
+	if m != nil {
 		m.setToRead(true)
 	}
 }

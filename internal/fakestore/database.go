@@ -91,8 +91,9 @@ type (
 	}
 	// A Lease is a row of table leases.
 	Lease struct {
-		Partitions, Generation, CreatedGeneration, EpochFloor, NextCheckAt, PlannedAt, NextPartitions, NextUntil int64
-		Successor                                                                                                string
+		Partitions, Generation, Joins, CreatedGeneration, EpochFloor int64
+		NextCheckAt, PlannedAt, NextPartitions, NextUntil            int64
+		Successor                                                    string
 
 		SettlingSince, SettlesAt int64 // 0 stands for null
 		Unowned                  int

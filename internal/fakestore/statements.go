@@ -171,7 +171,7 @@ func (c *Conn) Heartbeat(
 				continue
 			}
 			l := t.Leases[name]
-			b := store.LeaseBeat{Name: name, Generation: l.Generation, Weight: member.Weight}
+			b := store.LeaseBeat{Name: name, Generation: l.Generation - l.Joins, Weight: member.Weight}
 			switch {
 			case l.NextCheckAt == Ever:
 				b.DueIn = notDue
@@ -314,6 +314,8 @@ func (c *Conn) Join(
 			l.Generation++
 			if l.Partitions == 0 {
 				l.CreatedGeneration = l.Generation
+			} else if l.Unowned == 0 {
+				l.Joins++
 			}
 			g, is := t.Graces[GraceKey{lease, t.Clients[session].ID}]
 			awaited := is && g.Until > clock
@@ -499,7 +501,7 @@ func (c *Conn) Read(ctx context.Context, session int64, leases []string) ([]stor
 			}
 			read := store.LeaseRead{
 				Name:             name,
-				Generation:       l.Generation,
+				Generation:       l.Generation - l.Joins,
 				AcceptedTimeline: t.Server.AcceptedTimeline,
 				ServerGeneration: t.Server.Generation,
 				Server:           store.Incarnation{Timeline: db.run.Timeline, Started: db.run.Started},
@@ -585,7 +587,7 @@ func partitionsOf(s store.Span) (all []int) {
 // owners returns the live owners of partitions, in the order of their sessions.
 func (t *Tables) owners(lease string, partitions []int, clock int64) store.Owners {
 	l := t.Leases[lease]
-	owners := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation}
+	owners := store.Owners{Partitions: int(l.Partitions), Generation: l.Generation - l.Joins}
 	bySession := make(map[int64]*store.Owner)
 	for _, p := range partitions {
 		last := len(owners.Lasts) - 1

@@ -194,11 +194,11 @@ func tablesOf(f *fixture, on batcher) fakestore.Tables {
 	r.read(`
 		SELECT name, partitions, generation, created_generation, epoch_floor, plan_due_at, planned_at,
 			next_partitions, next_until, coalesce(successor, ''), coalesce(settling_since, 'epoch'),
-			coalesce(settles_at, 'epoch'), unowned FROM leases`, func() ([]any, func()) {
+			coalesce(settles_at, 'epoch'), unowned, joins FROM leases`, func() ([]any, func()) {
 		var l fakestore.Lease
 		fields := []any{
 			&name, &l.Partitions, &l.Generation, &l.CreatedGeneration, &l.EpochFloor, &a, &b,
-			&l.NextPartitions, &c, &l.Successor, &d, &e, &l.Unowned,
+			&l.NextPartitions, &c, &l.Successor, &d, &e, &l.Unowned, &l.Joins,
 		}
 		return fields, func() {
 			l.NextCheckAt, l.PlannedAt, l.NextUntil = instant(a), instant(b), instant(c)
@@ -292,10 +292,10 @@ func (f *fixture) write(tx pgx.Tx, before, after fakestore.Tables) {
 	}, func(name string, l fakestore.Lease) {
 		exec(`
 			INSERT INTO leases VALUES ($1, $2, $3, $4, $5, $6::timestamptz, $7::timestamptz, DEFAULT, $8, $9::timestamptz,
-				nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'), $13)`,
+				nullif($10, ''), nullif($11::timestamptz, 'epoch'), nullif($12::timestamptz, 'epoch'), $13, $14)`,
 			name, l.Partitions, l.Generation, l.CreatedGeneration, l.EpochFloor, timestamp(l.NextCheckAt),
 			timestamp(l.PlannedAt), l.NextPartitions, timestamp(l.NextUntil), l.Successor,
-			timestamp(l.SettlingSince), timestamp(l.SettlesAt), l.Unowned)
+			timestamp(l.SettlingSince), timestamp(l.SettlesAt), l.Unowned, l.Joins)
 	})
 	changes(before.Members, after.Members, func(m fakestore.Member) {
 		exec("DELETE FROM members WHERE lease = $1 AND session = $2", m.Lease, m.Session)

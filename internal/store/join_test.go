@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgleases/pgleases/internal/fakestore"
 	. "github.com/pgleases/pgleases/internal/store"
+	"github.com/pgleases/pgleases/internal/testkit"
 )
 
 func TestTheFirstJoinMakesTheLease(t *testing.T) {
@@ -68,7 +69,7 @@ func TestARepeatedJoinChangesNothingButAsksAgain(t *testing.T) {
 		beat := a.beat().Leases[0]
 		expect(t, beat.DueIn >= 0, true, "a plan is due")
 		beat.DueIn = 0
-		expect(t, beat, LeaseBeat{"l", 4, 0, 7}, "heartbeat")
+		expect(t, beat, LeaseBeat{"l", 2, 0, 7}, "heartbeat, which leaves out all joins but the first")
 		expect(t, a.snapshot("l")[0].Members[0].Weight, 7, "weight in a plan")
 	})
 }
@@ -282,5 +283,31 @@ func TestThePlanOfALargeLeaseIsClaimedByOneClientToo(t *testing.T) {
 			l.NextCheckAt = clock + 4*time.Second.Microseconds()
 		})
 		expect(t, a.beat().Leases[0].DueIn, 0, "due where the clock stepped back")
+	})
+}
+
+// A join changes no owner and no target, but makes plans void. If partitions have no owner because
+// of ceilings, it may change which member logs them.
+func TestJoinIsNoReasonToReadForOthers(t *testing.T) {
+	onBoth(t, func(t *testing.T, f *fixture) {
+		a := f.client("a")
+		a.join("l", 1)
+		generations := func() string {
+			span := Span{Lease: "l"}
+			read := testkit.Must(a.Read(f.ctx, a.session, []string{"l"}))(f)
+			owners := testkit.Must(a.Owners(f.ctx, []Span{span}))(f)
+			return fmt.Sprint(a.beat().Leases[0].Generation, read[0].Generation, owners[span].Generation)
+		}
+		before := generations()
+		f.client("b").join("l", 1)
+		expect(t, generations(), before, "generations of a heartbeat, a read and a look-up of owners")
+		expect(t, a.snapshot("l")[0].Generation, 2, "generation of plans")
+		f.edit(func(t *fakestore.Tables, _ int64) {
+			l := t.Leases["l"]
+			l.Unowned = 1
+			t.Leases["l"] = l
+		})
+		f.client("c").join("l", 1)
+		expect(t, generations(), "2 2 2", "generations while a partition is over the ceilings")
 	})
 }

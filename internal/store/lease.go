@@ -49,7 +49,7 @@ type Owned struct {
 // A LeaseRead is what a session owns in one lease.
 type LeaseRead struct {
 	Name             string
-	Generation       int64
+	Generation       int64       // without the joins
 	Server           Incarnation // the server that answered, without the boot marker
 	AcceptedTimeline int64       // according to that server
 	ServerGeneration int64       // the present generation: no guard passes under an epoch of an earlier one
@@ -172,7 +172,7 @@ type Point struct{ Run, Seen string }
 // Owners are the clients that own partitions of a span.
 type Owners struct {
 	Partitions int   // of the lease; 0: there is no such lease
-	Generation int64 // of the lease
+	Generation int64 // of the lease, without the joins
 	At         Point // for the next question
 	// Firsts and Lasts are the first and last partitions of what was read. The rest of the span did not
 	// change since the point that the span names. If all may have changed, all was read.

@@ -204,8 +204,7 @@ func TestReleasesOfOneLeaseWaitForNoOtherRelease(t *testing.T) {
 	expect(t, len(got.Released), 1, "released meanwhile by another, to leave it later")
 	f.ok(b.Announce(f.ctx, []string{"l"}, []int64{c.session}))
 	planning := later(func() Applied {
-		plans := []LeaseSnapshot{{Name: "l", Generation: c.beat().Leases[0].Generation}}
-		applied, _ := c.Apply(f.ctx, plans, []Move{{"l", 2, a.session}}, onlyLeftOver)
+		applied, _ := c.Apply(f.ctx, c.snapshot("l"), []Move{{"l", 2, a.session}}, onlyLeftOver)
 		return applied
 	})
 	f.blocked(c.pg().Raw()) // what decides by owners waits
@@ -218,7 +217,7 @@ func TestLeaveHandsOverToPlannedSuccessors(t *testing.T) {
 	onBoth(t, func(t *testing.T, f *fixture) {
 		a, b, c := f.trio(3)
 		a.give("l", a.session, a.session, b.session)
-		generation := f.tables().Leases["l"].Generation
+		generation, before := f.tables().Leases["l"].Generation, b.beat().Leases[0].Generation
 		plan := map[int]int64{0: b.session, 1: c.session}
 		got := a.leave(Leave{"l", true, false, generation, plan}, Release{"l", 0, 1}, Release{"l", 1, 1})
 		want := fmt.Sprintf("{Released:["+
@@ -227,7 +226,7 @@ func TestLeaveHandsOverToPlannedSuccessors(t *testing.T) {
 		expect(t, fmt.Sprintf("%+v", got), want, "answer")
 		expect(t, f.state("l", b, c), "b>b:2 of b prefers a, c>c:2 of c prefers a, b>b:1 of b", "state")
 		beat := b.beat().Leases[0]
-		expect(t, beat, LeaseBeat{"l", generation + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
+		expect(t, beat, LeaseBeat{"l", before + 1, -time.Microsecond, 1}, "heartbeat: no other plan is due")
 
 		plan = map[int]int64{0: c.session, 2: c.session} // of before a left
 		got = b.leave(Leave{"l", true, false, generation, plan}, Release{"l", 0, 2}, Release{"l", 2, 1})

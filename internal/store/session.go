@@ -96,7 +96,7 @@ type Beat struct {
 // A LeaseBeat is what a heartbeat returns about one lease that the session is a member of.
 type LeaseBeat struct {
 	Name       string
-	Generation int64
+	Generation int64         // without the joins
 	DueIn      time.Duration // the time until a plan is due; negative: no plan is due
 	Weight     int
 }

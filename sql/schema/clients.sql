@@ -231,7 +231,7 @@ BEGIN
                 FROM pgleases.server AS s);
     END IF;
     -- due_in: negative if no plan is due; 0 also if the clock stepped back.
-    RETURN (SELECT concat_ws(' ', p_renewed, run, string_agg(concat_ws(' ', l.generation,
+    RETURN (SELECT concat_ws(' ', p_renewed, run, string_agg(concat_ws(' ', l.generation - l.joins,
                        CASE WHEN l.plan_due_at = 'infinity' THEN -0.000001
                             WHEN l.plan_due_at > now + interval '1 second' + l.partitions * interval '50 microseconds' THEN 0
                             ELSE greatest(extract(epoch FROM l.plan_due_at - now), 0) END,

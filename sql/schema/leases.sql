@@ -14,7 +14,8 @@ CREATE TABLE IF NOT EXISTS pgleases.leases (
     successor          pg_catalog.text COLLATE pg_catalog."C",
     settling_since     pg_catalog.timestamptz,
     settles_at         pg_catalog.timestamptz,
-    unowned            int NOT NULL DEFAULT 0
+    unowned            int NOT NULL DEFAULT 0,
+    joins              bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 COMMENT ON TABLE pgleases.leases IS 'The leases. A lease that was dropped or replaced keeps its row, with 0 partitions, because of its epoch_floor.';
 COMMENT ON COLUMN pgleases.leases.name IS 'The lease''s name.';
@@ -30,6 +31,7 @@ COMMENT ON COLUMN pgleases.leases.successor IS 'The lease that has replaced this
 COMMENT ON COLUMN pgleases.leases.settling_since IS 'When the first of the joins and changes of weights came that settles_at counts from. It is null if there is no settles_at.';
 COMMENT ON COLUMN pgleases.leases.settles_at IS 'The end of the rebalance delay: until then partitions with a live owner stay. It is null if there is no delay.';
 COMMENT ON COLUMN pgleases.leases.unowned IS 'How many partitions have no owner according to the last plan, because all members are at their ceilings.';
+COMMENT ON COLUMN pgleases.leases.joins IS 'How often the generation has risen because a session joined. That changes no owner and no target, so members read what they own only if the generation without the joins is another one.';
 COMMENT ON COLUMN pgleases.leases.changed IS 'The transaction that last changed the row. Heartbeats of members return their leases only after a change.';
 
 CREATE OR REPLACE TRIGGER emptied AFTER TRUNCATE ON pgleases.leases EXECUTE FUNCTION pgleases.emptied();
@@ -142,7 +144,7 @@ SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan S
 AS $pgleases_body$
 BEGIN
     RETURN QUERY
-    SELECT l.name, l.generation, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
+    SELECT l.name, l.generation - l.joins, pgleases.timeline(), (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
            s.accepted_timeline, s.generation, coalesce(o.partitions, '{}'), coalesce(o.epochs, '{}'), coalesce(o.moving, '{}'),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w WHERE w.verb = 'pause' AND w.lease = l.name),
            (SELECT ARRAY[w.actor, w.reason] FROM pgleases.overrides AS w JOIN pgleases.clients AS c ON c.id = w.client WHERE w.verb = 'drain' AND c.session = p_session),
@@ -185,7 +187,7 @@ BEGIN
     WITH spans AS MATERIALIZED (
         SELECT w.number, w.lease, l.partitions, l.generation, r.firsts, r.lasts
         FROM unnest(p_leases, p_firsts, p_lasts, p_runs, p_seen) WITH ORDINALITY AS w (lease, first, last, run, seen, number)
-        LEFT JOIN LATERAL (SELECT l.partitions, l.generation FROM pgleases.leases AS l WHERE l.name = w.lease OFFSET 0) AS l ON true
+        LEFT JOIN LATERAL (SELECT l.partitions, l.generation - l.joins AS generation FROM pgleases.leases AS l WHERE l.name = w.lease OFFSET 0) AS l ON true
         CROSS JOIN LATERAL (
             SELECT CASE WHEN w.run = present AND present <> '' AND (trimmed < w.seen OR trimmed >= next) THEN (
                 SELECT CASE WHEN count(*) <= 1000 AND bool_or(e.whole) IS NOT TRUE THEN coalesce(range_agg(r), '{}') END
@@ -244,6 +246,7 @@ BEGIN
         ON CONFLICT (name) DO UPDATE
         SET partitions = EXCLUDED.partitions,
             generation = l.generation + 1,
+            joins = l.joins + (l.partitions > 0 AND l.unowned = 0)::int, -- otherwise there is more to read: who logs the partitions without an owner
             created_generation = CASE WHEN l.partitions = 0 THEN l.generation + 1 ELSE l.created_generation END,
             (plan_due_at, planned_at) = (
                 SELECT CASE WHEN NOT p.lately THEN EXCLUDED.plan_due_at

@@ -20,7 +20,7 @@
 --
 --   then, if the incarnation differs or one of the session's leases has changed since: timeline, started, marker, tables,
 --   or the word same if the incarnation does not differ; for each lease generation, due_in, weight; the names of these
---   leases in the same order, as an array
+--   leases in the same order, as an array. The generation is without the joins, which change no owner
 --
 -- For a session that is not live the text is one word and numbers: gone or copied; clock, accepted_timeline,
 -- server_generation, timeline, started, marker, tables. Copied: the session is live, but a copy of the caller's process has

@@ -6,10 +6,10 @@
 --            had. Then only what has changed since is read, if that is known. Incarnation empty: read all
 --
 -- For each part, a row without an owner, and a row for each owner. The row without an owner has the number of the part,
--- from 1; the lease's number of partitions (0: there is no such lease) and its generation; the incarnation (empty: not
--- known) and the transaction to name the next time; the first and the last partitions of what was read. The row of an
--- owner has the number of the part; its client ID and metadata; arrays of its partitions among those that were read, and
--- of their epochs.
+-- from 1; the lease's number of partitions (0: there is no such lease) and its generation without the joins; the
+-- incarnation (empty: not known) and the transaction to name the next time; the first and the last partitions of what was
+-- read. The row of an owner has the number of the part; its client ID and metadata; arrays of its partitions among those
+-- that were read, and of their epochs.
 --
 -- It is a change if a partition goes to another owner, or a session is evicted. It is no change if a session expires or
 -- a fence raises an epoch.
