@@ -3,17 +3,20 @@ package lock_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/lock"
 )
 
 // An acquisition may commit just after its client has closed, or a client may evict and end before
-// its sweep. Then rows of evicted sessions remain, under names that are not used again.
-func TestOpeningSweepsLocksOfExpiredSessions(t *testing.T) {
+// its sweep. Then rows of evicted sessions remain, under names that are not used again. The next check
+// for expired sessions sweeps them.
+func TestCheckSweepsLocksOfSessionsThatAreGone(t *testing.T) {
 	t.Parallel()
 	url := newDatabase(t)
 	db := testkit.Pool(t, pgtest.OwnerURL(url))
@@ -30,7 +33,7 @@ func TestOpeningSweepsLocksOfExpiredSessions(t *testing.T) {
 	testkit.OK(t, tx.Commit(t.Context()))
 	expect(t, testkit.Value[int](t, db, "SELECT count(*) FROM pgleases.clients"), 0, "sessions")
 	expect(t, testkit.Value[int](t, db, rows), 1, "rows of evicted sessions")
-	newWorker(t, url)
+	newWorker(t, url, pgleases.WithTTL(2*time.Second))
 	testkit.Becomes(t, db, "no row of evicted sessions is left", 0, rows)
 }
 

@@ -25,7 +25,7 @@ func TestRequestEndsWithoutCallersThatCanTakeIt(t *testing.T) {
 		"writer, readers":  {[]mode{exclusive, shared, shared}, false},
 	} {
 		config := locks.Config{Heartbeat: time.Second, Log: slog.Default()}
-		client := &engine.Client{Locks: locks.New(config, time.Now())}
+		client := &engine.Client{Locks: locks.New(config)}
 		of := &line{key: key{client: client}}
 		for _, m := range append([]mode{exclusive}, c.further...) {
 			caller := &caller{ctx: t.Context(), mode: m, answer: make(chan answer, 1)}

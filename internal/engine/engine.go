@@ -78,7 +78,7 @@ func newEngine(c *Client, first Conn) *engine {
 		locks: locks.New(locks.Config{
 			Heartbeat: c.config.Heartbeat, Log: c.config.Log, TrustLost: c.config.Errors.TrustLost,
 			Wake: c.wakeUp, Done: c.done, Err: c.Err,
-		}, now),
+		}),
 	}
 	c.Locks = e.locks
 	e.connection.connected(first)
@@ -686,8 +686,9 @@ func (e *engine) released(r release, answer store.Released) {
 }
 
 // evictedOthers handles the result of an eviction: other clients get what the evicted sessions had.
+// Each check also sweeps the locks of sessions that were gone before.
 func (e *engine) evictedOthers(evicted store.Evicted) {
-	if len(evicted.IDs) > 0 {
+	if evicted.Made || len(evicted.IDs) > 0 {
 		e.locks.SweepNow()
 	}
 	e.plans.request(time.Now().Add(evicted.PlanDueIn), evicted.ToPlan...)

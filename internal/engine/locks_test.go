@@ -302,7 +302,7 @@ func TestSweepFollowsEvictionWithoutAnswer(t *testing.T) {
 		a, b := w.start("a"), w.start("b")
 		_, err := lock.New(b.c, nil).Acquire(context.Background(), "report")
 		w.ok(err)
-		time.Sleep(10 * time.Second)               // each client sweeps once after its start
+		time.Sleep(10 * time.Second)
 		answers := time.Now().Add(8 * time.Second) // b has expired by then
 		w.inject(func(client, op string) (fault, bool) {
 			lost := op == "evict" && client == a.name && time.Now().Before(answers)

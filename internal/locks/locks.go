@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,7 +37,7 @@ type Session struct {
 	beat      chan struct{} // closed when the next heartbeat is answered; nil: no caller waits for one
 	listened  int64         // the session whose channel this connection listens to; 0: it does not listen
 	toConfirm bool          // another server incarnation has to confirm the held locks, and may have more of them
-	sweepAt   time.Time     // when to remove the rows of expired sessions; never: not before the next eviction
+	sweepAt   time.Time     // when to remove the rows of expired sessions; never: after the next check for them
 	batch     int           // the most locks that one statement releases: 1 if the last statement met another's mutex
 }
 
@@ -136,11 +135,9 @@ const (
 
 const maxBatch = 500
 
-// New returns the locks of a session, without any lock. The first sweep is within a heartbeat of
-// the client's start, because sessions may have expired with rows while no client lived.
-func New(c Config, now time.Time) *Session {
-	s := &Session{config: c, of: make(map[int64]*acquired), lookAt: when.Never,
-		sweepAt: now.Add(rand.N(c.Heartbeat)), batch: maxBatch}
+// New returns the locks of a session, without any lock.
+func New(c Config) *Session {
+	s := &Session{config: c, of: make(map[int64]*acquired), lookAt: when.Never, sweepAt: when.Never, batch: maxBatch}
 	for i := range s.at {
 		s.at[i] = make(map[int64]*acquired)
 	}
