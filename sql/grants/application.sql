@@ -17,6 +17,6 @@ GRANT INSERT ON pgleases.samples TO pgleases_app;
 GRANT EXECUTE ON FUNCTION pgleases.timeline, pgleases.tables_number, pgleases.present_database, pgleases.first_epoch, pgleases.settings, pgleases.on_aurora, pgleases.heartbeat, pgleases.heartbeat_answer, pgleases.many_changed, pgleases.session_leases, pgleases.join_lease, pgleases.register,
     pgleases.evict, pgleases.part, pgleases.tidy, pgleases.trim_events, pgleases.sample, pgleases.trim_samples, pgleases.end_overrides, pgleases.end_delays, pgleases.hold_liveness,
     pgleases.watch_liveness, pgleases.session_ends, pgleases.evict_disconnected, pgleases.read, pgleases.owners, pgleases.release, pgleases.begin_graces, pgleases.announce,
-    pgleases.snapshot, pgleases.apply, pgleases.partition_for, pgleases.guard, pgleases.guard_many, pgleases.check_interval, pgleases.notify, pgleases.notify_channel, pgleases.notify_due, pgleases.lock_mutex, pgleases.lock_settings,
+    pgleases.claim, pgleases.snapshot, pgleases.apply, pgleases.partition_for, pgleases.guard, pgleases.guard_many, pgleases.check_interval, pgleases.notify, pgleases.notify_channel, pgleases.notify_due, pgleases.lock_mutex, pgleases.lock_settings,
     pgleases.lock_same_incarnation, pgleases.lock_turn, pgleases.lock_acquire, pgleases.lock_queue, pgleases.lock_release,
     pgleases.lock_releases, pgleases.lock_look, pgleases.lock_sweep, pgleases.lock_list, pgleases.guard_lock TO pgleases_app;

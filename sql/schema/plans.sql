@@ -74,6 +74,38 @@ BEGIN
 END
 $pgleases_body$;
 
+-- A claim is planned once for each connection, because to plan it takes longer than to run it, and a fleet that starts
+-- claims a thousand times. statements/claim.sql explains the parameters.
+CREATE OR REPLACE FUNCTION pgleases.claim(p_leases pg_catalog.text[], p_lock_ms int, OUT claimed pg_catalog.text[], OUT locked pg_catalog.text[])
+LANGUAGE plpgsql VOLATILE
+SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off AS $pgleases_body$
+BEGIN
+    PERFORM pgleases.settings(true, p_lock_ms);
+    WITH due AS MATERIALIZED (
+        SELECT l.name FROM pgleases.leases AS l
+        WHERE l.name = ANY (p_leases)
+          AND (l.plan_due_at <= clock_timestamp() -- or further ahead than a plan can be: the clock stepped back
+               OR l.plan_due_at > clock_timestamp() + interval '1 second' + l.partitions * interval '50 microseconds'
+                  AND l.plan_due_at < 'infinity')
+        ORDER BY l.name
+        FOR UPDATE OF l SKIP LOCKED -- the caller tries these again
+    ), now_claimed AS (
+        UPDATE pgleases.leases AS l
+        SET plan_due_at = clock_timestamp() + interval '100 milliseconds' + l.partitions * interval '10 microseconds',
+            planned_at = clock_timestamp()
+        FROM due
+        WHERE l.name = due.name
+        RETURNING l.name
+    )
+    SELECT coalesce((SELECT array_agg(c.name ORDER BY c.name) FROM now_claimed AS c), '{}'),
+           coalesce((SELECT array_agg(l.name ORDER BY l.name) FROM pgleases.leases AS l
+                     WHERE l.name = ANY (p_leases) AND l.plan_due_at <= clock_timestamp()
+                       AND l.name NOT IN (SELECT c.name FROM now_claimed AS c)), '{}')
+    INTO claimed, locked;
+END
+$pgleases_body$;
+COMMENT ON FUNCTION pgleases.claim(pg_catalog.text[], int) IS 'Claims the planning of leases that need a plan. The file sql/statements/claim.sql explains it.';
+
 -- The leases are locked first. The statement that follows has a snapshot of its own: it sees everything that was
 -- committed while this one waited. As long as it runs, no release, join or other plan of these leases is executed. So
 -- the owner of a partition does not change from here on; a fence may still raise its epoch.
