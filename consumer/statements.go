@@ -19,6 +19,7 @@ type statements struct {
 	Due, State, Unblock, PutOff, NoteRow, Skipped string
 	Suspect, TakeBack                             string // crashes of a row
 	Poll, Read, ReadBlocked, Remove, RemoveSame   string // on the user's table
+	ReadOne, RemoveOne                            string // of a partition, of a row: see one
 	Block, Kill, Crash, Note, Sweep, Misplaced    string // also on it
 	Open, Begin, End                              string
 	Ours                                          string // makes the settings those of our statements
@@ -39,6 +40,15 @@ var settings = [][2]string{
 	{"work_mem", "1GB"},
 	{"lock_timeout", strconv.FormatInt(lockWait.Milliseconds(), 10)},
 }
+
+// one replaces the arrays of partitions and rows by a single one, because the server prepares a
+// join with an array for each transaction, even if it has one element.
+var one = strings.NewReplacer(
+	"pg_catalog.unnest($1::int[]) AS p", "(VALUES ($1::int)) AS p",
+	"ROWS FROM (pg_catalog.unnest($1::int[]), pg_catalog.unnest($2::bigint[])) AS b",
+	"(VALUES ($1::int, $2::bigint)) AS b",
+	"pg_catalog.cardinality($2::bigint[])", "1",
+)
 
 var tableSQL = store.Texts(sql.Files, "pgleases")("table")
 
@@ -79,7 +89,9 @@ func statementsFor(schema string, names *strings.Replacer) (s statements) {
 	s.Theirs = "SELECT pg_catalog.concat(" + strings.Join(theirs, ", ") + ")"
 	s.Ours = "SELECT pg_catalog.concat(" + strings.Join(all, ", ") + ")"
 	texts := store.Texts(sql.Files, schema)
-	store.Fill(&s, func(name string) string { return names.Replace(texts(name)) })
+	text := func(name string) string { return names.Replace(texts(name)) }
+	s.ReadOne, s.RemoveOne = one.Replace(text("read")), one.Replace(text("remove"))
+	store.Fill(&s, text)
 	opening := append(saves, ours...)
 	opening[len(opening)-1] = set("lock_timeout", "$5::pg_catalog.text") // the last of settings
 	s.Open = strings.ReplaceAll(s.Open, "{settings}", strings.Join(opening, ", "))

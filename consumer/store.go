@@ -238,7 +238,11 @@ func (d *db) putOff(p *part, id int64) { _ = d.writeSoon(d.sql.PutOff, d.name, p
 // queueRead queues the read of the first rows of partitions, up to an ID.
 func (d *db) queueRead(batch *pgx.Batch, parts []*part, high int64, limit int, read func(pgx.Rows) error) {
 	numbers, _ := keysOf(parts)
-	batch.Queue(d.sql.Read, numbers, high, d.name, limit, parts[0].rows.leaveOut()).Query(read)
+	statement, of := d.sql.Read, any(numbers)
+	if len(parts) == 1 {
+		statement, of = d.sql.ReadOne, numbers[0]
+	}
+	batch.Queue(statement, of, high, d.name, limit, parts[0].rows.leaveOut()).Query(read)
 }
 
 // queueReadBlocked queues the read of a blocked row.
@@ -249,6 +253,10 @@ func (d *db) queueReadBlocked(batch *pgx.Batch, p *part, id int64, read func(pgx
 // queueRemove queues the removal of rows in the transaction in which they were handled.
 func (d *db) queueRemove(batch *pgx.Batch, rows []row, xact string) {
 	numbers, ids := placesOf(rows)
+	if len(rows) == 1 {
+		batch.Queue(d.sql.RemoveOne, numbers[0], ids[0], xact)
+		return
+	}
 	batch.Queue(d.sql.Remove, numbers, ids, xact)
 }
 
