@@ -183,7 +183,11 @@ func (e *execution) decide(ctx context.Context, tx *handlers.Transaction, a *att
 	if !k.calls.repeatable() {
 		// Even if this run has begun already. Otherwise a crash or a failover of the server could
 		// cause a second call.
-		if _, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on"); err != nil {
+		err := e.db.inTime(ctx, e.db.times.Answer, func(ctx context.Context) error {
+			_, err := tx.Exec(ctx, "SET LOCAL synchronous_commit = on")
+			return err
+		})
+		if err != nil {
 			return err
 		}
 	}

@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -89,4 +90,43 @@ func callsOutliveASilentPool(t *timeguard.Try) {
 	if took := time.Since(since); took > 10*time.Second {
 		t.Missed(since, 10*time.Second, "it took %v", took)
 	}
+}
+
+// If the server falls silent before the answer to a commit, the run waits until the client has
+// connected again, and not for its timeout.
+func TestSilentCommitEndsWhenTheClientIsBack(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newDirectDatabase(t)
+	w := newWorkerFor(db, 10*time.Second)
+	var calls atomic.Int64
+	k := schedule.InTx(w.Scheduler, "k", func(ctx context.Context, tx pgx.Tx, r schedule.Run[args]) error {
+		err := effect(ctx, tx, r)
+		if calls.Add(1) == 1 {
+			w.wire.Silence()
+		}
+		return err
+	}, schedule.WithTimeout(time.Hour), schedule.WithIdleTimeout(time.Second))
+	w.run()
+	j := w.outcome(testkit.Must(k.Enqueue(t.Context(), args{}))(t))
+	expect(t, j.Outcome, schedule.OutcomeSucceeded, "outcome")
+	expect(t, j.Attempts, 1, "attempts")
+	w.end()
+	w.wire.Cut() // otherwise the pool's end waits 15 s for the silent ones
+	expect(t, len(db.effects()), 1, "effects")
+}
+
+// If a connection falls silent before a call of AtMostOnce, the run goes on over another one.
+func TestSilentConnectionBeforeACall(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db)
+	w.Times().Answer = time.Second
+	k := schedule.AtMostOnce(w.Scheduler, "k", noCall[args])
+	w.wire.Mute("synchronous_commit")
+	w.run()
+	j := w.outcome(testkit.Must(k.Enqueue(t.Context(), args{}))(t))
+	expect(t, w.wire.Left(), 0, "statements that fall silent")
+	expect(t, j.Outcome, schedule.OutcomeSucceeded, "outcome")
 }

@@ -308,7 +308,9 @@ func (d *db) sendClose(
 		closed = true
 		return nil
 	})
-	err := d.inTime(ctx, limit, func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) })
+	err := d.inTime(ctx, limit, func(ctx context.Context) error {
+		return d.line.Answered(ctx, func(ctx context.Context) error { return tx.CommitAfter(ctx, batch) })
+	})
 	// otherwise a deferred constraint of the handler's tables waited during the commit
 	if !closed && store.LockTimeout(err) {
 		return locked{err}
