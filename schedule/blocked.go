@@ -44,7 +44,9 @@ func (r *registry) sort(due []item, server time.Time) (known, unknown []item) {
 	return known, unknown
 }
 
-// blockStrange begins to block what is due of unregistered kinds, unless that is under way.
+// blockStrange begins to block what is due of unregistered kinds, unless that is under way. Others
+// may have locked some of it, or the database may refuse to block it. So polls find that again, and
+// the next try is as long after this one as two polls are apart.
 func (p *planner) blockStrange(ctx context.Context, unknown []item, until time.Time) {
 	if len(unknown) == 0 || len(p.strange.kinds) > 0 {
 		return
@@ -67,6 +69,7 @@ func (p *planner) blockStrange(ctx context.Context, unknown []item, until time.T
 				o.runs.Done()
 			}
 		}
+		store.Pause(ctx, p.s.times.Poll)
 		p.blockedAll <- struct{}{}
 	}()
 }

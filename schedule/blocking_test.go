@@ -126,6 +126,27 @@ func TestUnknownKindIsLogged(t *testing.T) {
 	expect(t, log.count(line), 1, "lines after hours")
 }
 
+// A job of an unknown kind that another session has locked makes polls no more frequent than others.
+func TestLockedJobOfUnknownKindIsNotPolledFor(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newDatabase(t)
+	enqueuer := testkit.Must(schedule.NewEnqueuer(db.Pool, group, schedule.WithPartitions(4)))(t)
+	testkit.Must(schedule.JobsOf[string](enqueuer, "telegraph").Enqueue(t.Context(), ""))(t)
+	edit := db.begin("SELECT FROM pgleases.jobs FOR UPDATE")
+	w := newWorker(db)
+	w.Times().Poll, w.Times().PollPause = time.Second, 100*time.Millisecond // so each try ends before a poll
+	since := time.Now()
+	w.run()
+	const polls = 16
+	testkit.Until(t, "it has polled", func() bool { return w.Stats().Polls >= polls })
+	if took := time.Since(since); took < polls/4*time.Second {
+		t.Errorf("%d polls took %v", polls, took)
+	}
+	testkit.OK(t, edit.Rollback(t.Context()))
+	counts(db, "it is blocked", 1, "pgleases.jobs WHERE blocked_reason <> ''")
+}
+
 // With MissedAll, all ticks that passed while a schedule was blocked run, even if the grace is short:
 // in another process that can run it, or after an edit.
 func TestNoTickIsLateForWaiting(t *testing.T) {
