@@ -212,7 +212,7 @@ func (e *execution) giveUp(a *attempt) result {
 		e.recordFailure(e.o.ctx, a, changedItself{a.err})
 	case a.outcome == rowLocked:
 		e.logger().Warn(
-			"schedule: run rolled back, schedule locked by an edit", slog.String("name", a.row.Name),
+			"schedule: run rolled back, schedule locked by an edit", slog.String("name", value(a.row).Name),
 			slog.Any("error", a.err),
 		)
 	case !a.called(), a.outcome == broke && worker.Whose(a.err) == worker.Server: // the server may lack it for long

@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/pgleases/pgleases/internal/handlers"
+	"github.com/pgleases/pgleases/internal/store"
 )
 
 // This file treats rows of the tables that this process cannot read, because somebody edited them
@@ -41,12 +42,21 @@ func unreadableRow(text string, why error) (row, error) {
 	return row{ID: of.ID, Name: of.Name, Key: of.Key, Kind: of.Kind, Partition: of.Partition, ill: unreadable{why}}, nil
 }
 
-// sendSetAside blocks a schedule or job whose row cannot be read.
+// sendSetAside blocks a schedule or job whose row cannot be read. It does not wait for long for who
+// corrects it.
 func (d *db) sendSetAside(ctx context.Context, tx *handlers.Transaction, of subject, why error) error {
-	return d.inTime(ctx, d.times.Answer, func(ctx context.Context) error {
+	err := d.inTime(ctx, d.times.Answer, func(ctx context.Context) error {
+		limit, wait := statementLimit.Milliseconds(), d.lockWait(0).Milliseconds()
+		if err := tx.QueryRow(ctx, d.statements.Limit, limit, wait).Scan(nil, nil); err != nil {
+			return err
+		}
 		args := []any{of.ID, of.Job, *storableText(why), blockedLeast.Milliseconds(), blockedMost.Milliseconds()}
 		return void(ctx, tx, d.statements.SetAside, args...)
 	})
+	if store.LockTimeout(err) {
+		return locked{err}
+	}
+	return err
 }
 
 // showUnreadable shows what identifies a schedule in a text that cannot be decoded, and why not.

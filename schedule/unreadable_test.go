@@ -86,3 +86,20 @@ func TestRowsThatCannotBeRead(t *testing.T) {
 	expect(t, blocked, len(illRows["jobs"]), "jobs that are listed as blocked")
 	expect(t, slices.Compact(db.effects())[0], "well", "effects")
 }
+
+// While somebody corrects a row that cannot be read, and has locked it, it is tried as any locked row
+// is: it does not take the places of others.
+func TestLockedRowThatCannotBeReadTakesNoPlace(t *testing.T) {
+	t.Parallel()
+	db := newFreshDatabase(t)
+	w := newWorker(db)
+	k := schedule.InTx(w.Scheduler, "k", effect)
+	testkit.OK(t, k.Put(t.Context(), "ill", args{}, hourly))
+	db.exec("UPDATE pgleases.schedules SET missed = 'what'")
+	edit := db.begin("SELECT FROM pgleases.schedules FOR UPDATE")
+	db.setClock(midnight.Add(time.Hour))
+	w.run()
+	testkit.Until(t, "it is slow", func() bool { return w.Stats().SlowByLock == 1 })
+	testkit.OK(t, edit.Rollback(t.Context()))
+	w.waits("ill", "its row cannot be read")
+}
