@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/logqueue"
 	"github.com/pgleases/pgleases/internal/store"
 )
@@ -154,7 +155,7 @@ func (s *Scheduler) keepDeclared(ctx context.Context, lease *pgleases.Lease) {
 			return
 		}
 		if news.Server != server {
-			err := s.restore(ctx)
+			err := handlers.Call(func() error { return s.restore(ctx) }) // a tracer or a hook of the pool may panic
 			if ctx.Err() != nil {
 				return
 			}

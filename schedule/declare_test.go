@@ -1,10 +1,14 @@
 package schedule_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/schedule"
@@ -58,6 +62,38 @@ func TestDeclarationsReturnAfterFailover(t *testing.T) {
 	counts(db, "its group is there", 1, "pgleases.schedule_groups")
 	w.end()
 }
+
+// A tracer that panics while the declarations are stored on another server ends no process.
+func TestPanicDuringRestoreIsLogged(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	db := newFreshDatabase(t)
+	tracer, log := new(panicking), new(lines)
+	db.tracer = tracer
+	w := newBriefWorker(db, log.option())
+	testkit.OK(t, schedule.InTx(w.Scheduler, "books", effect).Add("close", args{}, hourly))
+	w.run().has("close")
+	testkit.Until(t, "it has partitions", func() bool { return w.Stats().Partitions == 4 })
+	tracer.armed.Store(true)
+	db.exec("SELECT pgleases.new_server_generation()")
+	const line = "schedule: declarations not stored on another server"
+	testkit.Until(t, "it is logged", func() bool { return log.count(line) > 0 })
+	w.end()
+}
+
+// panicking is a tracer that panics when the number of partitions is stored.
+type panicking struct{ armed atomic.Bool }
+
+func (p *panicking) TraceQueryStart(
+	ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData,
+) context.Context {
+	if p.armed.Load() && strings.Contains(data.SQL, "schedule_join") {
+		panic("a tracer panics")
+	}
+	return ctx
+}
+
+func (p *panicking) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // A change of clocks on 10 March is canceled, or added. A process that starts with new zone data
 // computes again when its declared schedules are due. Other schedules follow after their next tick
