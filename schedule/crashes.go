@@ -18,6 +18,7 @@ func (t *transactions) noteRuns(o *ownership) error {
 	if !o.opened.IsZero() {
 		return nil
 	}
+	o.noted = true
 	err := t.db.repeat(o.ctx, maxBreaks, passing, func() error {
 		crashed := new(bool)
 		err := t.forUs(o.ctx, o.Partition, t.db.begin(crashed), nil)
@@ -32,12 +33,12 @@ func (t *transactions) noteRuns(o *ownership) error {
 	return err
 }
 
-// noteEnd removes that record when all runs have ended. If it fails, the next owner wrongly assumes
-// a crash.
+// noteEnd removes that record when all runs have ended, also if noteRuns has failed: it may be
+// committed all the same. If noteEnd fails, the next owner wrongly assumes a crash.
 func (t *transactions) noteEnd(o *ownership) {
 	o.crashMu.Lock()
 	defer o.crashMu.Unlock()
-	if o.opened.IsZero() {
+	if !o.noted {
 		return
 	}
 	if len(o.counted) > 0 {

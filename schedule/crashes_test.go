@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -267,4 +269,56 @@ func TestASuspectHoldsUpItsProcessForAWhileOnly(t *testing.T) {
 	expect(t, testkit.Receive(t, "another runs beside both", began), 5, "what runs")
 	expect(t, log.count("started beside other runs"), 1, "warnings")
 	close(ends[1])
+}
+
+// A process ends while the answer to its record that something runs in a partition is missing. The
+// record is committed all the same, and is removed, so the next owner assumes no crash.
+func TestUnansweredBeginIsNoCrash(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	tracer := &hangingBegin{hangs: make(chan struct{}), end: make(chan struct{})}
+	db.tracer = tracer
+	w := newWorker(db, schedule.WithDrainTimeout(0))
+	w.Times().Overrun = 50 * time.Millisecond
+	free := sync.OnceFunc(func() { close(tracer.end) })
+	t.Cleanup(free)
+	k := schedule.InTx(w.Scheduler, "k", effect)
+	w.run()
+	testkit.Must(k.Enqueue(t.Context(), args{}))(t)
+	testkit.Receive(t, "the commit of the record is not answered", tracer.hangs)
+	w.end()
+	free()
+	expect(t, db.count("pgleases.schedule_owners"), 1, "partitions in which something ran")
+	expect(t, db.count("pgleases.schedule_owners WHERE begun > ended"), 0, "partitions with an assumed crash")
+}
+
+// hangingBegin is a tracer that hangs when the first transaction with schedule_begin is committed.
+type hangingBegin struct {
+	begun      atomic.Pointer[pgx.Conn]
+	hung       atomic.Bool
+	hangs, end chan struct{}
+}
+
+func (h *hangingBegin) TraceBatchStart(
+	ctx context.Context, conn *pgx.Conn, data pgx.TraceBatchStartData,
+) context.Context {
+	for _, q := range data.Batch.QueuedQueries {
+		if strings.Contains(q.SQL, "schedule_begin") {
+			h.begun.Store(conn)
+		}
+	}
+	return ctx
+}
+
+func (h *hangingBegin) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (h *hangingBegin) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+func (h *hangingBegin) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (h *hangingBegin) TraceQueryEnd(_ context.Context, conn *pgx.Conn, data pgx.TraceQueryEndData) {
+	if data.CommandTag.String() == "COMMIT" && h.begun.Load() == conn && h.hung.CompareAndSwap(false, true) {
+		close(h.hangs)
+		<-h.end
+	}
 }

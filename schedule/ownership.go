@@ -20,6 +20,7 @@ type ownership struct {
 	runs  sync.WaitGroup
 
 	crashMu sync.Mutex // guards the following fields; held during noteRuns
+	noted   bool       // noteRuns has tried to record that something runs
 	opened  time.Time  // database time of noteRuns; zero: no run has begun
 	crashed bool       // the previous owner crashed while runs may have been under way
 	counted []subject  // subjects with a counted crash of this owner until their run has ended
