@@ -3,6 +3,7 @@ package schedule_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"runtime"
 	"strings"
 	"sync"
@@ -217,6 +218,7 @@ schedule: WithDrainTimeout: drain of -1ns is negative`
 		"rule is empty":                              put("x", schedule.Rule{}),
 		`expression "30 2 31 2 *": it never ticks`:   put("x", schedule.Cron("30 2 31 2 *", "UTC")),
 		"grace of -1s":                               put("x", hourly, schedule.WithGrace(-time.Second)),
+		"grace of 2562047h47m16.854775s is out of":   put("x", hourly, schedule.WithGrace(math.MaxInt64)),
 		"jitter of 25h0m0s":                          put("x", hourly, schedule.WithJitter(25*time.Hour)),
 		"Overlap(7)":                                 put("x", hourly, schedule.WithOverlap(schedule.Overlap(7))),
 		"Missed(7)":                                  put("x", hourly, schedule.WithMissed(schedule.Missed(7))),

@@ -231,7 +231,8 @@ func WithOverlap(overlap Overlap) ScheduleOption {
 }
 
 // WithGrace sets how late a tick may begin; a later tick is missed. The default, 0, is no limit,
-// except for MissedNone: 1 minute. Time during which the schedule was blocked does not count.
+// except for MissedNone: 1 minute. Valid values are 0 to 100 years. Time during which the schedule
+// was blocked does not count.
 func WithGrace(d time.Duration) ScheduleOption {
 	return func(r *scheduleRow) { r.Policy.Grace = inMicros(d) }
 }
@@ -254,10 +255,13 @@ func WithPauseAfter(n int) ScheduleOption { return func(r *scheduleRow) { r.Poli
 // commit then, and what another handler writes with Run.Guarded is refused.
 func WithKey(key string) ScheduleOption { return func(r *scheduleRow) { r.Key = key } }
 
+// longestGrace leaves room for what is added to a grace.
+const longestGrace = 100 * 365 * 24 * time.Hour
+
 // inMicros rounds a duration up to whole microseconds, so that a short one is not none.
 func inMicros(d time.Duration) time.Duration {
 	short := d.Truncate(time.Microsecond)
-	if short < d {
+	if short < d && d < longestGrace { // longer ones are refused
 		return short + time.Microsecond
 	}
 	return short
@@ -276,7 +280,7 @@ func (r *scheduleRow) check() error {
 				p.Overlap < OverlapSkip || p.Overlap > OverlapBuffer,
 				"Overlap(%d) is not OverlapSkip or OverlapBuffer", p.Overlap,
 			),
-			wrong(p.Grace < 0, "grace of %v is negative", p.Grace),
+			wrong(p.Grace < 0 || p.Grace > longestGrace, "grace of %v is out of range: 0 to %v", p.Grace, longestGrace),
 			wrong(p.PauseAfter < 0, "WithPauseAfter(%d) is out of range: 1 or more, or 0 for never", p.PauseAfter),
 			wrong(p.Jitter < 0 || p.Jitter > 24*time.Hour, "jitter of %v is out of range: 0 to 24h", p.Jitter),
 		),
