@@ -247,6 +247,15 @@ func TestDoctorFindsEachFault(t *testing.T) {
 			fault: `UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 11;
 				INSERT INTO pgleases.locks VALUES
 				('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour')`},
+		{name: "lost lock behind locks of leaders", want: "warning locks",
+			text: `12 awaited, such as "k" since 20`,
+			fault: `UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 11;
+				INSERT INTO pgleases.locks VALUES
+				('k', 1, 11, 1, false, 7, now()), ('k', 2, 12, 2, false, NULL, now() - interval '1 hour');
+				INSERT INTO pgleases.locks SELECT 'leader' || n, 9 + n, 11, n, false, 9 + n, now() - interval '1 day'
+				FROM generate_series(1, 11) AS n;
+				INSERT INTO pgleases.locks SELECT 'leader' || n, 90 + n, 12, n, false, NULL, now() - interval '1 day'
+				FROM generate_series(1, 11) AS n`},
 		{name: "lock awaited that two share", want: "warning locks",
 			text: `, held by "b" > the holder has lost the lock, and has not released it`,
 			fault: `UPDATE pgleases.clients SET lost_locks = '{k}' WHERE session = 12;
@@ -426,6 +435,19 @@ func TestDoctorFindsTransactionsThatLast(t *testing.T) {
 	expectIll(t, database, "warning snapshots", "1 in use, such as that of process ", "--long", "1ms")
 	cancel()
 	<-ended
+}
+
+// A role that cannot see what other sessions do counts them all the same.
+func TestDoctorCountsConnectionsOfOtherRoles(t *testing.T) {
+	t.Parallel()
+	database, _ := pgtest.DirectURL(pgtest.FreshDatabase(t))
+	role := newRole(t, database)
+	execute(t, database, sound, output1(t, database, "grants", role, "--for=reader"),
+		alterDatabase("CONNECTION LIMIT 6"))
+	for range 3 {
+		_ = newConn(t, database)
+	}
+	expectIll(t, as(t, database, role), "note transactions, note snapshots, warning connections", "GRANT pg_monitor")
 }
 
 // needPrepared skips a test that prepares transactions where the server has no room for them.
@@ -623,6 +645,43 @@ func TestDoctorNamesAPreparedTransactionThatIsGuarded(t *testing.T) {
 	expectIll(t, database, "warning table-locks", "partitions is locked by the prepared transaction \""+name)
 	execute(t, database, "ROLLBACK PREPARED '"+name+"'")
 	expectIll(t, database, "", "")
+}
+
+// A prepared transaction that has a row locked has no process that could be ended.
+func TestDoctorNamesAPreparedTransactionThatHasARowLocked(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	needPrepared(t, database)
+	execute(t, database, sound)
+	name := rand.Text()
+	execute(t, database,
+		"BEGIN; SELECT FROM pgleases.clients WHERE id = 'a' FOR UPDATE; PREPARE TRANSACTION '"+name+"'")
+	expectIll(t, database, "fault row-locks",
+		fmt.Sprintf(`the row of client "a" is locked by the prepared transaction %q of `, name))
+	execute(t, database, "ROLLBACK PREPARED '"+name+"'")
+	expectIll(t, database, "", "")
+}
+
+// A remedy names what it calls in the schema that is examined.
+func TestDoctorNamesTheSchemaInItsRemedies(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	database := pgtest.EmptyDatabase(t)
+	output1(t, database, "migrate", "--schema", "Work")
+	execute(t, database, "ALTER FUNCTION pg_current_wal_lsn() RENAME TO pg_current_wal_lsn_before",
+		`ALTER TABLE "Work".leases DISABLE TRIGGER changed`)
+	found, _ := examined(t, database, "--schema", "Work")
+	for check, want := range map[string]string{
+		"timeline":  `call "Work"."new_server_generation"() after each failover`,
+		"functions": `ALTER TABLE "Work"."leases" ENABLE TRIGGER changed`,
+	} {
+		if !slices.ContainsFunc(found, func(f admin.Finding) bool {
+			return f.Check == check && strings.Contains(f.Remedy, want)
+		}) {
+			t.Errorf("no remedy of %s has %s: %+v", check, want, found)
+		}
+	}
 }
 
 func TestDoctorFindsWhatARoleLacks(t *testing.T) {

@@ -3,7 +3,6 @@ package admin
 import (
 	"context"
 	"fmt"
-	"slices"
 )
 
 // A session is a session of the server that makes others wait.
@@ -36,12 +35,13 @@ func (s session) end() string {
 	return fmt.Sprintf("end its transaction, if need be with SELECT pg_terminate_backend(%d)", s.PID)
 }
 
-// A wait is a wait for a named lock.
+// A wait is the wait for a named lock that needs somebody most.
 type wait struct {
 	Name    string
 	Seconds float64
 	Holder  string
 	Lost    bool
+	Awaited int // locks that are awaited for so long
 }
 
 // tableLocks checks whether a session locks tables.
@@ -93,16 +93,15 @@ func (d *doctor) namedLocks(context.Context) {
 		w, level := d.waits[0], LevelNote // a leader may hold a lock for its lifetime
 		remedy := "if the holder is a leader, ignore this; " +
 			"otherwise find out what it does: ending its process frees the lock"
-		i := slices.IndexFunc(d.waits, func(w wait) bool { return w.Holder == "" || w.Lost })
-		if i >= 0 {
-			w, level = d.waits[i], LevelWarning
+		if w.Holder == "" || w.Lost {
+			level = LevelWarning
 		}
 		if w.Lost {
 			remedy = "the holder has lost the lock, and has not released it: " +
 				"make its program call Release when Context has ended, or end its process"
 		}
 		d.found(level, remedy, "%d awaited, such as %q%s, held by %q",
-			len(d.waits), w.Name, d.since(w.Seconds), w.Holder)
+			w.Awaited, w.Name, d.since(w.Seconds), w.Holder)
 	}
 	d.fine("no lock is awaited for more than %v", d.Long)
 }

@@ -176,7 +176,7 @@ func (d *doctor) functions(context.Context) {
 		d.found(LevelFault, remedy,
 			"every role may execute functions for operators, or for the tables' owner: %s", listed(public))
 	case !slices.Contains(d.Triggers, "changed"):
-		d.found(LevelFault, remedy+"; or ALTER TABLE leases ENABLE TRIGGER changed",
+		d.found(LevelFault, remedy+"; or ALTER TABLE "+d.quoted("leases")+" ENABLE TRIGGER changed",
 			"the trigger changed of leases is missing or disabled: clients receive no notifications")
 	case len(changed) > 0:
 		d.found(LevelWarning, remedy+", unless newer code has created them",
@@ -185,6 +185,9 @@ func (d *doctor) functions(context.Context) {
 	d.fine("they match this version")
 }
 
+// quoted returns the name of an object of the schema, as in SQL.
+func (d *doctor) quoted(object string) string { return pgx.Identifier{d.schema, object}.Sanitize() }
+
 // timeline checks whether clients can detect promotions and copies.
 func (d *doctor) timeline(ctx context.Context) {
 	server := &d.snapshot.Server
@@ -192,7 +195,7 @@ func (d *doctor) timeline(ctx context.Context) {
 	_ = d.conn.QueryRow(ctx, "SELECT $1 - system_identifier FROM pg_catalog.pg_control_system()",
 		server.Timeline-server.Tables).Scan(&number)
 	own := "make a role that may execute pg_control_system() the owner of the function timeline"
-	call := "call pgleases.new_server_generation() after each failover, and in each copy of the database"
+	call := "call " + d.quoted("new_server_generation") + "() after each failover, and in each copy of the database"
 	if d.Provider != "" {
 		own += ", if " + d.Provider + " has one; else " + call
 		call += ": " + d.Provider + " does not report them"

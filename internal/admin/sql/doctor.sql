@@ -13,7 +13,10 @@ role AS MATERIALIZED (
     LEFT JOIN pg_roles AS r ON r.rolname = n.name
 ),
 space AS MATERIALIZED (SELECT n.oid FROM (SELECT) AS one LEFT JOIN pg_namespace AS n ON n.nspname = $1::text),
-sessions AS MATERIALIZED (SELECT a.* FROM pg_stat_activity AS a WHERE a.backend_type = 'client backend'),
+sessions AS MATERIALIZED ( -- of other roles, the type may be hidden, but not who is connected to which database
+    SELECT a.* FROM pg_stat_activity AS a
+    WHERE a.backend_type = 'client backend' OR a.backend_type IS NULL AND a.datid IS NOT NULL AND a.usesysid IS NOT NULL
+),
 busy AS MATERIALIZED (
     SELECT a.pid, coalesce(a.usename, '') AS owner, coalesce(a.application_name, '') AS application, a.state LIKE 'idle in transaction%' AS idle,
            extract(epoch FROM t.now - a.xact_start)::double precision AS seconds, a.backend_xmin IS NOT NULL AS keeps

@@ -11,10 +11,12 @@ WITH rows AS (
         WHERE p.owner IS NOT NULL AND NOT EXISTS (SELECT FROM pgleases.clients AS c WHERE c.session = p.owner)
     UNION ALL SELECT 'server', s.tableoid, s.ctid, s.xmax FROM pgleases.server AS s
 )
-SELECT h.of, h.pid, coalesce(a.usename, ''), coalesce(a.application_name, ''), coalesce(extract(epoch FROM clock_timestamp() - a.xact_start), -1)::double precision
-FROM (SELECT r.of, l.pid FROM rows AS r JOIN pg_locks AS l ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.granted
-      UNION -- sessions that share the lock: xmax does not name them
-      SELECT r.of, b.pid FROM pg_locks AS w CROSS JOIN unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN rows AS r ON r.tableoid = w.relation AND r.ctid = format('(%s,%s)', w.page, w.tuple)::tid
+SELECT h.of, coalesce(h.pid, 0), coalesce(a.usename, p.owner, ''), coalesce(a.application_name, p.gid, ''), coalesce(extract(epoch FROM clock_timestamp() - coalesce(a.xact_start, p.prepared)), -1)::double precision
+FROM (SELECT r.of, l.pid, l.transactionid AS xid FROM rows AS r JOIN pg_locks AS l ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.granted
+      UNION ALL -- sessions that share the lock: xmax does not name them
+      SELECT r.of, b.pid, NULL FROM pg_locks AS w CROSS JOIN unnest(pg_blocking_pids(w.pid)) AS b (pid) JOIN rows AS r ON r.tableoid = w.relation AND r.ctid = format('(%s,%s)', w.page, w.tuple)::tid
       WHERE w.locktype = 'tuple' AND w.granted AND w.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) AS h
-JOIN pg_stat_activity AS a ON a.pid = h.pid WHERE coalesce(a.xact_start < clock_timestamp() - interval '1 second', true)
+LEFT JOIN pg_stat_activity AS a ON a.pid = h.pid
+LEFT JOIN pg_prepared_xacts AS p ON h.pid IS NULL AND p.transaction = h.xid -- it has no process
+WHERE (a.pid IS NOT NULL OR p.gid IS NOT NULL) AND coalesce(coalesce(a.xact_start, p.prepared) < clock_timestamp() - interval '1 second', true)
 ORDER BY 5 DESC, 1
