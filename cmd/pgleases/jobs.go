@@ -44,13 +44,17 @@ func newJobList() *cobra.Command {
 		}), *most)
 		err = cmp.Or(err, nameSuspects(all, s.Jobs(ctx, schedule.JobFilter{State: schedule.StateRunning})))
 		now := time.Now()
-		return all, table("JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,NEXT,ERROR", all, func(j schedule.Job) []any {
+		text := table("JOB,NAME,KIND,AT,STATE,OWNER,ATTEMPTS,NEXT,ERROR", all, func(j schedule.Job) []any {
 			state, next := stateOf(now, j.State, j.Why, j.Crashes, j.StartedAt, time.Time{}, j.Due)
 			return []any{
 				j.ID, orDash(j.Name), orDash(j.Kind), relative(now, j.At), state, orDash(j.Owner), j.Attempts,
 				next, orDash(firstLine(j.Error)),
 			}
-		}), err
+		})
+		if len(all) == *most {
+			text += "\nThere may be more: give a larger number with -n, or --kind or --state.\n"
+		}
+		return all, text, err
 	}
 	return looking(cmd, withGroup, list)
 }

@@ -32,7 +32,9 @@ func newSchedules() *cobra.Command {
 		if err != nil {
 			return nil, "", err
 		}
-		return ill, illText(ill), nil
+		groups, err := a.ScheduleGroups(ctx)
+		unread := notesUnread(cmd, groups)
+		return ill, illText(ill, unread), err
 	})
 	cmd.Args = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
@@ -50,10 +52,24 @@ func newSchedules() *cobra.Command {
 	return cmd
 }
 
+// notesUnread prints a note if there may be groups that are not read, and reports whether it has.
+func notesUnread(cmd *cobra.Command, groups []admin.ScheduleGroup) bool {
+	if len(groups) < admin.GroupsMost {
+		return false
+	}
+	cmd.PrintErrf("pgleases: only the first %d groups by name are read: there may be more\n", admin.GroupsMost)
+	return true
+}
+
 // illText returns schedules that do not go on as a table, or says that all is well.
-func illText(ill []admin.IllSchedule) string {
+func illText(ill []admin.IllSchedule, unread bool) string {
 	if len(ill) == 0 {
-		return "All is well: no schedule is failing, blocked, late or paused, and none skips most of its ticks.\n"
+		return fmt.Sprintf("All is well%s: no schedule is failing, blocked, late or paused, "+
+			"and none skips most of its ticks.\n", either(unread, " in the groups that were read", ""))
+	}
+	more := ""
+	if len(ill) == admin.IllMost {
+		more = fmt.Sprintf("\nThere may be more: these are the first %d by group and name.\n", admin.IllMost)
 	}
 	now := time.Now()
 	return table("GROUP,SCHEDULE,SINCE,SUCCEEDED,STATE", ill, func(one admin.IllSchedule) []any {
@@ -68,7 +84,7 @@ func illText(ill []admin.IllSchedule) string {
 			shown(one.Group), shown(one.Name), relative(now, since), relative(now, one.Succeeded),
 			strings.Join(state, "; "),
 		}
-	})
+	}) + more
 }
 
 // faultText returns what is wrong with a schedule, and since when; the zero time: that is not known.
@@ -256,7 +272,7 @@ func checkGroup(cmd *cobra.Command, group string) error {
 	return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
 		groups, err := a.ScheduleGroups(ctx)
 		names := mapped(groups, func(g admin.ScheduleGroup) string { return g.Name })
-		if err != nil || slices.Contains(names, group) || len(names) == 100 { // there may be more groups
+		if err != nil || slices.Contains(names, group) || len(names) == admin.GroupsMost { // there may be more groups
 			return err
 		}
 		return unknown("group", group, names, "pgleases schedules groups")
@@ -268,6 +284,7 @@ func newScheduleGroups() *cobra.Command {
 	return looking(cmd, withAdmin, func(ctx context.Context, a *admin.Admin, _ []string) (any, string, error) {
 		const heading = "GROUP,SCHEDULES,LATE,BLOCKED,PAUSED,FAILING,JOBS,BLOCKED JOBS"
 		groups, err := a.ScheduleGroups(ctx)
+		_ = notesUnread(cmd, groups)
 		return groups, table(heading, groups, func(g admin.ScheduleGroup) []any {
 			row := []any{shown(g.Name)}
 			for _, n := range []int{g.Schedules, g.Late, g.Blocked, g.Paused, g.Failing, g.Jobs, g.Stuck} {

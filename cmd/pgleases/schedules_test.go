@@ -95,3 +95,55 @@ func TestSchedulesListsWhatIsIll(t *testing.T) {
 	fails(t, database, "schedules lsit",
 		`there is no verb "lsit": did you mean list? pgleases schedules --help shows all`)
 }
+
+// What is not read is not said to be well, and what is not counted is not given as a number.
+func TestNothingIsSaidOfGroupsThatAreNotRead(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	output1(t, database, "migrate", "--schedules")
+	execute(t, database, sound, `
+		INSERT INTO pgleases.schedule_groups SELECT 'g' || n, 1 FROM generate_series(1000, 1098) AS n;
+		INSERT INTO pgleases.schedules (group_name, name, key, kind, args, rule, anchor, declared, revision, registered,
+			partition, cursor, due)
+		SELECT 'g' || n, 'one', 'k', 'close', '{}', '@every 1h', now(), false, 1, now(), 0, now(), now() + interval '1 hour'
+		FROM generate_series(1000, 1098) AS n;
+		INSERT INTO pgleases.jobs (group_name, key, partition, kind, name, trigger, args, priority, at, due)
+		SELECT 'g' || 1000 + n % 2, n, 0, 'mail', n, 'job', '{}', 2, now(), now() + interval '1 hour'
+		FROM generate_series(1, 2500) AS n`)
+	text, _ := statusIn(t, database)
+	expectPrinted(t, text, `^schedules +99 in 99 groups, none late, failing, blocked or paused$`,
+		`^jobs +2000\+ have not ended, 0 blocked$`)
+	expectPrinted(t, output1(t, database, "jobs", "list", "g1000", "-n", "7"), `^There may be more: .*-n`)
+	execute(t, database, "INSERT INTO pgleases.schedule_groups SELECT 'h' || n, 1 FROM generate_series(1, 9) AS n",
+		aSchedule("h9", "failing", ", failures", "now() + interval '1 hour', 3"))
+	const unread = `^pgleases: only the first 100 groups by name are read: there may be more$`
+	text = output1(t, database, "schedules")
+	expectPrinted(t, text, unread, `^All is well in the groups that were read: no schedule is failing`)
+	expectPrinted(t, output1(t, database, "schedules", "groups"), unread)
+	text, _ = statusIn(t, database)
+	expectPrinted(t, text, `^schedules +99 in the first 100 groups, none late, failing, blocked or paused$`)
+	execute(t, database, aSchedule("h1", "failing", ", failures", "now() + interval '1 hour', 3"))
+	found, _ := examined(t, database)
+	more := admin.Finding{Check: "schedules", Level: admin.LevelNote}
+	for _, f := range found {
+		if f.Check == more.Check && f.Level == more.Level {
+			more = f
+		}
+	}
+	if !strings.Contains(more.Text, `only 100 groups are examined, by name: not "h9"`) {
+		t.Errorf("doctor found %+v", found)
+	}
+}
+
+func TestSchedulesSaysThatTheListEnds(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	output1(t, database, "migrate", "--schedules")
+	execute(t, database, `
+		INSERT INTO pgleases.schedules (group_name, name, key, kind, args, rule, anchor, declared, revision, registered,
+			partition, cursor, due, failures)
+		SELECT 'g', 's' || n, 'k', 'close', '{}', '@every 1h', now(), false, 1, now(), 0, now(), now() + interval '1 hour', 3
+		FROM generate_series(1, 201) AS n`)
+	expectPrinted(t, output1(t, database, "schedules"),
+		`^There may be more: these are the first 200 by group and name\.$`)
+}

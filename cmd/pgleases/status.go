@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -255,27 +256,30 @@ func (s *Status) scheduleRows() [][]any {
 	if s.Groups == nil {
 		return nil
 	}
-	var all admin.ScheduleGroup
-	var ill []admin.ScheduleGroup
-	for _, g := range s.Groups {
-		all.Schedules += g.Schedules
-		all.Late += g.Late
-		all.Failing += g.Failing
-		all.Blocked += g.Blocked
-		all.Paused += g.Paused
-		all.Jobs += g.Jobs
-		all.Stuck += g.Stuck
-		if delays(g) != "" {
-			ill = append(ill, g)
-		}
-	}
+	ill := slices.DeleteFunc(slices.Clone(s.Groups), func(g admin.ScheduleGroup) bool { return delays(g) == "" })
 	well := either(len(ill) == 0, ", none late, failing, blocked or paused", "")
-	state := fmt.Sprintf("%d in %s%s", all.Schedules, ranges.Many(len(s.Groups), "group"), well)
-	jobs := fmt.Sprintf("%d have not ended, %d blocked", all.Jobs, all.Stuck)
+	read := either(len(s.Groups) == admin.GroupsMost, "the first ", "") // there may be more
+	schedules := total(s.Groups, func(g admin.ScheduleGroup) int { return g.Schedules })
+	state := fmt.Sprintf("%s in %s%s%s", schedules, read, ranges.Many(len(s.Groups), "group"), well)
+	jobs := fmt.Sprintf("%s have not ended, %s blocked",
+		total(s.Groups, func(g admin.ScheduleGroup) int { return g.Jobs }),
+		total(s.Groups, func(g admin.ScheduleGroup) int { return g.Stuck }))
 	rows := some(ill, "pgleases schedules groups", func(g admin.ScheduleGroup) []any {
 		return []any{"  " + shown(g.Name), delays(g)}
 	})
 	return slices.Concat([][]any{{"schedules", state}}, rows, [][]any{{"jobs", jobs}})
+}
+
+// total returns the sum of counts that stop at 1,001, which means more than 1,000.
+func total(groups []admin.ScheduleGroup, count func(admin.ScheduleGroup) int) string {
+	sum, more := 0, ""
+	for _, g := range groups {
+		sum += min(count(g), 1000)
+		if count(g) > 1000 {
+			more = "+"
+		}
+	}
+	return strconv.Itoa(sum) + more
 }
 
 // delays returns what is not as usual in a group; "" if all is.
@@ -306,6 +310,15 @@ func (s *Status) consumerRows() [][]any {
 	now := time.Now()
 	ill := slices.DeleteFunc(slices.Clone(s.Consumers), func(c admin.Consumer) bool { return obstacles(now, c) == "" })
 	state := fmt.Sprintf("%d, %d of them blocked, behind or paused", len(s.Consumers), len(ill))
+	unseen := 0
+	for _, c := range s.Consumers {
+		if c.Waiting == nil {
+			unseen++
+		}
+	}
+	if unseen > 0 {
+		state += fmt.Sprintf(", %d with a table that cannot be read", unseen)
+	}
 	return append([][]any{{"consumers", state}}, some(ill, "pgleases consumers", func(c admin.Consumer) []any {
 		return []any{"  " + shown(c.Name), obstacles(now, c)}
 	})...)

@@ -149,3 +149,17 @@ func TestStatusStaysOnOneScreen(t *testing.T) {
 		t.Errorf("%d lines: %s", strings.Count(text, "\n"), text)
 	}
 }
+
+// A queue table that cannot be read is not counted as one in which no row waits.
+func TestStatusCountsConsumersThatItCannotSee(t *testing.T) {
+	t.Parallel()
+	database := pgtest.FreshDatabase(t)
+	output1(t, database, "migrate", "--consumers")
+	execute(t, database, sound, outbox, orders)
+	expectPrinted(t, output1(t, database, "consumers", "show", "orders", "-o", "json"),
+		`"blocked": \[\]`, `"letters": \[\]`, `"changes": \[\]`)
+	role := newRole(t, database)
+	execute(t, database, output1(t, database, "grants", role, "--for=reader"))
+	text, _ := statusIn(t, as(t, database, role))
+	expectPrinted(t, text, `^consumers +1, 0 of them blocked, behind or paused, 1 with a table that cannot be read$`)
+}

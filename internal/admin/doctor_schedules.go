@@ -20,6 +20,7 @@ var kindsOfSchedules = []kind{
 	{"schedules", "failed", LevelWarning, "the last tick failed", namedSchedule, retryFailedTick},
 	{"schedules", "undeclared", LevelNote, "no process has declared them for a week, so they wait",
 		namedSchedule, declareOrDelete},
+	{"schedules", "unread", LevelNote, "only 100 groups are examined, by name", unexamined, lookAtGroup},
 }
 
 // kindsOfJobs are the faults that jobs of a group may have.
@@ -42,6 +43,8 @@ const (
 )
 
 func attended(f fault) string { return fmt.Sprintf("group %q", f.Group) }
+
+func unexamined(f fault) string { return fmt.Sprintf("not %q, and not those after it", f.Group) }
 
 func namedSchedule(f fault) string { return fmt.Sprintf("%s%q%s", f.suchAs(), f.Name, f.fails()) }
 
@@ -80,6 +83,12 @@ func attend(f fault) string {
 	return fmt.Sprintf("start a process that runs the group; "+
 		"if a program enqueues jobs under a wrong name, correct it: pgleases jobs list %s shows them",
 		shell.Word(f.Group))
+}
+
+func lookAtGroup(f fault) string {
+	group := shell.Word(f.Group)
+	return fmt.Sprintf("look at each of them with pgleases schedules list %s --only late, and --only failing, "+
+		"and with pgleases jobs list %s", group, group)
 }
 
 func onlySchedules(state string) func(fault) string {

@@ -53,14 +53,18 @@ type IllSchedule struct {
 	Ticks        int64         `json:"ticks"`   // with an outcome in the last day, of a schedule that is skipping
 }
 
-// illMost is the maximum number of schedules that IllSchedules returns.
-const illMost = 200
+const (
+	// IllMost is the maximum number of schedules that IllSchedules returns.
+	IllMost = 200
+	// GroupsMost is the maximum number of groups that are read, by name.
+	GroupsMost = 100
+)
 
 // IllSchedules returns the schedules of all groups that do not go on as they should, by group and
 // name, at most 200. It returns ErrNoSchedules, or an error of the database.
 func (a *Admin) IllSchedules(ctx context.Context) ([]IllSchedule, error) {
-	const groupsMost, entriesMost, searched = 100, 10_000, 1000
-	all, err := collect(ctx, a, a.pool, "ill", pgx.RowTo[IllSchedule], groupsMost, illMost, entriesMost, searched)
+	const entriesMost, searched = 10_000, 1000
+	all, err := collect(ctx, a, a.pool, "ill", pgx.RowTo[IllSchedule], GroupsMost, IllMost, entriesMost, searched)
 	if store.Undefined(err) {
 		return nil, a.noSchedules(err)
 	}
@@ -73,8 +77,8 @@ var ErrNoSchedules = errors.New("pgleases: there are no schedules here")
 // ScheduleGroups returns the groups of schedules, at most 100, by name. It returns ErrNoSchedules,
 // or an error of the database.
 func (a *Admin) ScheduleGroups(ctx context.Context) ([]ScheduleGroup, error) {
-	const groupsMost, entriesMost, hours = 100, 10_000, 6
-	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], groupsMost, entriesMost, hours)
+	const entriesMost, hours = 10_000, 6
+	groups, err := collect(ctx, a, a.pool, "groups", pgx.RowTo[ScheduleGroup], GroupsMost, entriesMost, hours)
 	if store.Undefined(err) {
 		return nil, a.noSchedules(err)
 	}

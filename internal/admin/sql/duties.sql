@@ -6,7 +6,8 @@
 -- One row for each fault of a group: schedules or jobs; the fault; the group; the count, at most 1,000; and of the
 -- worst one its name or number, its seconds or failures, its error or the reason why it waits, which may be empty, and
 -- since when it fails, if that is known. Seconds since a time that JSON cannot hold are 9e9.
--- Of each kind one row with the fault none, which says what holds if there is no other row.
+-- Of each kind one row with the fault none, which says what holds if there is no other row. If there are more groups, one
+-- row with the fault unread, and the first of them.
 WITH RECURSIVE names AS (
     SELECT least((SELECT min(s.group_name) FROM pgleases.schedules AS s), (SELECT min(j.group_name) FROM pgleases.jobs AS j)) AS name
     UNION ALL
@@ -18,6 +19,7 @@ WITH RECURSIVE names AS (
     FROM names AS n WHERE n.name IS NOT NULL LIMIT 100
 ), t AS (SELECT pgleases.schedule_clock() AS now, $1 * interval '1 second' AS long), found AS (
     SELECT 'schedules' AS kind, 'unattended' AS fault, g.name AS of, '' AS name, 0::double precision AS worst, '' AS why FROM groups AS g WHERE NOT g.attended
+    UNION ALL (SELECT 'schedules', 'unread', n.name, '', 0, '' FROM names AS n WHERE n.name IS NOT NULL OFFSET 100 LIMIT 1)
     UNION ALL SELECT 'schedules', CASE v.state WHEN 'due' THEN 'late' ELSE v.state END, g.name, v.name, extract(epoch FROM v.lateness), v.why
     FROM t CROSS JOIN groups AS g CROSS JOIN LATERAL (
         (SELECT s.id FROM pgleases.schedules AS s WHERE s.group_name = g.name AND s.due < t.now - t.long LIMIT 1000)
