@@ -24,12 +24,12 @@ func databaseURL(flag string) string { return cmp.Or(flag, os.Getenv("DATABASE_U
 
 // unreachable adds a remedy to an error if no database answers, or the server refuses the login. A
 // server without a free connection does answer.
-func unreachable(err error, url string) error {
+func unreachable(err error) error {
 	remedy := store.LoginRemedy(err)
 	if remedy != "" {
 		return fmt.Errorf("%w\n%s", err, remedy)
 	}
-	if !store.Full(err) && (store.Unconnected(err) || err != nil && url == "") {
+	if !store.Full(err) && store.Unconnected(err) {
 		return fmt.Errorf("%w\nSet --database, DATABASE_URL or the PG* variables to a database that answers", err)
 	}
 	return err
@@ -58,7 +58,7 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 		return err
 	}
 	defer pool.Close()
-	return unreachable(use(ctx, pool, schema), databaseURL(flag))
+	return unreachable(use(ctx, pool, schema))
 }
 
 // withAdmin is like withPool, with an Admin.

@@ -261,15 +261,14 @@ func metadataColumn(s *admin.Snapshot) (heading string, cell func(c *admin.Clien
 func newWatch() *cobra.Command {
 	cmd := &cobra.Command{Use: "watch [LEASE]", Short: "Watch leases and clients, refreshed each second", Args: asUsed}
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		flag, _ := cmd.Flags().GetString("database")
 		return withAdmin(cmd, func(ctx context.Context, a *admin.Admin) error {
-			return watch(ctx, cmd.OutOrStdout(), a, databaseURL(flag), args)
+			return watch(ctx, cmd.OutOrStdout(), a, args)
 		})
 	}
 	return cmd
 }
 
-func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args []string) error {
+func watch(ctx context.Context, out io.Writer, a *admin.Admin, args []string) error {
 	before := ""
 	if terminalWidth() > 0 {
 		before = "\x1b[H\x1b[2J"
@@ -290,9 +289,9 @@ func watch(ctx context.Context, out io.Writer, a *admin.Admin, url string, args 
 		case err != nil && seen == "":
 			return err
 		case err != nil:
-			outage = lines(safeText(unreachable(err, url))) + "\n\n"
+			outage = lines(safeText(unreachable(err))) + "\n\n"
 		default:
-			seen = s.At.Local().Format(time.DateTime) + "\n\n" + text
+			seen = utc(s.At) + " UTC\n\n" + text
 		}
 		if _, err := fmt.Fprintln(out, before+outage+seen); err != nil {
 			return err

@@ -309,6 +309,7 @@ func TestWatchContinuesThroughAnOutage(t *testing.T) {
 	all := command.Run(t, command.Database(way.URL), "watch")
 	fails(t, database, "watch none", `there is no lease "none"`)
 	testkit.Until(t, "a look", func() bool { return strings.Contains(all.Printed(), "LEASE ") })
+	expectPrinted(t, all.Printed(), `^20\d\d-\S+ \S+ UTC$`)
 	way.Set(true, false)
 	testkit.Until(t, "it tells of the outage, above what was seen", func() bool {
 		_, after, found := strings.Cut(all.Printed(), "Set --database, DATABASE_URL")
@@ -381,6 +382,22 @@ func TestVerbsNameTheRemedy(t *testing.T) {
 		{database, "serve --listen nowhere", `cannot listen on "nowhere"`},
 	} {
 		fails(t, test.database, test.args, test.want)
+	}
+}
+
+// A database that has answered is not named as one that does not answer.
+func TestPGVariablesAreNotBlamedForOtherErrors(t *testing.T) {
+	t.Parallel()
+	config := testkit.Must(pgx.ParseConfig(pgtest.MigratedDatabase(t)))(t)
+	env := []string{
+		"DATABASE_URL=", "PGHOST=" + config.Host, fmt.Sprintf("PGPORT=%d", config.Port), "PGUSER=" + config.User,
+		"PGPASSWORD=" + config.Password, "PGDATABASE=" + config.Database, "PGSSLMODE=disable",
+		fmt.Sprintf("PGCONNECT_TIMEOUT=%.0f", testkit.Patience.Seconds()),
+	}
+	c := command.Run(t, env, "describe", "none")
+	expectExit(t, c, 125, `there is no lease "none"`)
+	if strings.Contains(c.Printed(), "PG*") {
+		t.Errorf("it blames the variables: %s", c.Printed())
 	}
 }
 

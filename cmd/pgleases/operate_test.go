@@ -415,7 +415,7 @@ func TestARefusedLoginHasItsOwnRemedy(t *testing.T) {
 	}
 	const refused = "the server answers, but refuses the login: correct the user or the password in --database"
 	for _, code := range []string{"28P01", "28000"} {
-		if err := unreachable(&pgconn.PgError{Code: code}, database); !strings.Contains(err.Error(), refused) {
+		if err := unreachable(&pgconn.PgError{Code: code}); !strings.Contains(err.Error(), refused) {
 			t.Errorf("%s: %v", code, err)
 		}
 	}

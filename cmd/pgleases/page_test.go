@@ -159,6 +159,17 @@ func TestHelpHasAnExampleOfEachVerb(t *testing.T) {
 	}
 }
 
+func TestHelpNamesTheVerbsWithExitCodes(t *testing.T) {
+	root := newRoot()
+	for _, cmd := range verbsOf(root) {
+		own := regexp.MustCompile(`The verbs [^.]*\b` + cmd.Name() + `\b[^.]* have exit codes of their own`)
+		if regexp.MustCompile(`(?m)^Exit codes`).MatchString(cmd.Long) &&
+			!own.MatchString(strings.ReplaceAll(root.Long, "\n", " ")) {
+			t.Errorf("%s has exit codes of its own, and the help of the command does not say so", cmd.CommandPath())
+		}
+	}
+}
+
 // A table in the help has the columns of a table in the code, without those that depend on the data.
 func TestHelpTablesHaveColumnsOfTheCode(t *testing.T) {
 	headings := make(map[string]bool)

@@ -84,7 +84,7 @@ func newRun() *cobra.Command {
 			database, _ := cmd.Flags().GetString("database")
 			r.URL = databaseURL(database)
 			r.Schema, _ = cmd.Flags().GetString("schema")
-			r.Unreachable = func(err error) error { return unreachable(err, r.URL) }
+			r.Unreachable = unreachable
 			// A process of another group cannot read a terminal.
 			r.Stdin = r.Partitions == 1 && !term.IsTerminal(int(os.Stdin.Fd()))
 			level := slog.LevelWarn
