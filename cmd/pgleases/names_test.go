@@ -49,6 +49,22 @@ func TestNamesForgeNoLine(t *testing.T) {
 	}
 }
 
+// So is the name of a client that owns what a run waits for.
+func TestAnOwnerForgesNoLineOfARun(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	execute(t, database, sound, `
+		UPDATE pgleases.clients SET id = E'w1\nFORGED: done\r\t\x1b[2J\u202e' WHERE id = 'a';
+		INSERT INTO pgleases.identities SELECT id, 1, 1, now() FROM pgleases.clients ON CONFLICT DO NOTHING;
+		INSERT INTO pgleases.leases VALUES ('m', 1, 5, 1, 0, 'infinity', now());
+		INSERT INTO pgleases.members (lease, session, weight, joined_at, join_number) VALUES ('m', 11, 1, now(), 1);
+		INSERT INTO pgleases.partitions (lease, partition, owner, target, epoch, owner_id, owned_since)
+		SELECT 'm', 0, 11, 11, 3, id, now() FROM pgleases.clients WHERE session = 11`)
+	expectNoForgedLine(t, database, "run m --try -- true")
+	c := command.Run(t, command.Database(database), "run", "m", "--try", "--", "true")
+	expectExit(t, c, 75, "owns partition 0")
+}
+
 // forgery ends its line, begins another one, and moves the cursor.
 const forgery = "w1\nFORGED: done\r\t\x1b[2J\u202e"
 

@@ -392,7 +392,7 @@ const selectStanding = `
 	       free IS NULL AND enough IS TRUE OR why IS NOT NULL,
 	       coalesce(free, 0),
 	       coalesce(why, 'no live client owns partition ' || free,
-	                'client "' || owner || '" owns partition 0', 'it has no partitions')
+	                'client ' || to_json(owner) || ' owns partition 0', 'it has no partitions')
 	FROM override, owners`
 
 // look returns the standing of this client, at once or when it is final. It polls every 50 ms.
