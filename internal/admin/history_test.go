@@ -424,3 +424,25 @@ func TestPastHasALimit(t *testing.T) {
 		t.Errorf("with more time: %v", err)
 	}
 }
+
+// What a filter selects is found behind any number of other events of the lease.
+func TestHappenedFindsWhatIsRareInABusyLease(t *testing.T) {
+	t.Parallel()
+	url := pgtest.MigratedDatabase(t)
+	exec(t, url, `
+		INSERT INTO pgleases.events (at, lease, cause, to_id) VALUES (now() - interval '3 hours', 'l', 'joined', 'w');
+		INSERT INTO pgleases.events (at, cause, from_id) VALUES (now() - interval '2 hours', 'evicted', 'v');
+		INSERT INTO pgleases.events (at, lease, cause, from_id, to_id, partitions)
+		SELECT now() - n * interval '1 ms', 'l', 'handed over', 'v', 'u', '{[0,1)}' FROM generate_series(1, 20000) AS n;
+		INSERT INTO pgleases.events (at, cause, from_id)
+		SELECT now() - n * interval '1 ms', 'accepted', 'v' FROM generate_series(1, 20000) AS n`)
+	a := newAdmin(t, newPool(t, url))
+	for _, f := range []admin.EventFilter{
+		{Lease: "l", Cause: "joined"}, {Lease: "l", Client: "w"}, {Lease: "l", Cause: "evicted"},
+	} {
+		h := testkit.Must(a.Happened(t.Context(), admin.Period{Last: 24 * time.Hour}, f))(t)
+		if len(h.Events) != 1 || h.More {
+			t.Errorf("%+v: %d events, want one", f, len(h.Events))
+		}
+	}
+}
