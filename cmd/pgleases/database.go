@@ -57,8 +57,22 @@ func withPool(cmd *cobra.Command, use func(ctx context.Context, pool *pgxpool.Po
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer closeSoon(pool)
 	return unreachable(use(ctx, pool, schema))
+}
+
+// closeSoon closes a pool. It leaves the farewell to the end of the process if the server takes
+// longer than a second for it, because that one may hang, and the driver waits for 15 s.
+func closeSoon(pool *pgxpool.Pool) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		pool.Close()
+	}()
+	select {
+	case <-closed:
+	case <-time.After(time.Second):
+	}
 }
 
 // withAdmin is like withPool, with an Admin.

@@ -28,6 +28,7 @@ import (
 	"github.com/pgleases/pgleases/internal/pgtest"
 	"github.com/pgleases/pgleases/internal/testkit"
 	"github.com/pgleases/pgleases/internal/testkit/command"
+	"github.com/pgleases/pgleases/internal/timeguard"
 	"github.com/pgleases/pgleases/lock"
 	"github.com/pgleases/pgleases/schedule"
 	schedulesql "github.com/pgleases/pgleases/schedule/sql"
@@ -324,6 +325,27 @@ func TestWatchContinuesThroughAnOutage(t *testing.T) {
 	if code := all.ExitCode(); code != 0 {
 		t.Errorf("exit code %d after Ctrl-C", code)
 	}
+}
+
+// An interrupt does not wait for the farewell of a server that hangs.
+func TestInterruptEndsBesideAHungServer(t *testing.T) {
+	t.Parallel()
+	database := pgtest.MigratedDatabase(t)
+	timeguard.Run(t, func(t *timeguard.Try) {
+		way := command.NewProxy(t, database)
+		c := command.Run(t, command.Database(way.URL), "watch")
+		testkit.Until(t, "a look", func() bool { return strings.Contains(c.Printed(), "LEASE ") })
+		way.Set(false, true)
+		testkit.Until(t, "it tells of the outage", func() bool {
+			return strings.Contains(c.Printed(), "read a snapshot")
+		})
+		at := time.Now()
+		c.Signal(syscall.SIGINT)
+		c.ExitCode()
+		if took, limit := time.Since(at), 5*time.Second; took > limit {
+			t.Missed(at, limit, "it ended after %v", took)
+		}
+	})
 }
 
 func TestUnwritableOutputIsAFailure(t *testing.T) {
