@@ -278,19 +278,29 @@ func ask[T any](
 	var got T
 	var state atomic.Int32
 	working, giveUp := context.WithCancelCause(context.WithoutCancel(ctx))
+	var silent *time.Timer // of a statement, until its connection is given back
 	send := func(alive context.Context, conn *pgx.Conn) (err error) {
 		state.CompareAndSwap(unsent, begun) // OnConn may call it again on another connection
 		if state.Load() == abandoned {
 			return errAbandoned
 		}
-		silent := time.AfterFunc(l.answersIn(), func() { giveUp(context.DeadlineExceeded) })
-		defer silent.Stop()
+		silent = time.AfterFunc(l.answersIn(), func() { giveUp(context.DeadlineExceeded) })
 		got, err = tolerant(func(notify bool) (T, error) {
 			return value[T](alive, l, conn, statement, append(slices.Clone(args), l.LockWait, notify)...)
 		})
+		if Code(err) != "" { // it has no effect, and OnConn may wait for another connection
+			silent.Stop()
+		}
 		return err
 	}
-	ended := handlers.Called(func() error { return l.OnConn(soon, working, send) })
+	ended := handlers.Called(func() error {
+		defer func() {
+			if silent != nil {
+				silent.Stop()
+			}
+		}()
+		return l.OnConn(soon, working, send)
+	})
 	select {
 	case err := <-ended:
 		return got, state.Load() == begun, Advised(err)
@@ -300,22 +310,25 @@ func ask[T any](
 			return answer, false, context.Cause(soon)
 		}
 	}
-	rest := func() (T, error) {
+	type result struct {
+		answer T
+		err    error
+	}
+	rest := make(chan result, 1)
+	go func() {
 		err := handlers.Await(working, patience, ended)
 		if errors.Is(err, handlers.ErrHangs) { // it may still write got
-			return *new(T), err
+			rest <- result{err: err}
+			return
 		}
-		return got, Advised(err)
-	}
+		rest <- result{got, Advised(err)}
+	}()
 	select {
-	case err := <-ended:
-		return got, true, Advised(err)
-	case <-working.Done():
-		answer, err := rest()
-		return answer, true, err
+	case r := <-rest:
+		return r.answer, true, r.err
 	case <-ctx.Done():
 		time.AfterFunc(patience, func() { giveUp(context.Cause(ctx)) })
-		go func() { late(rest()) }()
+		go func() { r := <-rest; late(r.answer, r.err) }()
 		return answer, true, ErrUnanswered
 	}
 }

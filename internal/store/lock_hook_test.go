@@ -49,7 +49,7 @@ func TestAnswerOfAcquireThatWasGivenUpIsLate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				over := make(chan struct{})
-				locks := new(Locks)
+				locks := &Locks{LockWait: 10_000}
 				locks.OnConn = func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
 					defer close(over)
 					_ = handlers.Call(func() error { return use(working, nil) }) // it is sent, and panics
@@ -67,6 +67,35 @@ func TestAnswerOfAcquireThatWasGivenUpIsLate(t *testing.T) {
 					t.Errorf("late after %v: %v", time.Since(began), err)
 				}
 				<-over
+			})
+		})
+	}
+}
+
+// A hook that hangs when the connection is given back must not keep a lock for a call that never
+// returns. If it hangs, the call still returns at once when its context ends.
+func TestHookThatHangsAfterAnswerEndsTheCall(t *testing.T) {
+	for name, c := range map[string]struct{ limit, lasts time.Duration }{
+		"the caller waits":    {time.Hour, 2 * time.Second},
+		"the caller gives up": {time.Second + time.Second/2, time.Second + time.Second/2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hook := make(chan struct{})
+				defer close(hook)
+				locks := new(Locks)
+				locks.OnConn = func(_, working context.Context, use func(context.Context, *pgx.Conn) error) error {
+					_ = handlers.Call(func() error { return use(working, nil) }) // it is sent, and panics
+					<-hook
+					return errAnswer
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), c.limit)
+				defer cancel()
+				began := time.Now()
+				_, sent, err := locks.Acquire(ctx, LockRequest{}, func(LockAnswer, error) {})
+				if !sent || err == nil || time.Since(began) != c.lasts {
+					t.Errorf("after %v, sent %v: %v", time.Since(began), sent, err)
+				}
 			})
 		})
 	}
