@@ -13,6 +13,7 @@ import (
 	"github.com/pgleases/pgleases"
 	"github.com/pgleases/pgleases/internal/bridge"
 	"github.com/pgleases/pgleases/internal/engine"
+	"github.com/pgleases/pgleases/internal/handlers"
 	"github.com/pgleases/pgleases/internal/locks"
 	"github.com/pgleases/pgleases/internal/store"
 	"github.com/pgleases/pgleases/internal/worker"
@@ -157,7 +158,9 @@ func (l *Locks) ask(ctx context.Context, m mode, of *line) (grant, error) {
 			return got, nil
 		case again == never, again == twice && tries > 2, again == whileWaiting && !m.waits:
 			if again == twice {
-				err = cmp.Or(l.client.Reaches(ctx, l.pool, ""), err)
+				asked := handlers.Called(func() error { return l.client.Reaches(ctx, l.pool, "") })
+				why, ended := locks.Answer(ctx, nil, nil, asked)
+				err = cmp.Or(ended, why, err)
 			}
 			return grant{}, err
 		}

@@ -82,3 +82,40 @@ func TestTracersMayNotReturn(t *testing.T) {
 		}
 	}
 }
+
+// When another server has refused, a call asks a connection of the pool why.
+func TestTracersMayNotReturnAfterRefusals(t *testing.T) {
+	testkit.OnlyInCI(t)
+	t.Parallel()
+	a, other := newWorker(t, newDatabase(t)), newDatabase(t)
+	for name, of := range map[string]func(giveUp func(), over <-chan struct{}){
+		"panic":  func(func(), <-chan struct{}) { panic("a fault of the application") },
+		"Goexit": func(func(), <-chan struct{}) { runtime.Goexit() },
+		"hang":   func(giveUp func(), over <-chan struct{}) { giveUp(); <-over },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var traces tracer
+			pool := testkit.Pool(t, other, func(c *pgxpool.Config) { c.ConnConfig.Tracer, c.MaxConns = &traces, 8 })
+			over := make(chan struct{})
+			t.Cleanup(func() { close(over) }) // before the pool is closed
+			locks := lock.New(a.client, pool)
+			for _, acquire := range []func(context.Context, string) (*lock.Held, error){locks.Acquire, locks.TryAcquire} {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				traces.before.Store(&traced{"current_database()", func() { of(cancel, over) }})
+				result := make(chan error, 1)
+				go func() {
+					_, err := acquire(ctx, t.Name())
+					result <- err
+				}()
+				select {
+				case err := <-result:
+					t.Logf("%v", err)
+				case <-time.After(testkit.Patience):
+					t.Error("the call does not return")
+				}
+			}
+		})
+	}
+}
