@@ -100,7 +100,8 @@ func TestTracersMayNotReturnAfterRefusals(t *testing.T) {
 			over := make(chan struct{})
 			t.Cleanup(func() { close(over) }) // before the pool is closed
 			locks := lock.New(a.client, pool)
-			for _, acquire := range []func(context.Context, string) (*lock.Held, error){locks.Acquire, locks.TryAcquire} {
+			type acquire = func(context.Context, string) (*lock.Held, error)
+			for _, acquire := range []acquire{locks.Acquire, locks.TryAcquire} {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				traces.before.Store(&traced{"current_database()", func() { of(cancel, over) }})
