@@ -216,7 +216,7 @@ var mutants = append(asleep(), []mutant{
 	{"readers of a stopped process", "stopped", `goes on: trusted true`, []edit{
 		{"internal/liveness/liveness.go", `Allow(now.Add(StoppedFor))`, `Allow(now.Add(time.Hour))`, 0},
 	}},
-	{"a terminated session taken for an expired one", "terminated", `evicted|presences`, []edit{
+	{"a terminated session taken for an expired one", "terminated", `evicted|SELECT presence`, []edit{
 		{"sql/schema/liveness.sql", `s.killed = p_killed AND `, ``, 0},
 	}},
 	{"no local trust deadline", "histories", `overlap|stale`, []edit{
@@ -283,7 +283,7 @@ var mutants = append(asleep(), []mutant{
 			"IS NOT TRUE\n                OFFSET 0\n", 0,
 		},
 	}},
-	{"claim without re-check", "statements", `after another's join`, []edit{
+	{"claim without re-check", "statements", `after another's join|after a change that it waited for`, []edit{
 		{"sql/schema/plans.sql", `WHERE l.name = r.name AND l.generation = r.generation FOR`,
 			`WHERE l.name = r.name FOR`, 0},
 	}},
