@@ -48,7 +48,7 @@ const (
 	// Except timeline and tables_number, these run with the rights of the caller, so they do nothing for
 	// a role without rights on tables.
 	forAll = `
-		announce() apply() begin_graces() check_interval() hold_liveness() end_delays() evict() evict_disconnected()
+		announce() apply() begin_graces() check_interval() claim() hold_liveness() end_delays() evict() evict_disconnected()
 		first_epoch() guard() guard_lock() guard_many() heartbeat() heartbeat_answer() join_lease() lock_acquire()
 		lock_list() lock_look() lock_mutex() lock_queue() lock_release() lock_releases() lock_same_incarnation()
 		lock_settings() lock_sweep() lock_turn() many_changed() watch_liveness() notify() notify_channel()

@@ -173,7 +173,7 @@ func (l *Line) Answered(ctx context.Context, f func(context.Context) error) erro
 	defer done()
 	err := f(ctx)
 	if err != nil && context.Cause(ctx) == errSilent {
-		return Lost(fmt.Errorf("%w: %w", errSilent, err))
+		return Lost(wrap.Errorf("%w: %w", errSilent, err))
 	}
 	return err
 }
