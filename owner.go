@@ -82,12 +82,13 @@ func (l *Lease) OwnerOf(ctx context.Context, key string) (Owner, bool, error) {
 // after a change the map may be old for up to a heartbeat. It may be old for the TTL if heartbeats
 // fail, and after the end of the lease. It may be old for ten times the TTL in its epochs after a
 // failover or after a handoff that was called off, and in clients that have crashed and could not
-// be evicted yet. An owner whose heartbeat was late at the last read may be missing for two TTLs.
-// For the present owner call Owner. The errors are those of Client.Owner.
+// be evicted yet. For the present owner call Owner. The errors are those of Client.Owner.
 //
 // After changes among others, Owners waits before it reads a lease again, so that look-ups of many
 // members leave the server time for their heartbeats. For a lease of 1,000 partitions or more, the
-// wait is 20 times as long as the last read took. For a smaller one it is shorter.
+// wait is 20 times as long as the last read took. For a smaller one it is shorter. An owner whose
+// heartbeat was late at the last read of the whole lease may be missing for two TTLs, or for that
+// wait and one TTL if this is longer.
 func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	shown, heard := l.board.Look(), l.engine.News()
 	began := time.Now()
@@ -107,11 +108,11 @@ func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 		owners, err = ownersOf(read)
 		if err == nil {
 			pause := time.Since(began) * time.Duration(min(l.engine.Partitions/50, 20))
-			whole := read.AsOf
+			whole, late := read.AsOf, max(pause, l.client.options.TTL)
 			if !read.Covers(l.engine.Partitions - 1) {
-				owners, whole = known.with(owners, read), known.wholeAsOf
+				owners, whole, late = known.with(owners, read), known.wholeAsOf, known.late
 			}
-			l.owners.Store(&cachedOwners{owners, read.AsOf, whole, pause, read.Generation, read.At, heard, shown})
+			l.owners.Store(&cachedOwners{owners, read.AsOf, whole, late, pause, read.Generation, read.At, heard, shown})
 			return owners, nil
 		}
 	}
@@ -124,6 +125,7 @@ type cachedOwners struct {
 	owners     map[int]Owner
 	asOf       time.Time
 	wholeAsOf  time.Time       // when all was read
+	late       time.Duration   // from then until missing owners, which may have been late, are read again with all
 	pause      time.Duration   // before the next read: many members that read much keep a server busy
 	generation int64           // of the lease, in the same snapshot as the owners
 	at         store.Point     // that snapshot
@@ -148,12 +150,11 @@ func (c *cachedOwners) serves(l *Lease, shown *owned.Snapshot, heard *engine.New
 
 // since returns the point after the last answer, so that only changes are read. It is zero to read all.
 func (c *cachedOwners) since(l *Lease, now time.Time) store.Point {
-	ttl := l.client.options.TTL
 	if c == nil {
 		return store.Point{}
 	}
 	age := now.Sub(c.wholeAsOf)
-	if age >= 10*ttl || age >= ttl && len(c.owners) < l.engine.Partitions {
+	if age >= 10*l.client.options.TTL || age >= c.late && len(c.owners) < l.engine.Partitions {
 		return store.Point{}
 	}
 	return c.at

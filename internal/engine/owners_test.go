@@ -99,6 +99,54 @@ func TestOwnersStayWhileHeartbeatsFindNoChange(t *testing.T) {
 	})
 }
 
+// late makes a client's session look expired, until inTime is called.
+func (w *world) late(client string) (inTime func()) {
+	var expires int64
+	w.db.Edit(func(t *fakestore.Tables, clock int64) {
+		row := t.Clients[sessionOf(t, client)]
+		expires, row.ExpiresAt = row.ExpiresAt, clock-1
+		t.Clients[row.Session] = row
+	})
+	return func() {
+		w.db.Edit(func(t *fakestore.Tables, _ int64) {
+			row := t.Clients[sessionOf(t, client)]
+			row.ExpiresAt = max(row.ExpiresAt, expires)
+			t.Clients[row.Session] = row
+		})
+	}
+}
+
+// If reads are slow, the server has much to do. If each of many members then read all owners again
+// after each TTL, because some are late, heartbeats would wait for these reads, and so more of them
+// would be late.
+func TestLateOwnersOfLargeLeaseAreReadSeldomIfReadsAreSlow(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.start("a").owning("x", 1000)
+		b := w.start("b")
+		lb := b.mustJoin("x", 1000, pgleases.WithWeight(0))
+		w.inject(func(client, op string) (f fault, injected bool) {
+			if client == b.name && op == "owners" {
+				f.after = time.Second
+			}
+			return f, f.after > 0
+		})
+		inTime := w.late("a")
+		owner := w.ownedBy(lb)
+		inTime()
+		if owner != "-" {
+			t.Fatalf("the late owner is %q", owner)
+		}
+		before := w.count("whole owners")
+		for began := time.Now(); time.Since(began) < 19*time.Second; time.Sleep(100 * time.Millisecond) {
+			w.ownedBy(lb)
+		}
+		if n := w.count("whole owners") - before; n > 0 {
+			t.Errorf("%d reads of all owners", n)
+		}
+		w.within(8*time.Second, "it is read again", func() bool { return w.ownedBy(lb) == "a" })
+	})
+}
+
 // At the moment when a candidate joins, the leader's heartbeat is late. It comes in time.
 func TestLeaderIsSeenWhenItsHeartbeatWasLate(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
@@ -106,19 +154,10 @@ func TestLeaderIsSeenWhenItsHeartbeatWasLate(t *testing.T) {
 		leading := w.candidate(a)
 		w.within(5*time.Second, "a leads", leading.IsLeader)
 		b := w.start("b")
-		var expires int64
-		w.db.Edit(func(t *fakestore.Tables, clock int64) {
-			row := t.Clients[sessionOf(t, "a")]
-			expires, row.ExpiresAt = row.ExpiresAt, clock-1
-			t.Clients[row.Session] = row
-		})
+		inTime := w.late("a")
 		follower := w.candidate(b)
 		time.Sleep(300 * time.Millisecond)
-		w.db.Edit(func(t *fakestore.Tables, _ int64) {
-			row := t.Clients[sessionOf(t, "a")]
-			row.ExpiresAt = max(row.ExpiresAt, expires)
-			t.Clients[row.Session] = row
-		})
+		inTime()
 		w.within(10*time.Second, "b hears of the leader", func() bool { return follower.Leader() == "a" })
 	})
 }

@@ -142,6 +142,12 @@ func (w *world) executed(client, op string, answer any) {
 		if !a.Applied {
 			w.calls["overtaken"]++
 		}
+	case map[store.Span]store.Owners:
+		for span := range a {
+			if span.Since == (store.Point{}) {
+				w.calls["whole owners"]++
+			}
+		}
 	case []store.LeaseSnapshot:
 		w.about[op] += len(a)
 	case []store.LeaseRead:
