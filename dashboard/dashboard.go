@@ -228,8 +228,8 @@ func (h *handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, notFound := fs.Stat(static, "static/"+rest)
 	_, isLook := looks[rest]
 	switch {
-	case len(r.URL.EscapedPath()) > maxBody:
-		http.Error(w, fmt.Sprintf("The address is longer than %d bytes.", maxBody), http.StatusRequestURITooLong)
+	case len(r.URL.EscapedPath()) > maxText:
+		http.Error(w, fmt.Sprintf("The address is longer than %d bytes.", maxText), http.StatusRequestURITooLong)
 	case first == "data" && (isLook || rest == "poll"):
 		h.look(w, r, actor, rest)
 	case first == "static" && kind != "" && notFound == nil:

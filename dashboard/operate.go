@@ -20,8 +20,9 @@ import (
 // The requests of a page other than polls. For all users together, one read and one change at a
 // time go to the database.
 
-// maxBody is the maximum size of a path, of a query, or of the body of a POST, in bytes. Names have at most 255.
-const maxBody = 16 << 10
+// maxText is the maximum size of a path, of a query, or of the body of a POST, in bytes. Names have
+// at most 255.
+const maxText = 16 << 10
 
 // A question returns the content of an answer, which is sent as JSON.
 type question func(h *handler, r *http.Request, actor string) (any, error)
@@ -124,7 +125,7 @@ func (h *handler) foreign(w http.ResponseWriter, r *http.Request) {
 func (h *handler) receive(w http.ResponseWriter, r *http.Request) error {
 	conn := http.NewResponseController(w)
 	_ = conn.SetReadDeadline(time.Now().Add(h.times.write)) // if it cannot be set, the server's own holds
-	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxText))
 	var long *http.MaxBytesError
 	switch {
 	case errors.As(err, &long):

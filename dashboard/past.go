@@ -169,8 +169,8 @@ func (h *handler) curves(r *http.Request, _ string) (any, error) {
 // checkQuery returns an error for a query that is too long, that cannot be read as a whole, or that
 // the database cannot take as text.
 func checkQuery(raw string) error {
-	if len(raw) > maxBody {
-		text := fmt.Sprintf("The query is longer than %d bytes.", maxBody)
+	if len(raw) > maxText {
+		text := fmt.Sprintf("The query is longer than %d bytes.", maxText)
 		return &refusal{http.StatusRequestURITooLong, "bad", text}
 	}
 	q, err := url.ParseQuery(raw)
