@@ -108,12 +108,17 @@ func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 		owners, err = ownersOf(read)
 		if err == nil {
 			pause := time.Since(began) * time.Duration(min(l.engine.Partitions/50, 20))
-			whole, late := read.AsOf, max(pause, l.client.options.TTL)
-			if !read.Covers(l.engine.Partitions - 1) {
-				owners, whole, late = known.with(owners, read), known.wholeAsOf, known.late
+			next := cachedOwners{
+				owners: owners, asOf: read.AsOf, wholeAsOf: read.AsOf,
+				late: max(pause, l.client.options.TTL), pause: pause,
+				generation: read.Generation, at: read.At, heard: heard, shown: shown,
 			}
-			l.owners.Store(&cachedOwners{owners, read.AsOf, whole, late, pause, read.Generation, read.At, heard, shown})
-			return owners, nil
+			if !read.Covers(l.engine.Partitions - 1) {
+				next.owners = known.with(owners, read)
+				next.wholeAsOf, next.late = known.wholeAsOf, known.late
+			}
+			l.owners.Store(&next)
+			return next.owners, nil
 		}
 	}
 	return nil, wrap.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
