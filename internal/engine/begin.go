@@ -375,7 +375,9 @@ func beginListen(e *engine, _ time.Time) *operation {
 			return
 		}
 		e.saidArrives(arrives, time.Now())
-		e.members.readAll() // for changes from before it listened
+		if arrives {
+			e.members.readAll() // for changes from before it listened
+		}
 	})
 }
 

@@ -301,17 +301,22 @@ func (ms *members) joined(m *membership, join store.Join, err error, now time.Ti
 	m.becameMember()
 	ms.notRefused(m)
 	m.logJoinedAgain(ms.config.Log, now)
-	if !join.Claimed && (m.retry > 0 || ms.unreleased[m.lease.Name]) {
+	mayOwn := m.retry > 0 || ms.unreleased[m.lease.Name]
+	if mayOwn && !join.Claimed {
 		m.setToRead(true)
 	}
+	if mayOwn || m.answeredJoins > 0 {
+		join.Generation = 0 // whatever a heartbeat returns, the lease is read
+	}
 	ms.warn()
-	m.joined()
+	m.joined(join.Generation)
 	return true, nil
 }
 
-// joined notes that a join succeeded, and answers the calls that wait for it.
-func (m *membership) joined() {
-	m.generation, m.retry = 0, 0
+// joined notes that a join succeeded, and answers the calls that wait for it. A later generation
+// makes the client read what it owns.
+func (m *membership) joined(generation int64) {
+	m.generation, m.retry = generation, 0
 	for _, j := range m.callers {
 		m.answer(j)
 	}

@@ -631,6 +631,36 @@ func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
 	})
 }
 
+// What a join returns is enough, if no plan was made since, and there is nothing else to know about the lease.
+func TestNewMemberReadsWhatItCannotKnowOnly(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.start("a", pgleases.WithPolling()).owning("x", 4)
+		reads := counted(w.count, "read")
+		joins := func(id string) {
+			w.start(id, pgleases.WithPolling()).mustJoin("x", 4, pgleases.WithWeight(0))
+			w.db.Edit(func(t *fakestore.Tables, _ int64) { // another client has made a plan without moves
+				l := t.Leases["x"]
+				l.NextCheckAt = fakestore.Ever
+				t.Leases["x"] = l
+			})
+			time.Sleep(10 * time.Second)
+		}
+		joins("b") // soon after the plan of a, so it claims none
+		if n := reads(); n > 0 {
+			t.Errorf("%d reads", n)
+		}
+		w.override("pause", "x", "")
+		time.Sleep(10 * time.Second)
+		w.start("c", pgleases.WithPolling()).mustJoin("x", 4, pgleases.WithWeight(0)) // and plans
+		time.Sleep(100 * time.Millisecond)
+		w.logged("lease paused by an operator")
+		joins("d")
+		if w.logged("lease paused by an operator") == 0 {
+			t.Error("the new member does not know that the lease is paused")
+		}
+	})
+}
+
 // The first join is applied, its answer is lost, and another client plans before the second.
 func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

@@ -29,6 +29,10 @@ type Join struct {
 	DueIn   time.Duration // otherwise, the time until that plan is due
 
 	SettlesIn time.Duration // the time until the rebalance delay ends; 0: no delay is under way
+
+	// Generation is the lease's, without the joins. It is 0 if the lease is to be read, because a
+	// member has more to know about it than what it owns.
+	Generation int64
 }
 
 // Terms are what a client asks for in a lease.

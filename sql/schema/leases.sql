@@ -222,7 +222,7 @@ $pgleases_body$;
 CREATE OR REPLACE FUNCTION pgleases.join_lease(
     p_session bigint, p_lease pg_catalog.text, p_partitions int, p_weight int, p_number bigint, p_lock_ms int, p_delay bigint, p_ceiling int, p_grace bigint,
     OUT alive boolean, OUT joined boolean, OUT successor pg_catalog.text, OUT partitions int, OUT dropped_with int, OUT claimed boolean,
-    OUT due_in bigint, OUT settles_in bigint)
+    OUT due_in bigint, OUT settles_in bigint, OUT generation bigint)
 LANGUAGE plpgsql VOLATILE
 SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET jit = off
 AS $pgleases_body$
@@ -269,7 +269,7 @@ BEGIN
         WHERE l.partitions = EXCLUDED.partitions
            OR l.partitions = 0 AND l.successor IS NULL -- it was dropped
               AND (l.next_partitions = EXCLUDED.partitions OR l.next_until <= clock_timestamp())
-        RETURNING l.name, l.generation, l.generation = l.created_generation AS created, l.epoch_floor, l.plan_due_at, l.settles_at,
+        RETURNING l.name, l.generation, l.generation - l.joins AS unjoined, l.unowned, l.generation = l.created_generation AS created, l.epoch_floor, l.plan_due_at, l.settles_at,
                   (SELECT l.planned_at = alive.now AND alive.planned_before IS DISTINCT FROM alive.now FROM alive) AS claimed
     ), lowered AS ( -- a check for expired sessions ends the delay. One that is under way does not know of it, and is waited for,
                    -- unless another check comes before the end, because this session might expire
@@ -312,8 +312,9 @@ BEGIN
            EXISTS (SELECT FROM lease WHERE lease.claimed) AS claimed,
            coalesce((SELECT greatest(extract(epoch FROM lease.plan_due_at - clock_timestamp()) * 1000000000, 0)
                      FROM lease WHERE lease.plan_due_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in,
-           coalesce((SELECT greatest(extract(epoch FROM lease.settles_at - clock_timestamp()) * 1000000000, 0) FROM lease), 0)::bigint AS settles_in
-    INTO alive, joined, successor, partitions, dropped_with, claimed, due_in, settles_in;
+           coalesce((SELECT greatest(extract(epoch FROM lease.settles_at - clock_timestamp()) * 1000000000, 0) FROM lease), 0)::bigint AS settles_in,
+           coalesce((SELECT lease.unjoined FROM lease WHERE lease.unowned = 0 AND NOT EXISTS (SELECT FROM pgleases.overrides)), 0) AS generation
+    INTO alive, joined, successor, partitions, dropped_with, claimed, due_in, settles_in, generation;
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.join_lease(bigint, pg_catalog.text, int, int, bigint, int, bigint, int, bigint) IS 'Makes a session a member of a lease, or changes its weight. The file sql/statements/join.sql explains it.';
