@@ -57,7 +57,8 @@ var scheduleCrashes = []scheduleCrash{
 	{"write", inTransaction, nil},
 	{"flush a call", []string{"paid"}, nil},
 	{"limit", nil, nil},
-	{"close", nil, nil}, // also records that a call outside begins
+	{"endtick", inTransaction, nil},
+	{"close", outside, nil}, // also records that a call outside begins
 	{"commit a run", nil, nil},
 	{"postponejob", []string{"ordered"}, nil},
 	{"endjob", []string{"ordered"}, nil},

@@ -84,8 +84,8 @@ func TestClockWrongAtEachStatementOfRun(t *testing.T) {
 			w.run()
 			db.polled()
 			now := midnight
-			statements := testkit.Some("schedule_open(", "schedule_close(", "schedule_end_job(",
-				"schedule_postpone_job(", "schedule_take_slot(", "schedule_begin(")
+			statements := testkit.Some("schedule_open(", "schedule_close(", "schedule_end_tick(",
+				"schedule_end_job(", "schedule_postpone_job(", "schedule_take_slot(", "schedule_begin(")
 			for _, text := range statements {
 				now = now.Add(time.Hour)
 				db.wrongAt(by, text)

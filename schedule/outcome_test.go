@@ -155,7 +155,7 @@ func TestLostAnswerOfCommitCountsSuccess(t *testing.T) {
 			books := schedule.InTx(w.Scheduler, "books", effect)
 			if told == "schedule" {
 				l := w.runs(books.Add("close", args{}, hourly, missedAll))
-				w.wire.Lose(1, "schedule_close", true)
+				w.wire.Lose(1, "schedule_end_tick", true)
 				db.setClock(midnight.Add(3 * time.Hour))
 				l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 3})
 				testkit.Until(t, "all are counted", func() bool { return w.Stats().Kinds["books"].Succeeded == 3 })
@@ -191,7 +191,7 @@ func TestLostStatementKeepsOutcomesExact(t *testing.T) {
 	l := w.runs(books.Add("close", args{1}, hourly, missedAll))
 	now := midnight
 	texts := []string{
-		"begin", "schedule_open", "public.effects", "schedule_close", "commit", "schedule_poll", "rollback",
+		"begin", "schedule_open", "public.effects", "schedule_end_tick", "commit", "schedule_poll", "rollback",
 	}
 	for _, text := range texts {
 		for _, after := range []bool{false, true} {

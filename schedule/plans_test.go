@@ -44,6 +44,7 @@ func TestPlansForEmptyTablesStayCheap(t *testing.T) {
 		"pgleases.schedule_close(1, 'mark', 1, now(), now(), 0, NULL, now(), now(), now(), 1, " +
 			"NULL, NULL, NULL, NULL, 0" + noTrial +
 			", '{}', '{}', '{}', '{}', now(), 'succeeded', NULL, 1, 1, now(), NULL, NULL)",
+		"pgleases.schedule_end_tick(1, 'mark', 1, now(), now(), 0, NULL, 1, now(), now())",
 		"pgleases.schedule_open(s.lease, s.partition, s.epoch, 1, true, 'mark', 10000, 10000, 5000) FROM " + owned,
 		"pgleases.schedule_end_job(1, 'mark', 1, 'succeeded', NULL, 1, 1, now(), now(), NULL, NULL, NULL)",
 		"pgleases.schedule_postpone_job(1, 'mark', 1, now(), NULL" + noTrial + ")",

@@ -36,7 +36,7 @@ type row struct {
 	Args          json.RawMessage `json:"args"`
 	Rule          string          `json:"rule"` // of a job: set only for an extra run of a schedule
 	Due           *time.Time      `json:"due"`
-	Trying        *trial          `json:"-"` // nil: no attempt has begun
+	Trying        *trial          `json:"trying"` // nil: no attempt has begun
 	Revision      int64           `json:"revision"`
 	BlockedReason *string         `json:"blocked_reason"`
 	BlockedSince  *time.Time      `json:"blocked_since"`
@@ -94,7 +94,9 @@ func decodeSchedule(text *string) (*scheduleRow, error) {
 		return nil, err
 	}
 	var err error
-	v.Trying = v.begunTrial()
+	if v.Trying == nil { // it is not of schedule_open
+		v.Trying = v.begunTrial()
+	}
 	v.Policy, err = v.policy()
 	return v.scheduleRow, err
 }
@@ -104,15 +106,11 @@ func decodeJob(text *string) (*jobRow, error) {
 	if text == nil {
 		return nil, nil
 	}
-	v := struct {
-		*jobRow
-		trial
-	}{jobRow: new(jobRow)}
-	if err := json.Unmarshal([]byte(*text), &v); err != nil {
+	r := new(jobRow)
+	if err := json.Unmarshal([]byte(*text), r); err != nil {
 		return nil, err
 	}
-	v.Trying = v.begunTrial()
-	return v.jobRow, nil
+	return r, nil
 }
 
 // policyColumns are the columns of a policy.
@@ -185,6 +183,12 @@ func (st *step) passed() (without []newEntry, ran *newEntry) {
 		return st.Outcomes[:n], &st.Outcomes[n]
 	}
 	return st.Outcomes, nil
+}
+
+// endsTick reports whether a step is all that schedule_end_tick does: the first attempt at the tick
+// after the cursor has succeeded.
+func (r *scheduleRow) endsTick(st *step) bool {
+	return r.Trying == nil && len(st.Outcomes) == 1 && st.Outcomes[0].Outcome == OutcomeSucceeded
 }
 
 // A trial is a tick or job that has begun and has no outcome yet. Its tags name the columns.

@@ -497,7 +497,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 	edit := db.begin()
 	testkit.OK(t, k.PutTx(t.Context(), edit, "close", args{2}, hourly))
 	db.setClock(midnight.Add(time.Hour))
-	db.blocked("the end of the run waits for the edit", "schedule_close")
+	db.blocked("the end of the run waits for the edit", "schedule_end_tick")
 	testkit.OK(t, edit.Rollback(t.Context()))
 	l.settled(w.Scheduler).expectOutcomes(outcomes{schedule.OutcomeSucceeded: 1})
 }
@@ -505,7 +505,7 @@ func TestAnEditThatTakesLongMakesNoRunFail(t *testing.T) {
 // A connection falls silent at a statement of the scheduler: the run is repeated on another one.
 func TestAConnectionThatFallsSilentHoldsUpNoRun(t *testing.T) {
 	t.Parallel()
-	for _, text := range testkit.Some("begin", "schedule_open", "schedule_close", "commit") {
+	for _, text := range testkit.Some("begin", "schedule_open", "schedule_end_tick", "commit") {
 		t.Run(text, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)

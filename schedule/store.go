@@ -28,7 +28,7 @@ import (
 type statements struct {
 	Join, Place, Poll, Block, SetAside, Begin, End, Open, Locked string
 	Limit                                                        string
-	Close, EndJob, PostponeJob                                   string
+	Close, EndTick, EndJob, PostponeJob                          string
 	MakeSlots, TakeSlot, FreeSlot                                string
 	EnqueueMany, Enqueue, EnqueueOrKeep, EnqueueOrReplace        string
 	Job, Jobs, Get, Create, Replace                              string
@@ -336,14 +336,26 @@ func (d *db) sendLocked(ctx context.Context, q querier, of subject) (is bool, er
 // endStatement returns the statement that ends a run, and its arguments.
 func (d *db) endStatement(of runnable, run string, st *step) (statement string, args []any) {
 	job, is := of.(*jobRow)
-	switch {
-	case !is:
-		return d.statements.Close, closeArgs(of.(*scheduleRow), run, st)
-	case len(st.Outcomes) > 0:
+	if !is {
+		r := of.(*scheduleRow)
+		if r.endsTick(st) {
+			return d.statements.EndTick, endTickArgs(r, run, st)
+		}
+		return d.statements.Close, closeArgs(r, run, st)
+	}
+	if len(st.Outcomes) > 0 {
 		return d.statements.EndJob, endJobArgs(job, run, st.Outcomes[0])
-	default:
-		args = []any{job.ID, run, job.Revision, st.Due, st.BlockedReason}
-		return d.statements.PostponeJob, append(args, trialArgs(st.Trying)...)
+	}
+	args = []any{job.ID, run, job.Revision, st.Due, st.BlockedReason}
+	return d.statements.PostponeJob, append(args, trialArgs(st.Trying)...)
+}
+
+// endTickArgs are the arguments of schedule_end_tick.
+func endTickArgs(r *scheduleRow, run string, st *step) []any {
+	ran := st.Outcomes[0]
+	return []any{
+		r.ID, run, r.Revision, st.Before, st.Cursor, shownMicro(st.CursorLocal), st.Due, ran.Epoch, ran.StartedAt,
+		st.RanUntil,
 	}
 }
 

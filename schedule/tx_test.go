@@ -39,7 +39,7 @@ func TestARunTakesTwoRoundTrips(t *testing.T) {
 	for i, texts := range [][]string{
 		{"begin isolation level read committed", "schedule_open"},
 		{"INSERT INTO public.effects"},
-		{"statement_timeout", "schedule_close(", "commit\x00"},
+		{"statement_timeout", "schedule_end_tick(", "commit\x00"},
 	} {
 		for _, text := range texts {
 			if i >= len(trips) || !strings.Contains(trips[i], text) {

@@ -60,7 +60,7 @@ const (
 		schedule_do_cancel_job() schedule_do_catch_up() schedule_do_delete() schedule_do_lock() schedule_do_pause()
 		schedule_do_resume() schedule_do_retry_failed() schedule_do_retry_job() schedule_do_retry_tick()
 		schedule_do_trigger() schedule_due() schedule_end() schedule_end_job() schedule_end_job_otherwise()
-		schedule_enqueue() schedule_enqueue_many() schedule_enqueue_or_keep() schedule_enqueue_or_replace()
+		schedule_end_tick() schedule_enqueue() schedule_enqueue_many() schedule_enqueue_or_keep() schedule_enqueue_or_replace()
 		schedule_entry_json() schedule_find() schedule_forget_tick() schedule_free_slot() schedule_get()
 		schedule_history() schedule_job() schedule_jobs() schedule_join() schedule_json() schedule_list()
 		schedule_lock_job() schedule_locked() schedule_make_slots() schedule_open() schedule_partition()

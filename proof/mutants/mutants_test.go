@@ -510,7 +510,7 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/sql/functions/run.sql", `IF current_setting('schedule.run', true) IS DISTINCT FROM p_run THEN`,
 			`IF false THEN`, 2},
 		{"schedule/sql/functions/run.sql",
-			`AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run`, ``, 2},
+			`AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run`, ``, 3},
 		{"internal/handlers/tx.go", `return ErrEnded`, `return nil`, 2},
 	}},
 	{"the client's clock decides what is due", "clock", `outcome`, []edit{
@@ -537,6 +537,9 @@ var mutants = append(asleep(), []mutant{
 		{"schedule/sql/functions/run.sql", `    PERFORM pgleases.schedule_write_ticks(stepped.id,`,
 			`    IF stepped.id % 2 = 0 THEN RETURN; END IF;
     PERFORM pgleases.schedule_write_ticks(stepped.id,`, 0},
+		{"schedule/sql/functions/run.sql", `FROM stepped AS s;
+    IF NOT FOUND THEN`, `FROM stepped AS s WHERE s.id % 2 = 0;
+    IF false THEN`, 0},
 	}},
 	{"runs under one key side by side", "schedule fleet", `overlap`, []edit{
 		{"schedule/queue.go", `if _, busy := q.keys[it.Key]; busy {`, `if false {`, 0},

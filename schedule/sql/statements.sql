@@ -87,6 +87,13 @@ SELECT pgleases.schedule_close(
     p_epoch => $37::bigint, p_started_at => $38::pg_catalog.timestamptz, p_rule => $39::pg_catalog.text,
     p_begins => $40::pg_catalog.timestamptz)::pg_catalog.text;
 
+-- endtick: ends the first attempt at the next tick of a schedule, which has succeeded.
+SELECT pgleases.schedule_end_tick(
+    p_schedule => $1::bigint, p_run => $2::pg_catalog.text, p_revision => $3::bigint,
+    p_cursor_before => $4::pg_catalog.timestamptz, p_cursor => $5::pg_catalog.timestamptz,
+    p_local_us => $6::bigint, p_due => $7::pg_catalog.timestamptz, p_epoch => $8::bigint,
+    p_started_at => $9::pg_catalog.timestamptz, p_ended_at => $10::pg_catalog.timestamptz)::pg_catalog.text;
+
 -- endjob: ends a run after which a job has its outcome.
 SELECT pgleases.schedule_end_job(
     p_job => $1::bigint, p_run => $2::pg_catalog.text, p_revision => $3::bigint, p_outcome => $4::pg_catalog.text,

@@ -22,7 +22,8 @@
 --   p_lock_ms: the most that a statement waits for a lock, milliseconds
 -- Returns the schedule or job as JSON, with the time, the transaction, and when the server started;
 -- null if it does not exist. JSON has no infinity, so due becomes null. Intervals are in microseconds,
--- and local times are written as if they were in UTC, as schedule_json does it. It is one row_to_json,
+-- and local times are written as if they were in UTC, as schedule_json does it. The columns of a
+-- retry are in trying, which is null if no attempt has begun, as of most runs. It is one row_to_json,
 -- because binary JSON that is put together costs twice as much.
 --
 -- PL001: the partition is not owned under the epoch.
@@ -47,8 +48,11 @@ BEGIN
         SELECT pg_catalog.row_to_json(r) INTO found FROM (
             SELECT j.id, j.name, j.key, j.partition, j.kind, j.trigger, j.args, j.rule, j.begins, j.at, j.revision, j.nonce,
                 CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN j.due END AS due, j.blocked_reason, j.blocked_since,
-                j.began, j.attempts, j.outages, j.error, j.retry_at, j.crashes, j.crash_epoch, j.call, j.call_epoch, j.call_once,
-                j.call_began, j.call_ends, pgleases.schedule_clock() AS clock,
+                CASE WHEN j.began IS NOT NULL THEN pg_catalog.json_build_object(
+                    'began', j.began, 'attempts', j.attempts, 'outages', j.outages, 'error', j.error, 'retry_at', j.retry_at,
+                    'crashes', j.crashes, 'crash_epoch', j.crash_epoch, 'call', j.call, 'call_epoch', j.call_epoch,
+                    'call_once', j.call_once, 'call_began', j.call_began, 'call_ends', j.call_ends) END AS trying,
+                pgleases.schedule_clock() AS clock,
                 pg_catalog.pg_current_xact_id()::pg_catalog.text AS transaction, pg_catalog.pg_postmaster_start_time() AS server
             FROM pgleases.jobs AS j
             WHERE j.id OPERATOR(pg_catalog.=) p_subject
@@ -63,9 +67,12 @@ BEGIN
                 CASE WHEN s.due OPERATOR(pg_catalog.<) 'infinity' THEN s.due END AS due,
                 pg_catalog.timezone('UTC', s.cursor_local) AS cursor_local, s.succeeded, s.ran_from, s.ran_until,
                 s.failures, s.paused_at, s.revision, s.nonce, s.registered, s.blocked_reason, s.blocked_since,
-                s.tick, pg_catalog.timezone('UTC', s.tick_local) AS tick_local, s.tick_missed,
-                s.began, s.attempts, s.outages, s.error, s.retry_at, s.crashes, s.crash_epoch, s.call, s.call_epoch, s.call_once,
-                s.call_began, s.call_ends, pgleases.schedule_clock() AS clock,
+                CASE WHEN s.began IS NOT NULL THEN pg_catalog.json_build_object(
+                    'tick', s.tick, 'tick_local', pg_catalog.timezone('UTC', s.tick_local), 'tick_missed', s.tick_missed,
+                    'began', s.began, 'attempts', s.attempts, 'outages', s.outages, 'error', s.error, 'retry_at', s.retry_at,
+                    'crashes', s.crashes, 'crash_epoch', s.crash_epoch, 'call', s.call, 'call_epoch', s.call_epoch,
+                    'call_once', s.call_once, 'call_began', s.call_began, 'call_ends', s.call_ends) END AS trying,
+                pgleases.schedule_clock() AS clock,
                 pg_catalog.pg_current_xact_id()::pg_catalog.text AS transaction, pg_catalog.pg_postmaster_start_time() AS server
             FROM pgleases.schedules AS s
             WHERE s.id OPERATOR(pg_catalog.=) p_subject
@@ -228,6 +235,43 @@ BEGIN
 END
 $pgleases_body$;
 COMMENT ON FUNCTION pgleases.schedule_close_late IS 'The rest of the end of a run whose ticks an edit has canceled.';
+
+-- The last statement before COMMIT of the most usual run: the first attempt at the next tick of a
+-- schedule has succeeded. It does what schedule_close does, but writes no column of a retry. If the
+-- schedule was edited, or something in it shows a failure or a block, it leaves that to schedule_close.
+--   p_schedule to p_due, and p_epoch: as for schedule_close
+--   p_started_at, p_ended_at: when the handler was called, and when it returned
+CREATE OR REPLACE FUNCTION pgleases.schedule_end_tick(p_schedule bigint, p_run pg_catalog.text, p_revision bigint,
+    p_cursor_before pg_catalog.timestamptz, p_cursor pg_catalog.timestamptz, p_local_us bigint, p_due pg_catalog.timestamptz,
+    p_epoch bigint, p_started_at pg_catalog.timestamptz, p_ended_at pg_catalog.timestamptz) RETURNS void
+LANGUAGE plpgsql VOLATILE SET enable_seqscan = off SET jit = off AS $pgleases_body$
+DECLARE
+    micro CONSTANT pg_catalog.interval := '1 microsecond';
+    unix  CONSTANT pg_catalog.timestamp := 'epoch';
+BEGIN
+    WITH stepped AS (
+        UPDATE pgleases.schedules AS r
+        SET cursor = p_cursor, cursor_local = unix OPERATOR(pg_catalog.+) (p_local_us OPERATOR(pg_catalog.*) micro),
+            due = coalesce(p_due, 'infinity'), succeeded = p_cursor, ran_from = p_started_at, ran_until = p_ended_at
+        WHERE r.id OPERATOR(pg_catalog.=) p_schedule AND r.revision OPERATOR(pg_catalog.=) p_revision
+            AND r.cursor OPERATOR(pg_catalog.=) p_cursor_before
+            AND pg_catalog.current_setting('schedule.run', true) OPERATOR(pg_catalog.=) p_run
+            AND r.began IS NULL AND r.failures OPERATOR(pg_catalog.=) 0 AND r.blocked_since IS NULL
+        RETURNING r.id, r.group_name, r.name, r.kind
+    )
+    INSERT INTO pgleases.history (source, schedule, group_name, name, kind, since, until, ticks, outcome, attempts, epoch,
+        started_at, ended_at)
+    SELECT 'tick', s.id, s.group_name, s.name, s.kind, p_cursor_before, p_cursor, 1, 'succeeded', 1, p_epoch,
+        p_started_at, pgleases.schedule_clock()
+    FROM stepped AS s;
+    IF NOT FOUND THEN
+        PERFORM pgleases.schedule_close(p_schedule, p_run, p_revision, p_cursor_before, p_cursor, p_local_us, p_due,
+            p_cursor, p_started_at, p_ended_at, 0, NULL, NULL, -- to p_blocked
+            NULL, NULL, 0, NULL, 0, 0, NULL, NULL, 0, NULL, NULL, NULL, false, NULL, NULL, -- from p_tick to p_call_ends
+            '{}', '{}', '{}', '{}', p_cursor_before, 'succeeded', NULL, 1, p_epoch, p_started_at, NULL, NULL);
+    END IF;
+END
+$pgleases_body$;
 
 -- The last statement before COMMIT of a run after which a job has its outcome: deletes the job, and
 -- writes the outcome. If that is not possible, it raises an error.

@@ -9,7 +9,7 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON pgleases.schedule_slots TO pgleases_app;
 GRANT EXECUTE ON FUNCTION pgleases.schedule_clock, pgleases.schedule_since, pgleases.schedule_json, pgleases.schedule_status_json,
     pgleases.schedule_join, pgleases.schedule_place, pgleases.schedule_poll, pgleases.schedule_due, pgleases.schedule_begin, pgleases.schedule_end,
     pgleases.schedule_block, pgleases.schedule_set_aside, pgleases.schedule_open, pgleases.schedule_locked, pgleases.schedule_write_ticks,
-    pgleases.schedule_close, pgleases.schedule_close_late, pgleases.schedule_end_job, pgleases.schedule_end_job_otherwise,
+    pgleases.schedule_close, pgleases.schedule_close_late, pgleases.schedule_end_tick, pgleases.schedule_end_job, pgleases.schedule_end_job_otherwise,
     pgleases.schedule_lock_job, pgleases.schedule_postpone_job, pgleases.schedule_canceled, pgleases.schedule_source,
     pgleases.schedule_make_slots, pgleases.schedule_take_slot, pgleases.schedule_free_slot, pgleases.schedule_enqueue_many, pgleases.schedule_enqueue,
     pgleases.schedule_enqueue_or_keep, pgleases.schedule_enqueue_or_replace, pgleases.schedule_wake,
