@@ -180,8 +180,9 @@ BEGIN
         (SELECT concat_ws(' ', s.accepted_timeline, s.generation, extract(epoch FROM s.next_check_at)) FROM pgleases.server AS s),
         (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = 'client-1'),
         (SELECT m.marker FROM pgleases.present_marker AS m),
-        EXISTS (SELECT FROM pgleases.members AS m JOIN pgleases.leases AS l ON l.name = m.lease
-            WHERE m.session = 1 AND l.changed >= pg_snapshot_xmin(pg_current_snapshot())))
+        EXISTS (SELECT FROM pgleases.leases AS l
+            WHERE l.name = ANY ((SELECT pgleases.session_leases(1))::text[])
+                AND l.changed >= pg_snapshot_xmin(pg_current_snapshot())))
     INTO answer;
     RETURN answer;
 END

@@ -241,6 +241,7 @@ func measureOneTick(ctx context.Context, l *lab, out *part) {
 	}
 	what := fmt.Sprintf("%s ticks at once: until the first and the last run", grouped(n))
 	row := out.compare(what, took[0], took[1:]...)
+	first.values = first.values[len(first.values)-len(took[0].values):] // without the warm-up
 	row.figure = fmt.Sprintf("%s and %s; ownerships lost: %d", first, took[0], losses)
 	row.goal("the last <= 3x, none lost", row.times <= 3 && losses == 0)
 }
@@ -255,9 +256,9 @@ func (s *scheduling) ticksAtOnce(ctx context.Context, n int) (first, last time.D
 		late = "SELECT min(ran_at - at), max(ran_at - at) FROM public.ran WHERE at = $1"
 	)
 	before := s.succeeded()
-	due := s.now(ctx).Add(4 * time.Second).Truncate(time.Second)
+	due := s.now(ctx).Add(8 * time.Second).Truncate(time.Second)
 	must(s.Exec(ctx, move, due))
-	s.all(ctx, "VACUUM ANALYZE pgleases.schedules", "CHECKPOINT")
+	s.all(ctx, "VACUUM ANALYZE pgleases.schedules", "VACUUM ANALYZE public.hand_schedules", "CHECKPOINT")
 	after := s.now(ctx).Sub(due)
 	if after >= 0 {
 		check(fmt.Errorf("the schedules were made only %v after the tick", after))
