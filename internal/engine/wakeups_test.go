@@ -661,6 +661,37 @@ func TestNewMemberReadsWhatItCannotKnowOnly(t *testing.T) {
 	})
 }
 
+// A call that was given up has joined after all, its answer is lost, and another client plans. The
+// call that waited behind it joins as if it were the first.
+func TestJoinAfterOneThatWasGivenUpReadsItsPartitions(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		b := w.start("b", pgleases.WithPolling())
+		var joins atomic.Int32
+		w.inject(func(client, op string) (fault, bool) {
+			lost := client == b.name && op == "join" && joins.Add(1) == 1
+			return fault{err: errLocked, applied: true, after: 400 * time.Millisecond}, lost
+		})
+		given, stop := context.WithTimeout(context.Background(), 100*time.Millisecond)
+		defer stop()
+		_, err := b.c.Lease(given, "x", 2)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("the call that was given up: %v", err)
+		}
+		w.start("a").mustJoin("x", 2, pgleases.WithWeight(0))
+		w.within(400*time.Millisecond, "a has planned", func() (planned bool) {
+			w.db.Look(func(t *fakestore.Tables, _ int64) { planned = t.Partitions["x"][1].Owner == sessionOf(t, "b") })
+			return planned
+		})
+		lb := b.mustJoin("x", 2)
+		w.db.Edit(func(t *fakestore.Tables, _ int64) { // another client has made the plan of this join too
+			l := t.Leases["x"]
+			l.NextCheckAt = fakestore.Ever
+			t.Leases["x"] = l
+		})
+		w.within(5*time.Second, "b owns both", func() bool { return len(shown(lb)) == 2 })
+	})
+}
+
 // The first join is applied, its answer is lost, and another client plans before the second.
 func TestRejoinReadsItsPartitionsAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {

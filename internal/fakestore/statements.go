@@ -350,7 +350,7 @@ func (c *Conn) Join(
 			JoinNumber: max(before.JoinNumber, number),
 		}
 		join.Joined = true
-		if l.Unowned == 0 && len(t.Overrides) == 0 {
+		if !again && l.Unowned == 0 && len(t.Overrides) == 0 {
 			join.Generation = l.Generation - l.Joins
 		}
 		if !join.Claimed && l.NextCheckAt < Ever {

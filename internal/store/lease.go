@@ -30,8 +30,8 @@ type Join struct {
 
 	SettlesIn time.Duration // the time until the rebalance delay ends; 0: no delay is under way
 
-	// Generation is the lease's, without the joins. It is 0 if the lease is to be read, because a
-	// member has more to know about it than what it owns.
+	// Generation is the lease's, without the joins. It is 0 if the lease is to be read, because the
+	// session was a member before, or a member has more to know about the lease than what it owns.
 	Generation int64
 }
 

@@ -23,6 +23,7 @@
 -- statement (0: the lease was dropped, did not exist, or was created meanwhile); if it was dropped, the number of
 -- partitions with which alone it can be created again until next_until; whether the join has claimed a plan; if not,
 -- nanoseconds until the plan is due; nanoseconds until the rebalance delay ends; the generation without
--- the joins (0: the lease is to be read, because a member has more to know about it than what it owns).
+-- the joins (0: the lease is to be read, because the session was a member before, or a member has more to know about it than
+-- what it owns).
 SELECT alive, joined, successor, partitions, dropped_with, claimed, due_in, settles_in, generation
 FROM pgleases.join_lease($1::bigint, $2::text, $3::int, $4::int, $5::bigint, $6::int, $7::bigint, $8::int, $9::bigint)
