@@ -56,13 +56,20 @@ func lostOf(parts []*part) outcome {
 	return outcome{verdict: refused, at: -1}
 }
 
-// An attempt handles rows in one transaction, or, of AtLeastOnce, between two.
+// An attempt handles rows in one transaction, or, of AtLeastOnce, between two. It may go on with
+// the next rows.
 type attempt struct {
 	*execution
-	parts []*part
-	limit int // how many rows are read
-	tx    *handlers.Transaction
-	xact  string // identifies tx
+	parts  []*part
+	limit  int // how many rows are read
+	began  time.Time
+	tx     *handlers.Transaction
+	xact   string  // identifies tx
+	found  outcome // of the read in tx
+	goesOn bool    // it was found with the commit before, and is not handled yet
+
+	ctx    context.Context // of the handler, for what was found
+	cancel context.CancelFunc
 
 	give    func()    // gives the place in the pool back, once
 	conn    *pgx.Conn // belongs to the attempt until release or leave
@@ -72,31 +79,54 @@ type attempt struct {
 
 // attempt reads rows, handles them, and removes those that were handled, in order.
 func (e *execution) attempt(parts []*part, limit int) outcome {
-	e.watched()
-	e.watched = e.watch()
-	a := &attempt{execution: e, parts: parts, limit: limit, give: func() {}, release: func() {}}
+	e.watchAgain()
+	nothing := func() {}
+	a := &attempt{
+		execution: e, parts: parts, limit: limit, began: time.Now(), give: nothing, release: nothing, cancel: nothing,
+	}
 	defer func() { a.give() }()
 	defer func() { a.release() }()
 	err := a.acquire()
 	if err != nil {
 		return broken(err)
 	}
-	ctx, cancel := e.handlerContext(parts) // not before: no row is at fault if the pool is exhausted
-	defer cancel()
-	if ctx.Err() != nil {
-		return lostOf(parts)
+	defer func() { a.cancel() }()
+	a.found = a.read()
+	defer func() { e.db.rollback(a.tx) }() // before the connection is released
+	o := a.handleFound()
+	for a.goesOn && !e.halting(parts) {
+		e.advance(parts, o)
+		e.watchAgain()
+		o = a.handleFound()
 	}
-	o := a.read(ctx)
-	defer e.db.rollback(a.tx) // before the connection is released
+	return o
+}
+
+// handleFound handles what was read.
+func (a *attempt) handleFound() outcome {
+	o := a.found
+	a.goesOn = false
+	lost := func(p *part) bool { return p.Context().Err() != nil }
 	switch {
-	case e.kept != nil:
+	case a.kept != nil, o.verdict != handled:
 		return o
-	case o.verdict != handled || len(o.rows) == 0 && !e.job.isRetry:
+	case slices.ContainsFunc(a.parts, lost):
+		return lostOf(a.parts)
+	case len(o.rows) == 0 && !a.job.isRetry:
 		return o
-	case !e.handler.calls.inTransaction():
-		return a.outside(ctx, o)
+	case !a.handler.calls.inTransaction():
+		return a.outside(o)
 	}
-	return a.inside(ctx, o)
+	return a.inside(o)
+}
+
+// mayGoOn reports whether the commit reads the next rows. A job with one healthy partition goes on
+// with batches of the same size, but only for a while, because others wait for its slot.
+func (a *attempt) mayGoOn(o outcome) bool {
+	one := len(a.execution.parts) == 1 && a.job.lane == worker.Healthy && !a.job.isRetry && !a.db.hooks
+	same := a.limit == a.job.limit && a.limit == a.batch() // it is smaller after a failure
+	return one && same && !a.parts[0].batchesAlone() && o.more && o.at == len(o.rows) &&
+		time.Since(a.began) < a.times.goOn && !a.halting(a.parts)
 }
 
 // acquire takes a place in the pool, and a connection.
@@ -164,16 +194,16 @@ func (a *attempt) keep(h *inHand) {
 }
 
 // outside calls a handler outside of a transaction, and removes the rows that it has handled.
-func (a *attempt) outside(ctx context.Context, o outcome) outcome {
+func (a *attempt) outside(o outcome) outcome {
 	err := a.db.commit(a.tx)
 	if err != nil {
 		return outcome{verdict: broke, rows: o.rows, at: -1, err: err}
 	}
 	a.release()
-	if !a.trusted() { // the process was frozen, and ctx may end late
+	if !a.trusted() { // the process was frozen, and the handler's context may end late
 		return broken(pgleases.ErrTrustLost)
 	}
-	o = a.call(ctx, o)
+	o = a.call(a.ctx, o)
 	if o.verdict == refused {
 		return lostOf(a.parts)
 	}
@@ -181,8 +211,8 @@ func (a *attempt) outside(ctx context.Context, o outcome) outcome {
 }
 
 // inside calls a handler in the transaction, removes the rows that it has handled, and commits.
-func (a *attempt) inside(ctx context.Context, o outcome) outcome {
-	watched, stop := worker.WatchTx(ctx, a.db.pool, a.xact, a.times.look)
+func (a *attempt) inside(o outcome) outcome {
+	watched, stop := worker.WatchTx(a.ctx, a.db.pool, a.xact, a.times.look)
 	o = a.call(watched, o)
 	stop()
 	if a.kept != nil {
@@ -196,10 +226,12 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 	batch.Queue(a.db.sql.Ours)
 	removed := int64(o.at)
 	a.queueRemoval(batch, o.rows[:o.at], a.xact, &removed)
+	commit := func(ctx context.Context) error { return a.tx.CommitAfter(ctx, batch) }
+	if a.mayGoOn(o) {
+		commit = func(ctx context.Context) error { return a.commitAndRead(ctx, batch) }
+	}
 	limit := max(a.times.answer, a.options.timeout)
-	err := a.db.inTimeOf(limit, func(ctx context.Context) error {
-		return a.db.line.Answered(ctx, func(ctx context.Context) error { return a.tx.CommitAfter(ctx, batch) })
-	})
+	err := a.db.inTimeOf(limit, func(ctx context.Context) error { return a.db.line.Answered(ctx, commit) })
 	switch {
 	case err == nil:
 		a.counts.rows.Add(removed)
@@ -209,6 +241,18 @@ func (a *attempt) inside(ctx context.Context, o outcome) outcome {
 		return o.ofBatch(verdictOfCommit(err), hinted(err))
 	}
 	return o
+}
+
+// commitAndRead commits, and reads the next rows in the same round trip. If they cannot be read,
+// that is no error of the commit.
+func (a *attempt) commitAndRead(ctx context.Context, batch *pgx.Batch) error {
+	r := a.reader()
+	next, begun, err := a.tx.CommitAndBegin(ctx, batch, r.queue)
+	if err == nil {
+		a.found = r.outcome(store.Advised(begun))
+		a.tx, a.goesOn = next, true
+	}
+	return err
 }
 
 // ofBatch returns the outcome of a batch in which it is not known which row is at fault.
@@ -376,7 +420,7 @@ func (h *inHand) abandon() (ok bool) {
 // A reader reads rows into an outcome, and of a blocked row what is known about it.
 type reader struct {
 	*attempt
-	out    *outcome
+	out    outcome
 	at     map[int]*part
 	inHand inHand
 
@@ -387,55 +431,74 @@ type reader struct {
 	behind            bool // another row of its key comes first
 }
 
-// read opens a transaction under guard of partitions, and reads their first rows, or a blocked row.
-func (a *attempt) read(ctx context.Context) (o outcome) {
-	high := int64(math.MaxInt64)
-	if a.parts[0].watched { // then it is the only one
-		high = a.parts[0].noted
-	}
-	r := &reader{attempt: a, out: &o, at: byNumber(a.parts)}
-	var partition int
-	var id int64
-	defer handlers.Watch(ctx, a.times.overrun, func() {
-		partition, id = r.inHand.row()
-		a.log.Warn("consumer: decoder still running after its context ended", slog.Int("partition", partition),
-			slog.Int64("id", id), slog.Any("cause", context.Cause(ctx)))
-		a.late(&r.inHand, true)
-	}, func(lasted time.Duration) {
-		a.log.Info("consumer: decoder returned after its context ended", slog.Int("partition", partition),
-			slog.Int64("id", id), slog.Duration("for", lasted))
-	})()
-	wait := readWait
-	if a.parts[0].search || a.job.lane == worker.Slow && !a.job.isRetry {
+func (a *attempt) reader() *reader { return &reader{attempt: a, at: byNumber(a.parts)} }
+
+// read opens a transaction in which it reads rows.
+func (a *attempt) read() outcome {
+	r := a.reader()
+	var err error
+	a.tx, err = a.db.open(a.conn, r.queue)
+	return r.outcome(err)
+}
+
+// queue queues the guard of partitions, and the read of their first rows, or of a blocked row.
+func (r *reader) queue(batch *pgx.Batch) {
+	first := r.parts[0]
+	wait, high := readWait, int64(math.MaxInt64)
+	if first.search || r.job.lane == worker.Slow && !r.job.isRetry {
 		wait = searchWait
 	}
-	var err error
-	a.tx, a.xact, err = a.db.open(a.conn, a.parts, wait, func(batch *pgx.Batch) {
-		if !a.handler.calls.inTransaction() {
-			batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
-		}
-		if a.job.isRetry {
-			read := r.collect(&r.attempts, &r.crashes, &r.same, &r.behind)
-			a.db.queueReadBlocked(batch, a.parts[0], a.job.retry.id, read)
-		} else {
-			a.db.queueRead(batch, a.parts, high, a.limit, r.collect())
-		}
-		batch.Queue(a.db.sql.Theirs)
+	if first.watched { // then it is the only one
+		high = first.noted
+	}
+	r.db.queueGuard(batch, r.parts, wait, &r.xact)
+	if !r.handler.calls.inTransaction() {
+		batch.Queue("SET LOCAL synchronous_commit = on") // what is published must not be lost
+	}
+	if r.job.isRetry {
+		read := r.collect(&r.attempts, &r.crashes, &r.same, &r.behind)
+		r.db.queueReadBlocked(batch, first, r.job.retry.id, read)
+	} else {
+		r.db.queueRead(batch, r.parts, high, r.limit, r.collect())
+	}
+	batch.Queue(r.db.sql.Theirs)
+}
+
+// begin begins the time of the handler, because its rows arrive: no row is at fault if the pool is
+// exhausted, or if a commit takes long. Others go on if a decoder still runs after that time.
+func (r *reader) begin() (ended func()) {
+	r.cancel()
+	ctx, cancel := r.handlerContext(r.parts)
+	r.ctx, r.cancel = ctx, cancel
+	var partition int
+	var id int64
+	return handlers.Watch(ctx, r.times.overrun, func() {
+		partition, id = r.inHand.row()
+		r.log.Warn("consumer: decoder still running after its context ended", slog.Int("partition", partition),
+			slog.Int64("id", id), slog.Any("cause", context.Cause(ctx)))
+		r.late(&r.inHand, true)
+	}, func(lasted time.Duration) {
+		r.log.Info("consumer: decoder returned after its context ended", slog.Int("partition", partition),
+			slog.Int64("id", id), slog.Duration("for", lasted))
 	})
-	p := a.parts[0]
+}
+
+// outcome returns what was read.
+func (r *reader) outcome(err error) outcome {
+	o, p := r.out, r.parts[0]
 	switch {
 	case r.inHand.end():
-		a.keep(&r.inHand)
+		r.keep(&r.inHand)
 		return broken(ErrTimeout)
 	case errors.Is(err, pgleases.ErrNotOwner), r.behind:
 		return outcome{verdict: refused, at: -1}
 	case err != nil:
 		return broken(err)
-	case len(o.rows) == 0 && !a.job.isRetry:
+	case len(o.rows) == 0 && !r.job.isRetry:
 		o.more, p.rows.triedKeys = len(p.rows.triedKeys) > 0, nil // all keys are tried again
 	case len(o.rows) == 0:
 	case errors.As(o.rows[0].err, new(crashError)):
-		o.rows[0].attempts = a.options.attempts
+		o.rows[0].attempts = r.options.attempts
 	case r.same:
 		o.rows[0].attempts = r.attempts
 	}
@@ -465,6 +528,7 @@ func (r *reader) collect(further ...any) func(pgx.Rows) error {
 		r.out.rows = append(r.out.rows, r.row)
 	}
 	return func(rows pgx.Rows) error {
+		defer r.begin()()
 		n, bytes, err := r.handler.collect(rows, how)
 		r.counts.read(n, bytes)
 		r.out.more = n == r.attempt.limit || n > len(r.out.rows)

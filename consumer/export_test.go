@@ -65,6 +65,9 @@ func (c *Consumer) LogOverrunAfter(d time.Duration) { c.times.overrun = d }
 // LookEvery sets the time between two looks whether the transaction of a call still exists.
 func (c *Consumer) LookEvery(d time.Duration) { c.times.look = d }
 
+// GoOnFor sets for how long a job goes on with the next rows of its partition.
+func (c *Consumer) GoOnFor(d time.Duration) { c.times.goOn = d }
+
 // AnswerWithin sets the most that a poll, or the begin of ownerships, takes.
 func (c *Consumer) AnswerWithin(d time.Duration) { c.times.answer = d }
 

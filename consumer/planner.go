@@ -31,6 +31,7 @@ type timings struct {
 	answer      time.Duration // the most that a poll, or the begin of ownerships, takes
 	look        time.Duration // between two looks whether the transaction of a call still exists
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
+	goOn        time.Duration // for this long, a job goes on with the next rows of its partition
 	rows        int           // the most that a poll looks at
 }
 
@@ -45,6 +46,7 @@ var defaultTimings = timings{
 	answer:      answerTime,
 	look:        5 * time.Second,
 	overrun:     drainMargin,
+	goOn:        shortBatch,
 	rows:        rowsOfPoll,
 }
 
@@ -93,7 +95,7 @@ func newPlanner(
 	p.announces = func() bool { return !untilEmpty && p.announced && p.poller.conn.Direct() }
 	p.exec = executor{
 		db: p.db, handler: c.handler, options: &c.options, times: &c.times,
-		counts: &c.counts, log: c.log, share: share,
+		counts: &c.counts, log: c.log, share: share, batch: c.batch,
 		outage: outage{log: c.log}, trusted: func() bool { return !lease.TrustDeadline().IsZero() },
 		overdue: func(j *job, free []int) { p.post(func() { p.giveSlotBack(j, free) }) },
 	}

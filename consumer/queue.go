@@ -93,8 +93,8 @@ func newPartition(o *ownership) *partition {
 }
 
 // batchesAlone reports whether its batches have rows of no other partition.
-func (p *partition) batchesAlone() bool {
-	return p.watched || p.search || p.singly > 0 || p.rows.away > 0 || p.rows.breaks > 0
+func (s *state) batchesAlone() bool {
+	return s.watched || s.search || s.singly > 0 || s.rows.away > 0 || s.rows.breaks > 0
 }
 
 // A part is a partition as a job has it.

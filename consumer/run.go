@@ -29,6 +29,7 @@ type executor struct {
 	counts  *counts
 	log     *slog.Logger
 	share   *worker.Share // of the pool
+	batch   func() int    // how many rows the next batch may have
 	outage  outage
 	trusted func() bool // the client may still own what it owned
 	// overdue is called when code of the application goes on after its context, so others may have the
@@ -72,6 +73,12 @@ func (e *execution) run() {
 		e.handle(e.parts)
 	}
 	err = nil
+}
+
+// watchAgain begins the watch of another attempt.
+func (e *execution) watchAgain() {
+	e.watched()
+	e.watched = e.watch()
 }
 
 // watch logs a job of which an attempt takes longer than the handler and all its statements may,

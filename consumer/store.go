@@ -36,15 +36,19 @@ type db struct {
 	sql   *statements
 	times *timings
 	idle  time.Duration // see WithIdleTimeout
+	hooks bool          // the pool has hooks, which see each transaction
 	// life is the context of the Run. Statements for what is in hand go on after its end.
 	life context.Context
 	stop context.CancelCauseFunc // ends the Run
 }
 
 func (c *Consumer) newDB(life context.Context, stop context.CancelCauseFunc) *db {
+	of := c.pool.Config()
 	return &db{
 		pool: c.pool, line: &bridge.Engine(c.client).Line, name: c.name, lease: leaseOf + c.name, sql: &c.sql,
 		times: &c.times, idle: c.options.idle, life: life, stop: stop,
+		//lint:ignore SA1019 an application may still use BeforeAcquire
+		hooks: of.BeforeAcquire != nil || of.PrepareConn != nil || of.AfterRelease != nil,
 	}
 }
 
@@ -69,39 +73,41 @@ func (d *db) acquire(
 	return conn, release, err
 }
 
-// open begins a transaction under guard of partitions, with the further statements that queue adds,
-// in one round trip. Each statement waits at most wait for a lock. If a partition is not owned, it
-// is marked as lost, and the error is ErrNotOwner. The transaction is not nil; xact identifies it.
-func (d *db) open(
-	conn *pgx.Conn, parts []*part, wait time.Duration, queue func(*pgx.Batch),
-) (tx *handlers.Transaction, xact string, err error) {
+// queueGuard queues the guard of partitions, the first statement of a transaction. Each statement
+// waits at most wait for a lock. If a partition is not owned, it is marked as lost, and the error
+// is ErrNotOwner. xact becomes what identifies the transaction.
+func (d *db) queueGuard(batch *pgx.Batch, parts []*part, wait time.Duration, xact *string) {
 	numbers, epochs := keysOf(parts)
 	limits := []any{d.lease, numbers, epochs, fmt.Sprint(d.idle.Milliseconds()), fmt.Sprint(wait.Milliseconds())}
-	open := func(batch *pgx.Batch) error {
-		batch.Queue(d.sql.Open, limits...).QueryRow(func(row pgx.Row) error {
-			var lost []int32
-			err := row.Scan(nil, &lost, &xact)
-			for _, p := range parts {
-				p.lost = p.lost || slices.Contains(lost, int32(p.Number))
-			}
-			return err
-		})
-		queue(batch)
-		return nil
-	}
+	batch.Queue(d.sql.Open, limits...).QueryRow(func(row pgx.Row) error {
+		var lost []int32
+		err := row.Scan(nil, &lost, xact)
+		for _, p := range parts {
+			p.lost = p.lost || slices.Contains(lost, int32(p.Number))
+		}
+		if len(lost) > 0 {
+			return pgleases.ErrNotOwner
+		}
+		return err
+	})
+}
+
+// open begins a transaction, which is not nil, with the statements that queue adds, in one round
+// trip.
+func (d *db) open(conn *pgx.Conn, queue func(*pgx.Batch)) (tx *handlers.Transaction, err error) {
 	err = d.inTime(func(ctx context.Context) (err error) {
 		ctx, stop := d.line.Until(ctx)
 		defer stop()
-		tx, err = handlers.Begin(ctx, conn, open)
+		tx, err = handlers.Begin(ctx, conn, func(batch *pgx.Batch) error {
+			queue(batch)
+			return nil
+		})
 		if worker.Whose(err) == worker.Standby {
 			_ = conn.Close(ctx) // otherwise the pool would go on giving it out, because it looks healthy
 		}
 		return err
 	})
-	if err == nil && len(ownedOf(parts)) < len(parts) {
-		err = pgleases.ErrNotOwner
-	}
-	return tx, xact, err
+	return tx, err
 }
 
 // A guardedFunc works in a transaction under guard, which xact identifies.
@@ -126,7 +132,7 @@ func (d *db) guardedOnce(owned []*part, f guardedFunc) error {
 	var tx *handlers.Transaction
 	var xact string
 	conn, release, err := d.acquire(func(_ context.Context, conn *pgxpool.Conn) (err error) {
-		tx, xact, err = d.open(conn.Conn(), owned, lockWait, func(*pgx.Batch) {})
+		tx, err = d.open(conn.Conn(), func(batch *pgx.Batch) { d.queueGuard(batch, owned, lockWait, &xact) })
 		return err
 	})
 	if conn == nil {

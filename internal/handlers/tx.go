@@ -23,10 +23,17 @@ import (
 // ReadCommitted are the options of the transactions of handlers.
 var ReadCommitted = pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
 
+// begin is the statement of a transaction with these options.
+var begin = func() string {
+	batch := new(pgx.Batch)
+	batch.BeginTx(ReadCommitted)
+	return batch.QueuedQueries[0].SQL
+}()
+
 // A Transaction is one in which a handler works.
 type Transaction struct {
 	pgx.Tx
-	ended atomic.Bool // by CommitAfter
+	ended atomic.Bool // by CommitAfter or CommitAndBegin
 	gives []func()    // see OnLate
 }
 
@@ -56,7 +63,7 @@ func (t *Transaction) Late() {
 	}
 }
 
-// Ended reports whether the transaction was ended by CommitAfter.
+// Ended reports whether the transaction was ended by CommitAfter or CommitAndBegin.
 func (t *Transaction) Ended() bool { return t.ended.Load() }
 
 // InUTF8 reports whether the database can store all characters. Others lack some, see InASCII.
@@ -67,20 +74,47 @@ func (t *Transaction) InUTF8() bool {
 // CommitAfter sends the queued statements, and commits. If a statement fails, the server skips the
 // others, and does not commit. See MayBeCommitted for what an error says.
 func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
+	_, err := t.commit(ctx, batch, func(*pgx.Batch) {})
+	return err
+}
+
+// CommitAndBegin is CommitAfter, and begins the next transaction on the connection in the same
+// round trip, with the statements that queue adds. The server skips them if the commit fails.
+// Otherwise begun is their error. From the answer to the commit on, t is closed to its handler.
+// COMMIT AND CHAIN would do the same, but it keeps READ ONLY.
+func (t *Transaction) CommitAndBegin(
+	ctx context.Context, batch *pgx.Batch, queue func(*pgx.Batch),
+) (next *Transaction, begun, err error) {
+	begun, err = t.commit(ctx, batch, func(batch *pgx.Batch) {
+		batch.Queue(begin)
+		queue(batch)
+	})
+	return &Transaction{Tx: t.Tx}, begun, err
+}
+
+// commit sends the queued statements, a commit, and what queue adds, whose error is after.
+func (t *Transaction) commit(ctx context.Context, batch *pgx.Batch, queue func(*pgx.Batch)) (after, err error) {
+	committed := false
 	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
-		if done.String() != "COMMIT" {
+		committed = done.String() == "COMMIT"
+		if !committed {
 			return pgx.ErrTxCommitRollback
 		}
+		t.ended.Store(true) // before the connection is free for the next transaction
 		return nil
 	})
+	queue(batch)
 	server := t.Conn().PgConn()
 	sent := ctx.Err() == nil && !server.IsClosed()
-	err := t.Tx.SendBatch(ctx, batch).Close()
+	err = t.Tx.SendBatch(ctx, batch).Close()
+	if committed {
+		return err, nil
+	}
 	t.ended.Store(server.TxStatus() == 'I')
 	if sent && err != nil && !NotCommitted(err) {
-		return unansweredCommit{err}
+		err = unansweredCommit{err}
 	}
-	return err
+	return nil, err
 }
 
 // An unansweredCommit is the error of a commit of which it is not known whether it has happened.

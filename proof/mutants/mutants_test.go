@@ -673,8 +673,8 @@ var mutants = append(asleep(), []mutant{
 		{"consumer/queue.go", `	lost    bool // it is not owned`, `	lost    bool
 	list    []row`, 0},
 		{"consumer/attempt.go", `	o.at = len(o.rows)
-	return o`, `	if l := p.list; l != nil && !a.job.isRetry {
-		o.rows = l[:min(a.limit, len(l))]
+	return o`, `	if l := p.list; l != nil && !r.job.isRetry {
+		o.rows = l[:min(r.attempt.limit, len(l))]
 	}
 	o.at = len(o.rows)
 	return o`, 0},
