@@ -161,6 +161,7 @@ var detectors = map[string]detector{
 	"consumer order":    {"consumer", consumed("ChangedRow|AfterASplit")},
 	"consumer locks":    {"consumer", consumed("^TestLockedRow")},
 	"consumer deletes":  {"consumer", consumed("ThatADeleteKeeps")},
+	"consumer commits":  {"consumer", consumed("^TestHandlerCannotUse|^TestCommitStays")},
 	"consumer crashes":  {"consumer", consumed("^TestSuspects|^TestACleanEnd|^TestLostOwnership|^TestUnavailable")},
 	"consumer batches":  {"consumer", consumed("^TestOneBatch|^TestEndFinishes")},
 	"consumer failures": {"consumer", consumed("FailTogether|^TestOutage|^TestCommitInAHandler|^TestBackoffHolds")},
@@ -701,6 +702,15 @@ var mutants = append(asleep(), []mutant{
 	}},
 	{"deleted rows that are not counted", "consumer deletes", `effects: 1, want 0|blocks its key`, []edit{
 		{"consumer/sql/schema.sql", `ELSIF p_removed OPERATOR(pg_catalog.<>) p_expected THEN`, `ELSIF false THEN`, 0},
+	}},
+	{"a handler that writes to the transaction after its own", "consumer commits",
+		`only rows of blocked keys|effects: 100, want 10`, []edit{
+			{"internal/handlers/tx.go", `		t.ended.Store(true) // before`, `		// before`, 0},
+		}},
+	{"a commit that is forgotten because the next read fails", "consumer commits", `counted rows`, []edit{
+		{"internal/handlers/tx.go", `	if committed {
+		return err, nil`, `	if committed && err == nil {
+		return err, nil`, 0},
 	}},
 	{"a failed attempt of the whole batch", "consumer failures", `failures: `, []edit{
 		{"consumer/run.go", `	case o.at == 0 || o.at < 0 && len(o.rows) == 1:
