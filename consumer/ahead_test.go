@@ -25,6 +25,17 @@ func (db *database) rowByRow(h consumer.Handler[Order], opts ...consumer.Option)
 	return w
 }
 
+// rowByRowOver is rowByRow over a pool that is configured like that.
+func (db *database) rowByRowOver(h consumer.Handler[Order], configure func(*pgxpool.Config)) *worker {
+	db.t.Helper()
+	w := db.rowByRow(h)
+	w.pool = testkit.Pool(db.t, db.url, configure)
+	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h,
+		consumer.WithoutMigration(), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)))(db.t)
+	w.GoOnFor(time.Hour)
+	return w
+}
+
 // putAlike puts n rows of one key.
 func (db *database) putAlike(n int) {
 	db.t.Helper()
@@ -97,6 +108,25 @@ func TestPartitionsTakeTurnsRowByRow(t *testing.T) {
 		(SELECT customer <> lag(customer) OVER (ORDER BY n) AS turn FROM public.effects) AS e WHERE turn`)
 	if turns < 10 {
 		t.Errorf("two partitions took %d turns, want several", turns)
+	}
+}
+
+// A job does not go on if its handler takes longer than it may go on, because others wait for the
+// slot.
+func TestSlowHandlerReadsNoRowsAhead(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	w := newWorker(db, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
+		return errors.Join(effect(ctx, tx, row), second(tx.Exec(ctx, "SELECT pg_catalog.pg_sleep(0.01)")))
+	}), consumer.WithBatch(1, 1))
+	w.wire.Record()
+	db.putAlike(10)
+	testkit.OK(t, w.RunUntilEmpty(t.Context()))
+	db.exact(10)
+	for _, sent := range w.wire.Recorded("DELETE FROM public.outbox") {
+		if slices.ContainsFunc(sent, readsAhead) {
+			t.Error("a commit has read the next row")
+		}
 	}
 }
 
@@ -175,7 +205,7 @@ func TestHooksOfThePoolSeeEachTransaction(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			db := newDatabase(t)
+			db := newDirectDatabase(t) // a pooler would give each transaction another session
 			var found []string
 			h := consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[Order]) error {
 				var tenant string
@@ -183,13 +213,9 @@ func TestHooksOfThePoolSeeEachTransaction(t *testing.T) {
 				found = append(found, tenant)
 				return errors.Join(err, second(tx.Exec(ctx, "SET app.tenant = 'acme'")), effect(ctx, tx, row))
 			})
-			w := db.rowByRow(h)
-			w.pool = testkit.Pool(t, db.url, func(c *pgxpool.Config) {
+			w := db.rowByRowOver(h, func(c *pgxpool.Config) {
 				hook(c, func(conn *pgx.Conn) bool { return second(conn.Exec(t.Context(), "RESET app.tenant")) == nil })
 			})
-			w.Consumer = testkit.Must(consumer.New(t.Context(), w.client, w.pool, "orders", outbox, h,
-				consumer.WithoutMigration(), consumer.WithBatch(1, 1)))(t)
-			w.GoOnFor(time.Hour)
 			db.putAlike(5)
 			testkit.OK(t, w.RunUntilEmpty(t.Context()))
 			db.exact(5)
@@ -199,22 +225,27 @@ func TestHooksOfThePoolSeeEachTransaction(t *testing.T) {
 }
 
 // If the next row cannot be read, the row before it stays committed, although one message asked for
-// both.
+// both. The modes of pgx send such a message in different ways.
 func TestCommitStaysIfTheNextRowIsLocked(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
-	db.putAlike(3)
-	other := testkit.Must(db.Begin(t.Context()))(t)
-	testkit.Must(other.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 2 FOR UPDATE"))(t)
-	w := db.rowByRow(consumer.Each(effect)).run()
-	testkit.Becomes(t, db.Pool, "the row before is handled", "1",
-		"SELECT coalesce(string_agg(id::text, ' '), '') FROM public.effects")
-	testkit.Until(t, "the partition waits for a lock", func() bool { return w.Stats().SlowByLock == 1 })
-	testkit.OK(t, other.Commit(t.Context()))
-	db.empty("all is handled")
-	testkit.OK(t, w.end())
-	expect(t, w.Stats().Rows, 3, "counted rows")
-	db.exact(3)
+	for _, mode := range testkit.Modes(db.url) {
+		db.exec("TRUNCATE public.outbox, public.effects RESTART IDENTITY")
+		db.putAlike(3)
+		other := testkit.Must(db.Begin(t.Context()))(t)
+		testkit.Must(other.Exec(t.Context(), "SELECT FROM public.outbox WHERE id = 2 FOR UPDATE"))(t)
+		w := db.rowByRowOver(consumer.Each(effect), func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode = mode
+		}).run()
+		testkit.Becomes(t, db.Pool, "the row before is handled", "1",
+			"SELECT coalesce(string_agg(id::text, ' '), '') FROM public.effects")
+		testkit.Until(t, "the partition waits for a lock", func() bool { return w.Stats().SlowByLock == 1 })
+		testkit.OK(t, other.Commit(t.Context()))
+		db.empty("all is handled")
+		testkit.OK(t, w.end())
+		expect(t, w.Stats().Rows, 3, mode.String()+": counted rows")
+		db.exact(3)
+	}
 }
 
 // If the commit fails, the next rows are not read in its message, and a row that is at fault counts

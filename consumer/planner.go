@@ -31,7 +31,7 @@ type timings struct {
 	answer      time.Duration // the most that a poll, or the begin of ownerships, takes
 	look        time.Duration // between two looks whether the transaction of a call still exists
 	overrun     time.Duration // after the end of its context, it is logged that code of the application continues
-	goOn        time.Duration // for this long, a job goes on with the next rows of its partition
+	goOn        time.Duration // for this long, a job may go on with the next rows of its partition
 	rows        int           // the most that a poll looks at
 }
 
@@ -46,7 +46,7 @@ var defaultTimings = timings{
 	answer:      answerTime,
 	look:        5 * time.Second,
 	overrun:     drainMargin,
-	goOn:        shortBatch,
+	goOn:        10 * time.Millisecond,
 	rows:        rowsOfPoll,
 }
 
