@@ -57,18 +57,18 @@ func lostOf(parts []*part) outcome {
 }
 
 // An attempt handles rows in one transaction, or, of AtLeastOnce, between two. It may go on with
-// the next rows.
+// the next rows, in further transactions.
 type attempt struct {
 	*execution
-	parts  []*part
-	limit  int // how many rows are read
-	began  time.Time
-	tx     *handlers.Transaction
-	xact   string  // identifies tx
-	found  outcome // of the read in tx
-	goesOn bool    // it was found with the commit before, and is not handled yet
+	parts []*part
+	limit int // how many rows are read
+	began time.Time
+	tx    *handlers.Transaction
+	xact  string  // identifies tx
+	found outcome // of the read in tx
+	ahead bool    // found was read with the commit before, and is not handled yet
 
-	ctx    context.Context // of the handler, for what was found
+	ctx    context.Context // of the handler, for the rows in found
 	cancel context.CancelFunc
 
 	give    func()    // gives the place in the pool back, once
@@ -94,7 +94,7 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 	a.found = a.read()
 	defer func() { e.db.rollback(a.tx) }() // before the connection is released
 	o := a.handleFound()
-	for a.goesOn && !e.halting(parts) {
+	for a.ahead && !e.halting(parts) {
 		e.advance(parts, o)
 		e.watchAgain()
 		o = a.handleFound()
@@ -102,10 +102,10 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 	return o
 }
 
-// handleFound handles what was read.
+// handleFound handles the rows that were read last.
 func (a *attempt) handleFound() outcome {
 	o := a.found
-	a.goesOn = false
+	a.ahead = false
 	lost := func(p *part) bool { return p.Context().Err() != nil }
 	switch {
 	case a.kept != nil, o.verdict != handled:
@@ -120,8 +120,8 @@ func (a *attempt) handleFound() outcome {
 	return a.inside(o)
 }
 
-// mayGoOn reports whether the commit reads the next rows. A job with one healthy partition goes on
-// with batches of the same size, but only for a while, because others wait for its slot.
+// mayGoOn reports whether the commit may also read the next rows. A job with one healthy partition
+// goes on with batches of the same size, but only for a while, because others wait for its slot.
 func (a *attempt) mayGoOn(o outcome) bool {
 	one := len(a.execution.parts) == 1 && a.job.lane == worker.Healthy && !a.job.isRetry && !a.db.hooks
 	same := a.limit == a.job.limit && a.limit == a.batch() // it is smaller after a failure
@@ -250,7 +250,7 @@ func (a *attempt) commitAndRead(ctx context.Context, batch *pgx.Batch) error {
 	next, begun, err := a.tx.CommitAndBegin(ctx, batch, r.queue)
 	if err == nil {
 		a.found = r.outcome(store.Advised(begun))
-		a.tx, a.goesOn = next, true
+		a.tx, a.ahead = next, true
 	}
 	return err
 }
@@ -464,8 +464,9 @@ func (r *reader) queue(batch *pgx.Batch) {
 	batch.Queue(r.db.sql.Theirs)
 }
 
-// begin begins the time of the handler, because its rows arrive: no row is at fault if the pool is
-// exhausted, or if a commit takes long. Others go on if a decoder still runs after that time.
+// begin makes the context of the handler, whose time begins when its rows arrive. An earlier begin
+// would blame a row for an exhausted pool, or for the commit before, if they take long. If a decoder
+// still runs after that time, others get what the attempt holds.
 func (r *reader) begin() (ended func()) {
 	r.cancel()
 	ctx, cancel := r.handlerContext(r.parts)

@@ -78,10 +78,11 @@ func (t *Transaction) CommitAfter(ctx context.Context, batch *pgx.Batch) error {
 	return err
 }
 
-// CommitAndBegin is CommitAfter, and begins the next transaction on the connection in the same
-// round trip, with the statements that queue adds. The server skips them if the commit fails.
-// Otherwise begun is their error. From the answer to the commit on, t is closed to its handler.
-// COMMIT AND CHAIN would do the same, but it keeps READ ONLY.
+// CommitAndBegin does what CommitAfter does. In the same round trip, it begins the next transaction
+// on the connection, with the statements that queue adds. If the commit fails, the server skips
+// them, and err says why. If they fail, the commit stays, and begun is their error. The handler of t
+// cannot use t any more when the answer to the commit has arrived. COMMIT AND CHAIN is not used,
+// because the next transaction would stay READ ONLY if this one is.
 func (t *Transaction) CommitAndBegin(
 	ctx context.Context, batch *pgx.Batch, queue func(*pgx.Batch),
 ) (next *Transaction, begun, err error) {
@@ -92,7 +93,8 @@ func (t *Transaction) CommitAndBegin(
 	return &Transaction{Tx: t.Tx}, begun, err
 }
 
-// commit sends the queued statements, a commit, and what queue adds, whose error is after.
+// commit sends the queued statements, a commit, and the statements that queue adds. If it has
+// committed, after is the error of the latter, and err is nil.
 func (t *Transaction) commit(ctx context.Context, batch *pgx.Batch, queue func(*pgx.Batch)) (after, err error) {
 	committed := false
 	batch.Queue("commit").Exec(func(done pgconn.CommandTag) error {
