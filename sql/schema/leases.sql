@@ -313,7 +313,7 @@ BEGIN
            coalesce((SELECT greatest(extract(epoch FROM lease.plan_due_at - clock_timestamp()) * 1000000000, 0)
                      FROM lease WHERE lease.plan_due_at < 'infinity' AND NOT lease.claimed), 0)::bigint AS due_in,
            coalesce((SELECT greatest(extract(epoch FROM lease.settles_at - clock_timestamp()) * 1000000000, 0) FROM lease), 0)::bigint AS settles_in,
-           coalesce((SELECT lease.unjoined FROM lease, member WHERE member.new AND lease.unowned = 0), 0) AS generation
+           coalesce((SELECT lease.unjoined FROM lease, member WHERE lease.unowned = 0 AND member.new), 0) AS generation
     INTO alive, joined, successor, partitions, dropped_with, claimed, due_in, settles_in, generation;
     -- A later snapshot, because an operator may have held what the statement waited for.
     IF generation > 0 AND EXISTS (SELECT FROM pgleases.overrides) THEN
