@@ -160,16 +160,16 @@ UPDATE public.bare SET at = now() FROM n WHERE id = 0`
 	return took
 }
 
-// queue lets many goroutines wait for one lock. It measures what that costs the server, and whether
-// they get the lock in order.
+// queue lets each client wait for one lock. It measures what that costs the server, and whether they
+// get the lock in order. The calls of one client would share a request.
 func (k *lockers) queue(ctx context.Context) {
-	span, waiters := time.Duration(k.l.pick(500, 6000))*time.Millisecond, k.l.pick(10, 100)
+	span, waiters := time.Duration(k.l.pick(500, 6000))*time.Millisecond, k.l.pick(10, lockClients)
 	idle := k.calm(ctx, span)
 	holder := must(k.locks[0].Acquire(ctx, "queue"))
 	order, ended := make(chan int, waiters), make(chan error, waiters)
 	for i := range waiters {
 		go func() {
-			h, err := k.locks[i%lockClients].Acquire(ctx, "queue")
+			h, err := k.locks[i].Acquire(ctx, "queue")
 			if err == nil {
 				order <- i
 				err = h.Release(ctx)
