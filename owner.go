@@ -130,7 +130,7 @@ type cachedOwners struct {
 	owners     map[int]Owner
 	asOf       time.Time
 	wholeAsOf  time.Time       // when all was read
-	late       time.Duration   // from then until missing owners, which may have been late, are read again with all
+	late       time.Duration   // after that, all is read again if owners are missing
 	pause      time.Duration   // before the next read: many members that read much keep a server busy
 	generation int64           // of the lease, in the same snapshot as the owners
 	at         store.Point     // that snapshot

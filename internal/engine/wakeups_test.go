@@ -631,14 +631,16 @@ func TestNewMemberDoesNotReadBeforeThePlan(t *testing.T) {
 	})
 }
 
-// What a join returns is enough, if no plan was made since, and there is nothing else to know about the lease.
+// What a join returns is enough, if no plan was made since, and there is nothing else to know about
+// the lease.
 func TestNewMemberReadsWhatItCannotKnowOnly(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.start("a", pgleases.WithPolling()).owning("x", 4)
 		reads := counted(w.count, "read")
 		joins := func(id string) {
 			w.start(id, pgleases.WithPolling()).mustJoin("x", 4, pgleases.WithWeight(0))
-			w.db.Edit(func(t *fakestore.Tables, _ int64) { // another client has made a plan without moves
+			// another client has made a plan without moves
+			w.db.Edit(func(t *fakestore.Tables, _ int64) {
 				l := t.Leases["x"]
 				l.NextCheckAt = fakestore.Ever
 				t.Leases["x"] = l
@@ -683,7 +685,8 @@ func TestJoinAfterOneThatWasGivenUpReadsItsPartitions(t *testing.T) {
 			return planned
 		})
 		lb := b.mustJoin("x", 2)
-		w.db.Edit(func(t *fakestore.Tables, _ int64) { // another client has made the plan of this join too
+		// another client has made the plan of this join too
+		w.db.Edit(func(t *fakestore.Tables, _ int64) {
 			l := t.Leases["x"]
 			l.NextCheckAt = fakestore.Ever
 			t.Leases["x"] = l
