@@ -124,8 +124,8 @@ func (l *Lease) Owners(ctx context.Context) (map[int]Owner, error) {
 	return nil, wrap.Errorf("pgleases: owners of lease %q: %w", l.engine.Name, err)
 }
 
-// cachedOwners are valid until the client hears of a change. After that, only the changes are read. A
-// late owner is no change for the database, so all is read from time to time.
+// cachedOwners are valid until the client hears of a change. After that, only the changes are read.
+// A late owner is no change for the database, so all is read from time to time.
 type cachedOwners struct {
 	owners     map[int]Owner
 	asOf       time.Time
@@ -153,7 +153,8 @@ func (c *cachedOwners) serves(l *Lease, shown *owned.Snapshot, heard *engine.New
 	return current && len(c.owners) == l.engine.Partitions && shown.Validity.Holds()
 }
 
-// since returns the point after the last answer, so that only changes are read. It is zero to read all.
+// since returns the point after the last answer, so that only changes are read. It is zero to read
+// all.
 func (c *cachedOwners) since(l *Lease, now time.Time) store.Point {
 	if c == nil {
 		return store.Point{}

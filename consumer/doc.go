@@ -47,8 +47,9 @@
 // cannot commit after another process owns the partition.
 //
 // A process without rows sends a poll every 5 s if notifications arrive, and every second if they
-// do not, for up to 5,000 partitions. A process with rows needs two round trips for each batch besides the statements of the handler, or four
-// with AtLeastOnce. A batch has rows of as many partitions as it takes.
+// do not, for up to 5,000 partitions. A process with rows needs two round trips for each batch
+// besides the statements of the handler, or four with AtLeastOnce. A batch has rows of as many
+// partitions as it takes.
 //
 // # Limits of the promises
 //
