@@ -48,11 +48,7 @@ func pollBeside(ctx context.Context, l *lab, running, waiting int) time.Duration
 	must(kind.EnqueueMany(ctx, make([]struct{}, running+waiting)))
 	s.all(ctx, "VACUUM ANALYZE pgleases.jobs", "CHECKPOINT")
 	r.run()
-	for began := time.Now(); begun.Load() < int64(running); time.Sleep(time.Millisecond) {
-		if time.Since(began) > patience {
-			check(fmt.Errorf("%d of %d runs began within %v", begun.Load(), running, patience))
-		}
-	}
+	reaches(running, "runs began", func() int { return int(begun.Load()) })
 	before := r.Stats()
 	s.calm(ctx, time.Duration(l.pick(3, 15))*time.Second)
 	after := r.Stats()

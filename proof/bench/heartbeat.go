@@ -177,7 +177,8 @@ BEGIN
     PERFORM set_config('synchronous_commit', 'off', true), set_config('lock_timeout', '1000', true);
     UPDATE public.bare AS b SET at = clock_timestamp() WHERE b.id = p_id
     RETURNING concat_ws(' ', extract(epoch FROM b.at),
-        (SELECT concat_ws(' ', s.accepted_timeline, s.generation, extract(epoch FROM s.next_check_at)) FROM pgleases.server AS s),
+        (SELECT concat_ws(' ', s.accepted_timeline, s.generation, extract(epoch FROM s.next_check_at))
+            FROM pgleases.server AS s),
         (SELECT i.incarnation FROM pgleases.identities AS i WHERE i.id = 'client-1'),
         (SELECT m.marker FROM pgleases.present_marker AS m),
         EXISTS (SELECT FROM pgleases.leases AS l

@@ -71,11 +71,7 @@ func measureJobs(ctx context.Context, l *lab, out *part) {
 			enqueued = time.Now()
 			return float64(n) / enqueued.Sub(began).Seconds()
 		}}, side{q.name, perSecond, func() float64 {
-			for ; q.done.Load() < before+int64(n); time.Sleep(time.Millisecond) {
-				if time.Since(enqueued) > patience {
-					check(fmt.Errorf("%d of %d jobs, within %v", q.done.Load()-before, n, patience))
-				}
-			}
+			reaches(n, "jobs were done", func() int { return int(q.done.Load() - before) })
 			d.until(ctx, "no job is left", "SELECT "+q.idle)
 			return float64(n) / time.Since(enqueued).Seconds()
 		}})

@@ -182,6 +182,15 @@ func (d *database) until(ctx context.Context, what, query string, args ...any) {
 	}
 }
 
+// reaches polls a counter until it has reached n.
+func reaches(n int, what string, counter func() int) {
+	for began := time.Now(); counter() < n; time.Sleep(5 * time.Millisecond) {
+		if time.Since(began) > patience {
+			check(fmt.Errorf("%d of %d %s within %v", counter(), n, what, patience))
+		}
+	}
+}
+
 // A usage is what was used during a time. An unknown value is 0.
 type usage struct {
 	span time.Duration

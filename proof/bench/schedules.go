@@ -263,17 +263,15 @@ func (s *scheduling) ticksAtOnce(ctx context.Context, n int) (first, last time.D
 	if after >= 0 {
 		check(fmt.Errorf("the schedules were made only %v after the tick", after))
 	}
-	for s.succeeded() < before+uint64(n) {
-		pause(ctx, 5*time.Millisecond)
-	}
+	reaches(n, "ticks succeeded", func() int { return s.succeeded() - before })
 	took := ask[struct{ First, Last time.Duration }](ctx, s.database, late, due)
 	return took.First, took.Last
 }
 
 // succeeded returns how many ticks have succeeded.
-func (s *scheduling) succeeded() (n uint64) {
+func (s *scheduling) succeeded() (n int) {
 	for _, r := range s.runners {
-		n += uint64(r.Stats().Kinds["tick"].Succeeded)
+		n += int(r.Stats().Kinds["tick"].Succeeded)
 	}
 	return n
 }
