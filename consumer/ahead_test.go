@@ -16,11 +16,13 @@ import (
 	"github.com/pgleases/pgleases/internal/testkit"
 )
 
-// rowByRow is a worker that handles one row in a transaction, one transaction after the other, and
-// reads the next row with each commit.
+// singly handles one row in a transaction, one transaction after the other.
+var singly = []consumer.Option{consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)}
+
+// rowByRow is a worker that handles rows singly, and reads the next row with each commit.
 func (db *database) rowByRow(h consumer.Handler[Order], opts ...consumer.Option) *worker {
 	db.t.Helper()
-	w := newWorker(db, h, append([]consumer.Option{consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)}, opts...)...)
+	w := newWorker(db, h, slices.Concat(singly, opts)...)
 	w.GoOnFor(time.Hour)
 	return w
 }
@@ -28,10 +30,7 @@ func (db *database) rowByRow(h consumer.Handler[Order], opts ...consumer.Option)
 // rowByRowOver is rowByRow over a pool that is configured like that.
 func (db *database) rowByRowOver(h consumer.Handler[Order], configure func(*pgxpool.Config)) *worker {
 	db.t.Helper()
-	w := db.rowByRow(h)
-	w.pool = testkit.Pool(db.t, db.url, configure)
-	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h,
-		consumer.WithoutMigration(), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1)))(db.t)
+	w := newWorker(db, h).over(configure, h, singly...)
 	w.GoOnFor(time.Hour)
 	return w
 }
@@ -385,8 +384,8 @@ func TestDecoderThatHangsAfterACommit(t *testing.T) {
 	w := newWorkerOf(db, outbox, consumer.Each(func(ctx context.Context, tx pgx.Tx, row consumer.Row[order]) error {
 		_, err := tx.Exec(ctx, "INSERT INTO public.effects (id, customer) VALUES ($1, $2)", row.ID, row.Key)
 		return err
-	}), consumer.WithBatch(1, 1), consumer.WithMaxRunning(1), consumer.WithTimeout(500*time.Millisecond),
-		consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))
+	}), append(slices.Clone(singly), consumer.WithTimeout(500*time.Millisecond),
+		consumer.WithLogger(slog.New(slog.NewTextHandler(log, nil))))...)
 	w.GoOnFor(time.Hour)
 	w.LogOverrunAfter(10 * time.Millisecond)
 	hungAhead = make(chan struct{})

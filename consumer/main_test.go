@@ -209,6 +209,18 @@ func newWorkerOf[T any](db *database, queue consumer.Queue, h consumer.Handler[T
 	return w
 }
 
+// over makes the worker's consumer anew, over a pool that is configured like that, unlike that of its
+// client.
+func (w *worker) over(
+	configure func(*pgxpool.Config), h consumer.Handler[Order], opts ...consumer.Option,
+) *worker {
+	w.t.Helper()
+	w.pool = testkit.Pool(w.t, w.db.url, configure)
+	opts = append([]consumer.Option{consumer.WithoutMigration()}, opts...)
+	w.Consumer = testkit.Must(consumer.New(w.t.Context(), w.client, w.pool, "orders", outbox, h, opts...))(w.t)
+	return w
+}
+
 // run begins Run.
 func (w *worker) run() *worker {
 	ctx, stop := context.WithCancelCause(context.Background())

@@ -19,14 +19,12 @@ import (
 // newWorkerWith is a worker whose pool has a setting, unlike that of its client.
 func newWorkerWith(db *database, setting, value string, h consumer.Handler[Order], opts ...consumer.Option) *worker {
 	db.t.Helper()
-	w := newWorker(db, h, opts...)
-	w.pool = testkit.Pool(db.t, db.url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = value })
-	opts = append([]consumer.Option{
-		consumer.WithoutMigration(), consumer.WithPoll(50 * time.Millisecond),
-		backoff(time.Millisecond, time.Millisecond), consumer.WithBatch(10, 1<<20),
-	}, opts...)
-	w.Consumer = testkit.Must(consumer.New(db.t.Context(), w.client, w.pool, "orders", outbox, h, opts...))(db.t)
-	return w
+	quick := []consumer.Option{
+		consumer.WithPoll(50 * time.Millisecond), backoff(time.Millisecond, time.Millisecond),
+		consumer.WithBatch(10, 1<<20),
+	}
+	set := func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams[setting] = value }
+	return newWorker(db, h, opts...).over(set, h, append(quick, opts...)...)
 }
 
 // Operators, functions and types in a schema before pg_catalog are not used.
