@@ -51,7 +51,7 @@ func broken(err error) outcome { return outcome{verdict: broke, at: -1, err: err
 // lostOf notes which partitions are lost, and returns the outcome of an attempt that was refused.
 func lostOf(parts []*part) outcome {
 	for _, p := range parts {
-		p.lost = p.lost || p.Context().Err() != nil
+		p.lost = p.lost || p.gone()
 	}
 	return outcome{verdict: refused, at: -1}
 }
@@ -106,11 +106,10 @@ func (e *execution) attempt(parts []*part, limit int) outcome {
 func (a *attempt) handleFound() outcome {
 	o := a.found
 	a.ahead = false
-	lost := func(p *part) bool { return p.Context().Err() != nil }
 	switch {
 	case a.kept != nil, o.verdict != handled:
 		return o
-	case slices.ContainsFunc(a.parts, lost):
+	case slices.ContainsFunc(a.parts, (*part).gone):
 		return lostOf(a.parts)
 	case len(o.rows) == 0 && !a.job.isRetry:
 		return o

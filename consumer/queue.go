@@ -110,6 +110,9 @@ type part struct {
 	freed    bool          // a row no longer blocks its key
 }
 
+// gone reports whether the process has lost the partition.
+func (p *part) gone() bool { return p.Context().Err() != nil }
+
 // ownedOf returns the partitions that are not known to be lost.
 func ownedOf(parts []*part) []*part {
 	return slices.DeleteFunc(slices.Clone(parts), func(p *part) bool { return p.lost })
