@@ -265,10 +265,16 @@ BEGIN
         p_started_at, pgleases.schedule_clock()
     FROM stepped AS s;
     IF NOT FOUND THEN
-        PERFORM pgleases.schedule_close(p_schedule, p_run, p_revision, p_cursor_before, p_cursor, p_local_us, p_due,
-            p_cursor, p_started_at, p_ended_at, 0, NULL, NULL, -- to p_blocked
-            NULL, NULL, 0, NULL, 0, 0, NULL, NULL, 0, NULL, NULL, NULL, false, NULL, NULL, -- from p_tick to p_call_ends
-            '{}', '{}', '{}', '{}', p_cursor_before, 'succeeded', NULL, 1, p_epoch, p_started_at, NULL, NULL);
+        PERFORM pgleases.schedule_close(
+            p_schedule => p_schedule, p_run => p_run, p_revision => p_revision, p_cursor_before => p_cursor_before,
+            p_cursor => p_cursor, p_local_us => p_local_us, p_due => p_due, p_succeeded => p_cursor, p_ran_from => p_started_at,
+            p_ran_until => p_ended_at, p_failures => 0, p_paused_at => NULL, p_blocked => NULL,
+            p_tick => NULL, p_tick_local_us => NULL, p_tick_missed => 0, p_began => NULL, p_attempts => 0, p_outages => 0,
+            p_last_error => NULL, p_retry_at => NULL, p_crashes => 0, p_crash_epoch => NULL, p_call => NULL,
+            p_call_epoch => NULL, p_call_once => false, p_call_began => NULL, p_call_ends => NULL,
+            p_passed_since => '{}', p_passed_until => '{}', p_passed_ticks => '{}', p_passed_outcomes => '{}',
+            p_since => p_cursor_before, p_outcome => 'succeeded', p_error => NULL, p_outcome_attempts => 1,
+            p_epoch => p_epoch, p_started_at => p_started_at, p_rule => NULL, p_begins => NULL);
     END IF;
 END
 $pgleases_body$;
