@@ -95,8 +95,9 @@ func decodeSchedule(text *string) (*scheduleRow, error) {
 	}
 	var err error
 	if v.Trying == nil { // it is not of schedule_open
-		v.Trying = v.begunTrial()
+		v.Trying = &v.trial
 	}
+	v.Trying = v.Trying.begunTrial()
 	v.Policy, err = v.policy()
 	return v.scheduleRow, err
 }
@@ -110,6 +111,7 @@ func decodeJob(text *string) (*jobRow, error) {
 	if err := json.Unmarshal([]byte(*text), r); err != nil {
 		return nil, err
 	}
+	r.Trying = r.Trying.begunTrial()
 	return r, nil
 }
 
@@ -214,7 +216,7 @@ type trial struct {
 
 // begunTrial returns the trial of a row; nil if no attempt has begun.
 func (t *trial) begunTrial() *trial {
-	if t.Began.IsZero() {
+	if t == nil || t.Began.IsZero() {
 		return nil
 	}
 	return t

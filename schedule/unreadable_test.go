@@ -15,13 +15,12 @@ import (
 var illRows = map[string][]string{
 	"schedules": {
 		`tick = 'infinity', began = now()`, `began = '294276-01-01'`,
-		`retry_at = 'infinity', began = now()`, `tick_local = '294276-01-01', began = now()`,
-		`call_ends = '4713-01-01 BC', began = now()`, `missed = 'what'`, `overlap = ''`,
-		`grace = '300 years'`, `jitter = '-1 s'`,
+		`retry_at = 'infinity'`, `tick_local = '294276-01-01'`,
+		`call_ends = '4713-01-01 BC'`, `missed = 'what'`, `overlap = ''`, `grace = '300 years'`, `jitter = '-1 s'`,
 		`cursor = 'infinity'`, `cursor = '294276-01-01'`, `cursor = '4713-01-01 BC'`, `anchor = 'infinity'`,
 	},
 	"jobs": {
-		`began = 'infinity'`, `retry_at = '294276-01-01', began = now()`, `call_began = '4713-01-01 BC', began = now()`,
+		`began = 'infinity'`, `retry_at = '294276-01-01'`, `call_began = '4713-01-01 BC'`,
 		`at = 'infinity'`, `at = '294276-01-01'`, `at = '4713-01-01 BC'`,
 	},
 }

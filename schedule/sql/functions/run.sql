@@ -23,7 +23,8 @@
 -- Returns the schedule or job as JSON, with the time, the transaction, and when the server started;
 -- null if it does not exist. JSON has no infinity, so due becomes null. Intervals are in microseconds,
 -- and local times are written as if they were in UTC, as schedule_json does it. The columns of a
--- retry are in trying, which is null if no attempt has begun, as of most runs. It is one row_to_json,
+-- retry are in trying, which is null if they hold no time, as of most runs. Otherwise they are returned
+-- also if no attempt has begun, so that a time that cannot be read is found. It is one row_to_json,
 -- because binary JSON that is put together costs twice as much.
 --
 -- PL001: the partition is not owned under the epoch.
@@ -48,7 +49,7 @@ BEGIN
         SELECT pg_catalog.row_to_json(r) INTO found FROM (
             SELECT j.id, j.name, j.key, j.partition, j.kind, j.trigger, j.args, j.rule, j.begins, j.at, j.revision, j.nonce,
                 CASE WHEN j.due OPERATOR(pg_catalog.<) 'infinity' THEN j.due END AS due, j.blocked_reason, j.blocked_since,
-                CASE WHEN j.began IS NOT NULL THEN pg_catalog.json_build_object(
+                CASE WHEN coalesce(j.began, j.retry_at, j.call_began, j.call_ends) IS NOT NULL THEN pg_catalog.json_build_object(
                     'began', j.began, 'attempts', j.attempts, 'outages', j.outages, 'error', j.error, 'retry_at', j.retry_at,
                     'crashes', j.crashes, 'crash_epoch', j.crash_epoch, 'call', j.call, 'call_epoch', j.call_epoch,
                     'call_once', j.call_once, 'call_began', j.call_began, 'call_ends', j.call_ends) END AS trying,
@@ -67,7 +68,8 @@ BEGIN
                 CASE WHEN s.due OPERATOR(pg_catalog.<) 'infinity' THEN s.due END AS due,
                 pg_catalog.timezone('UTC', s.cursor_local) AS cursor_local, s.succeeded, s.ran_from, s.ran_until,
                 s.failures, s.paused_at, s.revision, s.nonce, s.registered, s.blocked_reason, s.blocked_since,
-                CASE WHEN s.began IS NOT NULL THEN pg_catalog.json_build_object(
+                CASE WHEN coalesce(s.tick, s.began, s.retry_at, s.call_began, s.call_ends) IS NOT NULL OR s.tick_local IS NOT NULL
+                    THEN pg_catalog.json_build_object(
                     'tick', s.tick, 'tick_local', pg_catalog.timezone('UTC', s.tick_local), 'tick_missed', s.tick_missed,
                     'began', s.began, 'attempts', s.attempts, 'outages', s.outages, 'error', s.error, 'retry_at', s.retry_at,
                     'crashes', s.crashes, 'crash_epoch', s.crash_epoch, 'call', s.call, 'call_epoch', s.call_epoch,
